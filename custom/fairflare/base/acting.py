@@ -34,7 +34,8 @@ class OnlyWith:
 
     def fits(self, value: Any) -> bool:
         """Whether the other setting's value lets this one act."""
-        return value in self.values if self.values else bool(value)
+        chosen = value if isinstance(value, tuple) else (value,)  # of a list one is enough
+        return any(one in self.values for one in chosen) if self.values else bool(value)
 
 
 def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:

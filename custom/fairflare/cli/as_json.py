@@ -328,7 +328,7 @@ def of_data(report: DataReport, called: Any, notes: Sequence[str]) -> CheckDataD
         CheckedSite(
             site=site.site,
             counts={split: {called(k): n for k, n in found.items()} for split, found in site.counts.items()},
-            sizes=[ImageSize(width=w, height=h, images=n) for (h, w), n in site.sizes.most_common()],
+            sizes=[ImageSize(width=size[1], height=size[0], images=n) for size, n in site.sizes.most_common()],
             groups=site.groups,
         )
         for site in report.sites

@@ -28,7 +28,8 @@ def methods(incomplete: str) -> list[str]:
 
 def kinds_of_task(incomplete: str) -> list[str]:
     """Kinds of task that begin so."""
-    return [name for name in ("segmentation", "classification") if name.startswith(incomplete)]
+    kinds = ("segmentation", "classification", "volume_segmentation", "volume_classification")
+    return [name for name in kinds if name.startswith(incomplete)]
 
 
 def papers(incomplete: str) -> list[str]:

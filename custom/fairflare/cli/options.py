@@ -46,7 +46,7 @@ Task = Annotated[
     typer.Option(
         "--task",
         metavar="KIND",
-        help="segmentation or classification; default: what the paper learns.",
+        help="A kind, such as segmentation or volume_segmentation; default: what the paper learns.",
         autocompletion=completion.kinds_of_task,
         rich_help_panel=TRAINING,
     ),

@@ -272,8 +272,8 @@ class _Opened:
         if slices is not None:
             if number is None and slices != 1:
                 reason = (
-                    f"it is a volume of {slices} slices; pick one with the key 'slice' in the datalist: `fairflare "
-                    "prepare volumes --slices axial` writes such a list; or learn it whole, by --monai-bundle"
+                    f"it is a volume of {slices} slices; learn whole volumes with --task volume_segmentation (or "
+                    "volume_classification), or make slices of them with `fairflare prepare volumes --slices axial`"
                 )
                 raise self.unreadable(reason)
             if (number or 0) >= slices:

@@ -96,11 +96,8 @@ class RescueTraining(LocalTraining):
         self._priors = Priors(self.prior_network, self.prior, self.prior_image_size)
 
     def check_task(self, task: Task) -> None:
-        if self.lambda_f > 0 and task.has_classes is False:  # first: another criterion would not mend that
-            raise ValueError("it needs a classifier with a projection head")
-        said = self.lambda_f == 0 or getattr(task, "projector_dim", 0) is not None
-        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build its own
-            raise ValueError("it needs a projection head next to the classifier; set projector_dim")
+        if self.lambda_f > 0:
+            self._priors.check_task(task)
         super().check_task(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:

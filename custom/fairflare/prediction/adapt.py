@@ -63,7 +63,10 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     Raises:
         ValueError: fewer than two pictures can be read, or a norm's input is not finite (named).
     """
-    task, held = predictor.task, dict[tuple[Path, int | None], torch.Tensor]()
+    task: Any = predictor.task
+    if getattr(task, "spatial_dims", 2) == 3:
+        raise ValueError("adapt is for tasks on pictures; this model looks at whole volumes")
+    held: dict[tuple[Path, int | None], torch.Tensor] = {}
     unusable: dict[Path, str] = {}
     pictures: list[tuple[Path, int | None]] = []
     room = HELD

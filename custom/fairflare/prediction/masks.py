@@ -17,14 +17,14 @@ from fairflare.data.image_file import ARRAYS, SUFFIXES, VOLUMES, Dicom, image_fi
 from fairflare.data.orientation import Turn, back, turned
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
-from fairflare.tasks.segmentation import SegmentationTask
+from fairflare.tasks.shared.structures import StructureTask
 
 WHITE = 255  # in pictures, for the only structure: also what a datalist's masks of 0 and 255 mean
 COLOURS = ((230, 60, 50), (60, 130, 230), (250, 190, 40), (60, 180, 90), (170, 90, 200), (0, 190, 190))
 OPACITY = 0.4  # of the overlay
 
 
-def labels_of(task: SegmentationTask) -> dict[int, list[int]]:
+def labels_of(task: StructureTask) -> dict[int, list[int]]:
     """``{label: structures that it belongs to}``, of labels with the same structures the smallest."""
     found: dict[int, list[int]] = {}
     for label in sorted(set().union(*task.structures)):
@@ -59,7 +59,7 @@ def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretc
     return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 
 
-def coded(labels: npt.NDArray[np.int64], task: SegmentationTask, file: Path) -> npt.NDArray[Any]:
+def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
     """The values that a file gets for its labels: those of the masks that the task learned from, small types."""
     values = {label: label for label in labels_of(task)} | {0: 0}
     if task.mask_values is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -23,8 +23,9 @@ from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, find_model, not_whole, read_model, read_whole
-from fairflare.tasks.classification import ClassificationTask
-from fairflare.tasks.segmentation import SegmentationTask
+from fairflare.tasks.shared.classes import ClassTask
+from fairflare.tasks.shared.structures import StructureTask
+from fairflare.tasks.volumes.base import VolumeSettings
 
 BATCH = 8  # slices at once
 TRACKED = "num_batches_tracked"
@@ -61,7 +62,7 @@ class Predictor:
 
     def __init__(self, recalled: Recalled, model: SavedModel, device: torch.device) -> None:
         task = recalled.task
-        if not isinstance(task, (SegmentationTask, ClassificationTask)):
+        if not isinstance(task, (StructureTask, ClassTask)):
             raise ValueError(
                 f"{model.path} was trained for a {type(task).__name__}, which does not say how it reads one image; "
                 "predict knows tasks that build on SegmentationTask or ClassificationTask: write one with the same "
@@ -82,7 +83,7 @@ class Predictor:
     @property
     def kind(self) -> Literal["segmentation", "classification"]:
         """What it tells."""
-        return "segmentation" if isinstance(self.task, SegmentationTask) else "classification"
+        return "segmentation" if isinstance(self.task, StructureTask) else "classification"
 
     @property
     def names(self) -> list[str]:
@@ -95,20 +96,42 @@ class Predictor:
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
         """
+        if isinstance(self.task, VolumeSettings):
+            yield Found(None, self._of_volume(file))
+            return
         count = slices_in(file, how=self.task.reading())
         numbers: Sequence[int | None] = [None] if count is None else list(range(count))
         with reused_memory(self.device.type):
             for start in range(0, len(numbers), BATCH):
                 chosen = numbers[start : start + BATCH]
-                inputs = torch.stack([self.task.read_input(file, number) for number in chosen])
-                with evaluating(self.network):
-                    outputs = self.task.probabilities(self.network(inputs.to(self.device))).cpu()
-                if not bool(torch.isfinite(outputs).all()):
-                    raise DataError(
-                        f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
-                    )
+                read: Any = self.task
+                outputs = self._told(file, torch.stack([read.read_input(file, number) for number in chosen]))
                 for number, probabilities in zip(chosen, outputs, strict=True):
                     yield Found(number, probabilities)
+
+    def _told(self, file: Path, inputs: torch.Tensor) -> torch.Tensor:
+        with evaluating(self.network):
+            outputs = self.task.probabilities(self.task.outputs(self.network, inputs.to(self.device))).cpu()
+        if not bool(torch.isfinite(outputs).all()):
+            raise DataError(
+                f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
+            )
+        return outputs
+
+    def _of_volume(self, file: Path) -> torch.Tensor:
+        """Of each class, or of each structure in the volume's own grid, (structures, rows, columns, slices)."""
+        from monai.data import MetaTensor
+        from monai.transforms import SpatialResample
+
+        task: Any = self.task
+        image, whole = task.read_volume(file)
+        found = self._told(file, image.as_tensor()[None])[0]
+        if self.kind == "classification":
+            return found
+        own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
+        back = SpatialResample(mode="bilinear", padding_mode="zeros")
+        placed: torch.Tensor = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)
+        return torch.as_tensor(placed).as_subclass(torch.Tensor)
 
 
 def load_predictor(

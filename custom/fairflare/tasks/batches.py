@@ -169,7 +169,7 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
     modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
     steps: list[Any] = []
     if "flip" in names:
-        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1))
+        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1 if len(size) == 2 else 0))
     if "flip_vertical" in names:
         steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=0))
     if "blur" in names:

@@ -20,7 +20,7 @@ from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
 from fairflare.tasks.bundles.bundle_metric import means
 from fairflare.tasks.bundles.bundle_parts import BundleParts
-from fairflare.tasks.images import CACHE_BYTES, Filename, read_settings, setting_error
+from fairflare.tasks.shared.site_settings import CACHE_BYTES, Filename, read_settings, setting_error
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -21,8 +21,9 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
-from fairflare.data.reading import Reading, read_image
-from fairflare.tasks.images import ImageTask, SiteSettings, read_settings
+from fairflare.tasks.images import ImageTask
+from fairflare.tasks.scores.examples import flat_pair
+from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 BINS = 64  # of the histogram of intensities in [0, 1]
 SHOWN = 24  # images on a site's contact sheet
@@ -61,7 +62,7 @@ class SiteReport:
     site: str
     counts: dict[str, Counter[int | None]] = field(default_factory=dict)
     groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     histogram: npt.NDArray[np.int64] | None = None
     shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
 
@@ -106,7 +107,7 @@ class _Seen:
 class _Look:
     """What one look at an image gave."""
 
-    size: tuple[int, int] | None = None
+    size: tuple[int, ...] | None = None
     content: str | None = None
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
@@ -198,9 +199,8 @@ class _Looker:
         """The image as it is in the file, and as the task gets it with its target."""
         found = _Look()
         try:
-            how = Reading(orientation=self.task.orientation)  # it says what the number of a slice means
-            image = read_image(sample, site=self.report.site, split=split, max_bytes=self.own.max_image_bytes, how=how)
-            found.size = (image.shape[0], image.shape[1])
+            image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
+            found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
             if (image != image.flat[0]).any():
                 found.content = _hash(np.asarray(image.shape), image)
         except DataError as error:
@@ -208,8 +208,7 @@ class _Looker:
         try:
             alone = replace(self.listed, splits={split: (sample,)})
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
-            inputs, targets = data.read(split, [0])
-            found.picture, found.target = inputs[0].numpy(), targets[0].numpy()
+            found.picture, found.target = flat_pair(*(one[0].numpy() for one in data.read(split, [0])))
             found.features = features_of(found.picture) if self.task.class_labels else None
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
         except DataError as error:

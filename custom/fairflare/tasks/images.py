@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import field
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -13,31 +12,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fairflare.base import checks
-from fairflare.base.settings import Flag, NonNegativeInt, Number, Positive, PositiveInt, field_names, settings
+from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
 from fairflare.base.stopping import check_stop
-from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist, suggest
-from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
+from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
+from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
+from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
     from fairflare.base.task import Batch
     from fairflare.tasks.scores.dice_scores import Origin
-
-CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
-OTHER_KEYS = (  # of the site file, not the task's business
-    "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
-    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
-    "precision", "channels_last", "compile", "deterministic", "networks",
-)  # fmt: skip
 
 # Types of settings of tasks on images.
 Grey = Literal[1, 3]
@@ -47,126 +42,6 @@ Augmentations = tuple[
     Literal["flip", "affine", "intensity", "flip_vertical", "blur", "rotate", "shift", "one_move", "jitter"], ...
 ]  # see fairflare.tasks.batches.changes
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
-Filename = Annotated[str, Field(min_length=1)]
-
-
-# ------------------------------------------------------------------------------------------------ settings
-
-
-@settings
-class SiteSettings:
-    """What tasks on images read of a site's private file.
-
-    Args:
-        data_root: folder with the data; none: made-up data, where they are wanted.
-        phantom: True: made-up data, on purpose; False: never. Default: made-up data where the site file names no data
-            for any site and the task allows it.
-        datalist: name of the list inside it, or an absolute path; default ``datalist.json``.
-        linked_roots: further folders that links in ``data_root`` may lead to.
-        max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
-        cache_bytes: memory for decoded images of this site.
-        decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
-            ``state_root``.
-        decoded_bytes: disk space for them; 0: none is kept.
-        num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
-        phantom_seed: seed of the synthetic data; default: the task's.
-        adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
-    """
-
-    data_root: Filename | None = None
-    phantom: Flag | None = None
-    datalist: Filename | None = None
-    linked_roots: list[Filename] = field(default_factory=list)
-    max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
-    cache_bytes: NonNegativeInt = CACHE_BYTES
-    decoded_folder: Filename | None = None
-    decoded_bytes: NonNegativeInt = DECODED_BYTES
-    num_workers: NonNegativeInt = 0
-    phantom_seed: NonNegativeInt | None = None
-    adapter_rank: PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        for folder in self.linked_roots:
-            if not Path(folder).expanduser().is_absolute():
-                raise ValueError(f"linked_roots must be absolute paths of folders, got {folder!r}")
-        if self.decoded_folder is not None and not Path(self.decoded_folder).expanduser().is_absolute():
-            raise ValueError(f"decoded_folder must be the absolute path of a folder, got {self.decoded_folder!r}")
-
-    def memory(self) -> dict[str, Any]:
-        """Arguments of :class:`FolderImages`."""
-        kept = None
-        if self.decoded_folder is not None and self.decoded_bytes:
-            kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
-        same = ("cache_bytes", "num_workers", "max_image_bytes")
-        return {"kept": kept, **{name: getattr(self, name) for name in same}}
-
-
-def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:
-    """The settings of a site's private file as ``kind``.
-
-    Raises:
-        DataError: a key that nobody reads, a value that cannot be used, data for other sites but not for this one.
-    """
-    own = field_names(kind)
-    known = (*own, *OTHER_KEYS)
-    for key in given:
-        if key not in known:
-            near = checks.nearest(key, known)
-            raise DataError(
-                f"site '{site}': unknown key '{key}' in the site's fairflare.json{suggest(key, known)}",
-                # Close to a key that exists it is a typing mistake; anything else is the site's own word.
-                f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
-                if near
-                else f"site '{site}': unknown key in the site file",
-            )
-    with setting_of(site):
-        found = kind(**{key: value for key, value in given.items() if key in own})
-    if found.data_root is None:
-        _refuse_half_settings(site, given, found)
-    elif found.phantom:
-        raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
-    return found
-
-
-@contextmanager
-def setting_of(site: str, key: str | None = None) -> Iterator[None]:
-    """Turns a ``ValueError`` about a key of the site file into a ``DataError``; default: its first word is the key."""
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        raise setting_error(site, key or text.split()[0].rstrip(":"), text) from error
-
-
-def setting_error(site: str, key: str, problem: str) -> DataError:
-    """A key of the site file whose value cannot be used."""
-    return DataError(
-        f"site '{site}': {problem}; correct it in the site's fairflare.json",
-        f"site '{site}': key '{key}' in the site file is not usable",
-    )
-
-
-def _refuse_half_settings(site: str, given: Mapping[str, Any], own: SiteSettings) -> None:
-    """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
-    if own.datalist is not None:
-        raise setting_error(
-            site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
-        )
-    if own.phantom is False:
-        raise setting_error(site, "phantom", "'phantom' is false and 'data_root' is not set; set 'data_root'")
-    blocks = given.get("sites")
-    if own.phantom or not isinstance(blocks, Mapping):
-        return
-    with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
-    if with_data:
-        near = checks.nearest(site, with_data)
-        lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
-        others = ", ".join(repr(name) for name in sorted(with_data))
-        raise DataError(
-            f"site '{site}': the site's fairflare.json gives data to the sites {others}, but has {lacks}{near or '.'} "
-            "Write it under 'sites', or run the job with these site names",
-            f"site '{site}': the site file names data for other sites, but not for this one{near}",
-        )
 
 
 def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
@@ -178,25 +53,19 @@ def one_for_each_class(name: str, values: Collection[Any], count: int, *, differ
 
 
 @settings
-class Preprocessing:
-    """How files become what the network gets, the same at all sites.
+class Intensities:
+    """How grey values become what the network gets, the same at all sites.
 
     Args:
-        orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
-            ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file.
         intensity: what becomes 0 and 1: ``"auto"`` (8-bit pictures: 0 and 255; all else as ``"percentile"``),
             ``"range"`` (the file's minimum and maximum), ``"percentile"`` (minimum and 99th percentile), ``"zscore"``
             (three standard deviations below and above the mean) or ``"window"``.
         window: centre and width for ``"window"``, in the file's measured values (Hounsfield units); default: that of
             each DICOM header.
-        resize: ``"stretch"`` to ``image_size``; ``"pad"``: the whole image in its own proportions, with an edge;
-            ``"crop"``: in its own proportions without an edge, what is too long is cut off.
     """
 
-    orientation: Orientation = "canonical"
     intensity: Intensity = "auto"
     window: tuple[Number, Positive] | None = None
-    resize: Literal["stretch", "pad", "crop"] = "stretch"
 
     def __post_init__(self) -> None:
         if self.window is not None and self.intensity != "window":
@@ -204,7 +73,7 @@ class Preprocessing:
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
         """How files are read, with what of them is kept on disk."""
-        return Reading(self.orientation, self.intensity, self.window, kept)
+        return Reading("stored", self.intensity, self.window, kept)
 
     @property
     def intensities(self) -> str:
@@ -212,15 +81,57 @@ class Preprocessing:
         return self.reading().in_words()
 
 
-class ImageTask(Preprocessing, Fitted, Task):
-    """Base of tasks on 2D images: how a site's data are opened."""
+@settings
+class Preprocessing(Intensities):
+    """How files become pictures of one size, the same at all sites.
 
-    image_size: tuple[int, int]
+    Args:
+        orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
+            ``"axial"``, ``"sagittal"``, ``"coronal"``: cut in this plane; ``"stored"``: as it is in the file.
+        resize: ``"stretch"`` to ``image_size``; ``"pad"``: the whole image in its own proportions, with an edge;
+            ``"crop"``: in its own proportions without an edge, what is too long is cut off.
+    """
+
+    orientation: Orientation = "canonical"
+    resize: Literal["stretch", "pad", "crop"] = "stretch"
+
+    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
+        return Reading(self.orientation, self.intensity, self.window, kept)
+
+    def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
+        """One image as the network gets it in evaluation, whatever lists it: for ``fairflare predict``.
+
+        Args:
+            file: of any kind that a datalist may name.
+            number: of the slice, when it is a volume.
+
+        Returns:
+            (channels, height, width) float32 in [0, 1], of the task's size.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        from fairflare.tasks.transforms import as_input
+
+        task: Any = self
+        image = read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())
+        item: Any = {"image": image}
+        for step in as_input(task.in_channels, task.image_size, self.resize):
+            item = step(item)
+        picture: torch.Tensor = item["image"]
+        return picture
+
+
+class ImageTask(Intensities, Fitted, Task):
+    """Base of tasks on images: how a site's data are opened."""
+
+    image_size: tuple[int, ...]
     in_channels: int
     num_classes: int | None
     augmentation: tuple[str, ...]
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
+    spatial_dims: ClassVar[int] = 2
     allow_phantom: bool = True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
@@ -241,31 +152,23 @@ class ImageTask(Preprocessing, Fitted, Task):
                     "'data_root'",
                 )
             return self.open_phantom(site, own)
-        more = {"class_labels": self.class_labels, "linked_roots": own.linked_roots}
-        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **more)
+        listed = load_datalist(
+            own.data_root,
+            own.datalist or "datalist.json",
+            site=site,
+            class_labels=self.class_labels,
+            linked_roots=own.linked_roots,
+        )
         return self.open_folder(site, own, listed)
 
-    def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
-        """One image as the network gets it in evaluation, whatever lists it: for ``fairflare predict``.
-
-        Args:
-            file: of any kind that a datalist may name.
-            number: of the slice, when it is a volume.
-
-        Returns:
-            (channels, height, width) float32 in [0, 1], of the task's size.
+    def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
+        """The image of a sample as it is in the file: (height, width, 1 or 3), of a volume (rows, columns, slices).
 
         Raises:
-            DataError: the file cannot be read.
+            DataError: it cannot be read.
         """
-        from fairflare.tasks.transforms import as_input
-
-        image = read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())
-        item: Any = {"image": image}
-        for step in as_input(self.in_channels, self.image_size, self.resize):
-            item = step(item)
-        picture: torch.Tensor = item["image"]
-        return picture
+        how = Reading(orientation=self.reading().orientation)  # it says what the number of a slice means
+        return read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
@@ -370,9 +273,13 @@ class FolderImages(ImageData):
         self.description = f"{made_up}images of the site's own folder: {sizes}{self._unknown(datalist)}"
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
 
-    @abstractmethod
+    def sample_bytes(self, split: str) -> int:
+        """Memory of one sample with its target."""
+        return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
+
     def target_bytes(self) -> int:
         """Memory of one sample's target."""
+        return 8
 
     @abstractmethod
     def transform(self, split: str) -> Compose:
@@ -430,8 +337,7 @@ class FolderImages(ImageData):
             from monai.data import CacheDataset
 
             samples = self.datalist.splits[split]
-            height, width = self.task.image_size
-            each = self.task.in_channels * height * width * 4 + self.target_bytes()
+            each = self.sample_bytes(split)
             number = min(len(samples), self._left // each)
             self._left -= number * each
             self._datasets[split] = CacheDataset(

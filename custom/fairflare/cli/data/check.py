@@ -32,7 +32,8 @@ def check_data(
         ),
     ],
     task: Annotated[
-        str | None, typer.Option("--task", help="segmentation or classification; default: as the labels are.")
+        str | None,
+        typer.Option("--task", help="A kind, such as segmentation; default: as the labels are."),
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the task, such as num_classes=2; may be repeated.")
@@ -90,8 +91,9 @@ def make_task(
 
     labels, names = _labels(sites)
     if kind is None and task_file is None:
-        kind = "classification" if labels else "segmentation"
-    if kind == "classification" and "num_classes" not in settings and (labels or names):
+        own = None if data is None else manifest_of(data).get("kind")
+        kind = own or ("classification" if labels else "segmentation")
+    if kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _tell(
             f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}"
@@ -153,9 +155,11 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
-    sizes = ", ".join(f"{width}x{height}: {count}" for (height, width), count in report.sizes.most_common(3))
+    listed = report.sizes.most_common(3)
+    sizes = ", ".join(f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {count}" for size, count in listed)
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
-    _tell(f"{report.site}: width x height {sizes or '-'}{more}")
+    deep = " x slices" if any(len(size) == 3 for size in report.sizes) else ""
+    _tell(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))

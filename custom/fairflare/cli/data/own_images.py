@@ -27,9 +27,10 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
     from fairflare.federation.site.site_file import own_settings
-    from fairflare.tasks.images import ImageTask, SiteSettings
+    from fairflare.tasks.images import ImageTask
+    from fairflare.tasks.shared.site_settings import SiteSettings
 
-    if not isinstance(plan.task, ImageTask):
+    if not isinstance(plan.task, ImageTask) or getattr(plan.task, "spatial_dims", 2) == 3:
         return []
     found = []
     for site in plan.sites or ():
@@ -86,8 +87,8 @@ def suited(
 
     refuse_shared_images(plan.sites or (), local)
     images = looked_at(plan, local)
-    if not images:
-        return {}
+    if not images:  # whole volumes are not looked at, but their manifest is
+        return prepared_for(plan, data, given) if getattr(plan.task, "spatial_dims", 2) == 3 else {}
     found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
     found = {name: value for name, value in found.items() if name not in given}
     say(in_words(plan, images, found, trial=trial))

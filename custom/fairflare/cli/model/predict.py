@@ -273,6 +273,8 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
 
     task: Any = predictor.task
     labels = masks.labels_of(task)
+    if getattr(task, "spatial_dims", 2) == 3:
+        return _segment_volume(predictor, image, wanted)
     turn, height, width = turn_and_size(image.file, how=task.reading())
     numbers, planes = [], []
     for found in predictor(image.file):
@@ -297,6 +299,31 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
     shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(predictor.names, total, strict=True))
     slices = f" of {len(planes)} slices" if numbers[0] is not None else ""
     return rows, [(str(image.file), str(mask.relative_to(wanted.out)), shares + slices)]
+
+
+def _segment_volume(
+    predictor: Predictor, image: Image, wanted: Wanted
+) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+    """The mask of a whole volume, in its own grid."""
+    import numpy as np
+
+    from fairflare.prediction import masks
+
+    if wanted.overlay:
+        raise DataError("", reason="--overlay shows pictures; it is not for tasks on whole volumes")
+    task: Any = predictor.task
+    (found,) = predictor(image.file)
+    whole = masks.label_map(found.probabilities, masks.labels_of(task), wanted.threshold).numpy()
+    mask = wanted.out / _mask_of(image)
+    mask.parent.mkdir(parents=True, exist_ok=True)
+    masks.write_mask(mask, masks.coded(whole, task, mask), image.file)
+    counts = [int(np.isin(whole, structure).sum()) for structure in task.structures]
+    row: dict[str, Any] = {"image": str(image.file), "slice": "", "mask": str(mask)}
+    row |= {f"voxels_{name}": count for name, count in zip(predictor.names, counts, strict=True)}
+    shares = ", ".join(
+        f"{name} {100 * count / whole.size:.1f} %" for name, count in zip(predictor.names, counts, strict=True)
+    )
+    return [row | {"voxels": whole.size}], [(str(image.file), str(mask.relative_to(wanted.out)), shares)]
 
 
 def _classify(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:

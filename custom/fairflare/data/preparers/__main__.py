@@ -135,9 +135,11 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
         print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
-    if task := manifest["task"]:
-        given = (shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}") for name, value in task.items())
-        print(f"A run on it needs: {' '.join(f'--set {setting}' for setting in given)}")
+    needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
+    for name, value in manifest["task"].items():
+        needs.append("--set " + shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}"))
+    if needs:
+        print(f"A run on it needs: {' '.join(needs)}")
     print(f"What to give as --data to run, compare and doctor: {out / 'fairflare.json'}")
 
 

@@ -140,7 +140,8 @@ def prepare_volumes(
     by_site = groups_by_site(group, {site for site, *_ in good})
     seed = writing.get("seed", 0)
     items = [_item(site, case, look, names, by_site[site], seed) for site, case, look in good if look.slices != ()]
-    writing["record"] = {**writing.get("record", {}), "volumes": _in_figures(good)}
+    whole = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
+    writing["record"] = {**writing.get("record", {}), **whole, "volumes": _in_figures(good)}
     return write_pool(
         items, out_dir, dealing, class_names=names, settings=settings, stratified=names is not None, task=task,
         notes=notes, **writing,

@@ -66,8 +66,10 @@ def overview() -> list[Listed]:
 
 
 def _learns(method: Method) -> tuple[str, ...]:
+    """Kinds of task on pictures; docs/volumes.md says what methods learn of whole volumes."""
     found = []
-    for kind in sorted(TASKS_BY_KIND, key=lambda kind: (kind != method.task, kind)):
+    pictures = (kind for kind in TASKS_BY_KIND if not kind.startswith("volume_"))
+    for kind in sorted(pictures, key=lambda kind: (kind != method.task, kind)):
         try:
             make_plan(method.name, task=kind)
             found.append(kind)

@@ -30,7 +30,7 @@ BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.p
 # Kinds of task: the file a job carries for each, with a class Task that the user may edit.
 TASKS_BY_KIND = {
     kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
-    for kind in ("segmentation", "classification")
+    for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification")
 }
 
 #: What people give with --set though it is an option of the command line, where the two have other names.
@@ -117,7 +117,7 @@ def make_plan(
         method: a name of ``fairflare list``; default: see :func:`fairflare.methods.base.catalog.method_of`.
         rule, training, run: as objects, which are what they say; what the halves share must be the same in both. One
             that is not given is the method's.
-        task: ``"segmentation"`` or ``"classification"``, or an object; default: what the method's paper learns.
+        task: a kind of ``TASKS_BY_KIND``, or an object; default: what the method's paper learns.
             Synthetic data of an object whose ``phantom_sites`` is its default are dealt to the run's sites.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
             the method's small job has.

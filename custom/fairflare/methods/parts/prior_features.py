@@ -14,7 +14,7 @@ from fairflare.core.priors import prior_distance
 from fairflare.methods.base.training import SiteError, SiteRun
 
 if TYPE_CHECKING:
-    from fairflare.base.task import PriorNetwork
+    from fairflare.base.task import PriorNetwork, Task
 
 
 class Priors:
@@ -30,6 +30,18 @@ class Priors:
         self.kind, self.checkpoint, self.image_size = kind, checkpoint, image_size
         self._networks: dict[str | None, PriorNetwork] = {}
         self._caches: dict[str, FeatureCache] = {}
+
+    def check_task(self, task: Task) -> None:
+        """Raises ``ValueError`` where the task's network cannot learn from a prior network."""
+        if task.has_classes is False:  # first: another criterion would not mend that
+            raise ValueError("it needs a classifier with a projection head")
+        if getattr(task, "spatial_dims", 2) == 3:
+            raise ValueError(
+                "its prior networks look at pictures, not at volumes; set lambda_f=0 and rf_source='supervised'"
+            )
+        said = getattr(task, "projector_dim", 0) is not None
+        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build its own
+            raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
         """The prior, on the run's device; the site's own file may name its checkpoint.

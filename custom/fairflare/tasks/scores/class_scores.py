@@ -33,6 +33,11 @@ class MeasuresClasses(ABC):
     def groups(self) -> dict[str, list[int]]:
         """Groups of classes, such as head, medium, tail."""
 
+    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """What the network gives for whole inputs, in evaluation."""
+        found: torch.Tensor = model(inputs)
+        return found
+
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Cross-entropy."""
         from torch.nn.functional import cross_entropy
@@ -140,7 +145,7 @@ class MeasuresClasses(ABC):
         outputs, targets = [], []
         with evaluating(model):
             for inputs, labels in batches:
-                outputs.append(model(inputs.to(device)).to("cpu", torch.float64))
+                outputs.append(self.outputs(model, inputs.to(device)).to("cpu", torch.float64))
                 targets.append(labels)
         checks.whole("the number of batches to evaluate on", len(outputs))
         logits, labels = torch.cat(outputs), torch.cat(targets)

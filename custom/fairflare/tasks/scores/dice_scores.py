@@ -10,6 +10,7 @@ import torch
 from monai.metrics.meandice import compute_dice
 
 from fairflare.tasks.placing import back_in_place
+from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
 HALF = 0.5  # of a pixel: covered by a structure
 
@@ -23,11 +24,16 @@ class Origin:
         whole: its (structures, height, width) targets at its own size, read when called; ``None``: the network's size
             is wanted.
         resize: how it was brought to the network's size.
+        spacing: of its pixels, in mm along each axis; ``None``: not known, lengths are in pixels.
     """
 
     volume: str | None
     whole: Callable[[], torch.Tensor] | None
     resize: str
+    spacing: tuple[float, ...] | None = None
+
+
+NOWHERE = Origin(None, None, "stretch")  # of an image that does not say where it comes from
 
 
 class BatchOf(tuple[torch.Tensor, torch.Tensor]):
@@ -44,11 +50,15 @@ class BatchOf(tuple[torch.Tensor, torch.Tensor]):
 class DiceScores:
     """Collects what was found, image by image; pixels whose target is negative do not count.
 
+    Args:
+        more: further metrics, which get every image at the size at which Dice is computed.
+
     Attributes:
         images: (images, structures) float64, in the order in which they were added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, more: MaskMetrics | None = None) -> None:
+        self.more = more
         self._scores: list[torch.Tensor] = []
         self._overlap: dict[Any, torch.Tensor] = {}  # by volume: (2, structures), common and sum of both
         self._of_volumes = False
@@ -62,16 +72,20 @@ class DiceScores:
             origins: of its images; ``None``: not known.
         """
         if origins is None or all(origin.whole is None for origin in origins):
-            self._add(found, targets, [None] * len(found) if origins is None else [o.volume for o in origins])
+            self._add(found, targets, [NOWHERE] * len(found) if origins is None else origins)
             return
         for image, origin in zip(found.cpu(), origins, strict=True):
             assert origin.whole is not None
             whole = origin.whole()
             own = back_in_place(image.to(torch.uint8), (whole.shape[1], whole.shape[2]), origin.resize)
-            self._add(own[None] > 0, whole[None], [origin.volume])
+            self._add(own[None] > 0, whole[None], [origin])
 
-    def _add(self, found: torch.Tensor, targets: torch.Tensor, volumes: Sequence[str | None]) -> None:
+    def _add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> None:
         found, truth = found & (targets >= 0), targets > HALF
+        volumes = [origin.volume for origin in origins]
+        if self.more is not None:
+            for image in zip(found, truth, targets >= 0, origins, strict=True):
+                self.more.add(*image[:3], image[3].spacing)
         before = sum(map(len, self._scores))
         self._scores.append(compute_dice(found, truth, ignore_empty=False).to("cpu", torch.float64))
         self._of_volumes |= any(volume is not None for volume in volumes)

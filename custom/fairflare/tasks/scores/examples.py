@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Device, SiteData
     from fairflare.tasks.scores.class_scores import MeasuresClasses
-    from fairflare.tasks.segmentation import SegmentationTask
+    from fairflare.tasks.shared.structures import StructureTask
 
 PICTURE, TABLE = "examples.png", "examples.csv"
 SPLIT = "test"
@@ -79,20 +79,37 @@ def choose(scores: Sequence[float]) -> dict[int, str]:
     return {number: " and ".join(names) for number, names in found.items()}
 
 
+def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
+    """Where to look at a volume: the slice along its third axis with most of what is not 0; a picture as it is.
+
+    Args:
+        inside: (channels, height, width), or (channels, x, y, z).
+    """
+    return (..., int((inside > 0).any(0).sum((0, 1)).argmax())) if inside.ndim == 4 else (...,)
+
+
+def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """An image and its target (a mask of the same shape, or a class) as a picture: of a volume one slice."""
+    place = place_of(target if target.ndim else image)
+    return image[place], target[place] if target.ndim else target
+
+
 def of_segmentation(
-    task: SegmentationTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+    task: StructureTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
     """The best, the median and the worst test image by the Dice of an image."""
     scores = DiceScores()
-    for inputs, targets, outputs, origins in _outputs(model, data, batch_size, device):
+    for inputs, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
         scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
         del inputs
     values = scores.images.mean(1).tolist()
     found = []
-    for which, number, image, target, output in _shown(choose(values), model, data, batch_size, device):
+    for which, number, image, target, output in _shown(choose(values), task, model, data, batch_size, device):
         counts = (target >= 0).numpy()  # False: pixels that do not count
         mask = (task.probabilities(output[None])[0] > THRESHOLD).cpu().numpy() & counts
-        found.append(Example(which, number, values[number], image, (target > HALF).numpy(), mask))
+        truth = (target > HALF).numpy()
+        place = place_of(truth | mask)
+        found.append(Example(which, number, values[number], image[place], truth[place], mask[place]))
     return found
 
 
@@ -101,33 +118,34 @@ def of_classification(
 ) -> list[Example]:
     """The best, the median and the worst test image by the probability of its true class."""
     values: list[float] = []
-    for _, targets, outputs, _ in _outputs(model, data, batch_size, device):
+    for _, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
         values += task.probabilities(outputs)[torch.arange(len(targets)), targets].tolist()
     found = []
-    for which, number, image, target, output in _shown(choose(values), model, data, batch_size, device):
+    for which, number, image, target, output in _shown(choose(values), task, model, data, batch_size, device):
         probabilities = task.probabilities(output[None])[0]
         told = int(probabilities.argmax())
+        image = image[place_of(image)]
         found.append(Example(which, number, values[number], image, int(target), told, float(probabilities[told])))
     return found
 
 
 def _outputs(
-    model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+    task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
     """Inputs, targets, outputs and origins of each batch of the test split, in the site's order."""
     with evaluating(model):
         for batch in data.batches(SPLIT, batch_size=batch_size):
             inputs, targets = batch
-            yield inputs, targets, model(inputs.to(device)), getattr(batch, "origins", None)
+            yield inputs, targets, task.outputs(model, inputs.to(device)), getattr(batch, "origins", None)
 
 
 def _shown(
-    chosen: Mapping[int, str], model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
+    chosen: Mapping[int, str], task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[tuple[str, int, npt.NDArray[np.float32], torch.Tensor, torch.Tensor]]:
     """The chosen images with targets and outputs, which come from the same batches as the scores."""
     found = {}
     before = 0
-    for inputs, targets, outputs, _ in _outputs(model, data, batch_size, device):
+    for inputs, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
         for number in chosen:
             place = number - before
             if 0 <= place < len(inputs):

@@ -18,8 +18,8 @@ from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
 from fairflare.data.reading import Reading, read_image, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationSite
-from fairflare.tasks.images import SiteSettings, read_settings
 from fairflare.tasks.segmentation import SegmentationSite
+from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]

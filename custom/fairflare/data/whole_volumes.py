@@ -1,0 +1,104 @@
+"""Whole volumes of a datalist: NIfTI, DICOM series and 3D arrays as they are stored, with where their voxels lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.datalist import DataError, Sample
+from fairflare.data.image_file import MAX_IMAGE_BYTES
+from fairflare.data.intensity import between
+from fairflare.data.reading import PLAIN, Reading, _bounds, _lie_alike, _mask_file, _open, _Opened, _windowed
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A volume.
+
+    Attributes:
+        image: (rows, columns, slices) float32 in [0, 1].
+        mask: of the same shape, int64, the values of its file; ``None``: it was not asked for.
+        affine: from (row, column, slice) to mm (RAS), (4, 4); ``None``: the file does not say.
+    """
+
+    image: npt.NDArray[np.float32]
+    mask: npt.NDArray[np.int64] | None
+    affine: npt.NDArray[np.float64] | None
+
+
+def read_whole(
+    sample: Sample, *, masked: bool, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> Whole:
+    """The volume of a sample, its grey values scaled by the bounds of the whole file.
+
+    Args:
+        sample: with the file; without the key ``slice``.
+        masked: its mask is read too, which must have the volume's shape and lie as it does.
+        site, split: for the messages.
+        max_bytes: that a decoded file may take.
+        how: intensities; nothing is turned here.
+
+    Raises:
+        DataError: a file is larger, damaged, no volume, or volume and mask do not fit together.
+    """
+    if sample.slice is not None:
+        raise _refused(
+            sample.image, site, split, f"the datalist picks slice {sample.slice} of it, which a task on whole volumes "
+            "does not use; take the key 'slice' out (one entry for each volume), or run a task on slices"
+        )  # fmt: skip
+    how = replace(how, orientation="stored")
+    opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
+    bounds = _bounds(opened, how, max_bytes)
+    image = _windowed(opened.array, opened, how) if bounds is None else between(opened.array, bounds)
+    if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
+        image = np.float32(1) - image
+    mask = None
+    if masked:
+        labels = _volume(_open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how))
+        mask = _whole_numbers(labels)
+        if mask.shape != image.shape:
+            raise _refused(sample.image, site, split, f"it is {_shape(image)} voxels, its mask {_shape(mask)}")
+        if not _lie_alike(opened, labels):
+            said = "its mask says another place or direction in the body; correct the header of the mask"
+            raise _refused(sample.image, site, split, said)
+    affine = opened.facts.affine
+    if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
+        affine = np.diag([*sample.spacing, 1.0])
+    return Whole(np.ascontiguousarray(image, np.float32), mask, affine)
+
+
+def _volume(opened: _Opened) -> _Opened:
+    array = opened.array
+    if array.dtype.kind not in "biuf":
+        raise opened.unreadable(f"it holds {array.dtype} values, not numbers")
+    if array.ndim == 4 and array.shape[3] == 1:
+        return replace(opened, array=array[..., 0])
+    if array.ndim != 3 or (opened.facts.slices is None and array.shape[2] in (3, 4)) or 0 in array.shape:
+        raise opened.unreadable(
+            f"it has the shape {array.shape}, which is no volume with one value a voxel; tasks on pictures are "
+            "'segmentation' and 'classification'"
+        )
+    return opened
+
+
+def _whole_numbers(opened: _Opened) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[Any] = np.asarray(opened.array)
+    if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.round(values))).all():
+        raise opened.unreadable("its values are not whole numbers")
+    return values.astype(np.int64)
+
+
+def _refused(path: Path, site: str, split: str, reason: str) -> DataError:
+    return DataError(
+        f"site '{site}': volume '{path}' of split '{split}' cannot be used: {reason}",
+        f"site '{site}': a volume of split '{split}' cannot be used",
+        reason,
+    )
+
+
+def _shape(array: npt.NDArray[Any]) -> str:
+    return "x".join(map(str, array.shape))

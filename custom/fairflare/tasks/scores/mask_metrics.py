@@ -1,0 +1,213 @@
+"""Metrics of masks beside Dice: overlap, distances of surfaces, volumes (MONAI), calibration.
+
+Of each image and structure, then the mean over images. Where both masks are empty they agree wholly (IoU and surface
+Dice 1, distances 0); where one is, they do not at all (0), and a distance is the diagonal of the image: a missing
+structure never makes a mean better. Surfaces are the pixels at a mask's edge.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.task import Metric
+
+if TYPE_CHECKING:
+    import torch
+
+Wanted = Literal["dice", "iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier"]
+PIXEL = "pixel_"  # in front of a metric in pixels, where the images do not say their spacing
+BINS = 15  # of probabilities, equal, for ECE
+MM3_IN_ML = 1000.0
+log = logging.getLogger(__name__)
+
+Table: TypeAlias = "npt.NDArray[np.float64]"  # by structure
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A metric that a task can be asked for.
+
+    Attributes:
+        doc: what it is.
+        better: more is better.
+        unit: of lengths or volumes; empty: a share.
+        measured: it needs the size of a pixel.
+    """
+
+    doc: str
+    better: bool = False
+    unit: str = ""
+    measured: bool = False
+
+
+def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
+    """The metrics that are asked for, by name and without those in pixels.
+
+    Args:
+        wanted: words of the task's setting ``metrics``; ``dice`` is not among the result.
+        dims: 2 or 3.
+        tolerance: of surface Dice.
+    """
+    size, unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
+    every = {
+        "iou": {"iou": Offered("intersection over union", better=True)},
+        "hd95": {"hd95": Offered("95th percentile of the distances of both surfaces", unit="mm", measured=True)},
+        "assd": {"assd": Offered("average distance of both surfaces", unit="mm", measured=True)},
+        "surface_dice": {
+            "surface_dice": Offered(
+                f"share of both surfaces that is at most {tolerance:g} mm from the other", better=True, measured=True
+            )
+        },
+        "volume_error": {
+            f"{size}_error": Offered(f"absolute error of the {size}", unit=unit, measured=True),
+            f"{size}_over": Offered(f"how much too large the {size} is, 0 where too small", unit=unit, measured=True),
+            f"{size}_under": Offered(f"how much too small the {size} is, 0 where too large", unit=unit, measured=True),
+        },
+        "ece": {"ece": Offered(f"expected calibration error of pixels, {BINS} bins of the probability")},
+        "brier": {"brier": Offered("mean squared difference of probability and truth over pixels")},
+    }  # fmt: skip
+    return {name: one for word in wanted if word != "dice" for name, one in every[word].items()}
+
+
+def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
+    """The same as the task declares them, also in pixels and by structure.
+
+    Args:
+        structures: names; none: there is one structure.
+    """
+    empty = "of a model that finds nothing it says how much of the structure a site's images have"
+    for name, one in offered(wanted, dims, tolerance).items():
+        forms = [(name, one.unit, one.doc)]
+        if one.measured:
+            forms.append((PIXEL + name, "pixels" if one.unit else "", one.doc.replace(" mm", " pixels")))
+        for called, unit, doc in forms:
+            more: dict[str, Any] = {
+                "high": math.inf if unit else 1.0, "higher_is_better": one.better, "unit": unit, "reveals": empty,
+            }  # fmt: skip
+            yield Metric(name=called, doc=f"{doc}, mean over structures", **more)
+            for structure in structures:
+                yield Metric(
+                    name=f"{called}_{structure}", doc=f"{doc}, of one structure", by_class=True, of_classes=(),
+                    family=f"{called}_<class>", **more,
+                )  # fmt: skip
+
+
+class MaskMetrics:
+    """Collects what is asked for, image by image.
+
+    Args:
+        wanted, dims, tolerance: see :func:`offered`.
+    """
+
+    def __init__(self, wanted: Sequence[str], dims: int, tolerance: float) -> None:
+        self.wanted = set(wanted)
+        self.dims, self.tolerance = dims, tolerance
+        self.size = "volume" if dims == 3 else "area"
+        self._values: dict[str, list[Table]] = defaultdict(list)
+        self._known: list[bool] = []  # of each image: the size of its pixels
+        self._pixels: Table | None = None  # (structures, BINS, 3): pixels, sum of probability, of truth
+        self._squares: Table | None = None  # (structures,)
+
+    def add(
+        self, found: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
+    ) -> None:
+        """One image.
+
+        Args:
+            found, truth: (structures, ...) bool.
+            counts: of the same shape: False: the pixel does not count; there both are False.
+            spacing: mm along each axis; ``None``: not known.
+        """
+        if not self.wanted - {"dice", "ece", "brier"}:
+            return
+        inside = counts.any(0).nonzero()
+        if len(inside):  # without what fills an image up
+            box = tuple(slice(int(low), int(high) + 1) for low, high in zip(*inside.aminmax(dim=0), strict=True))
+            found, truth = found[(..., *box)], truth[(..., *box)]
+        self._known.append(spacing is not None)
+        sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
+        for name, values in self._of_image(found[None].cpu(), truth[None].cpu(), sizes, spacing is not None).items():
+            self._values[name].append(values)
+
+    def _of_image(
+        self, found: torch.Tensor, truth: torch.Tensor, sizes: tuple[float, ...], known: bool
+    ) -> dict[str, Table]:
+        from monai.metrics.hausdorff_distance import compute_hausdorff_distance
+        from monai.metrics.meaniou import compute_iou
+        from monai.metrics.surface_dice import compute_surface_dice
+        from monai.metrics.surface_distance import compute_average_surface_distance
+
+        in_found, in_truth = (one.flatten(2).sum(2)[0].double().numpy() for one in (found, truth))
+        both, neither = (in_found > 0) & (in_truth > 0), (in_found == 0) & (in_truth == 0)
+        diagonal = math.dist([0.0] * self.dims, [s * n for s, n in zip(sizes, found.shape[2:], strict=True)])
+        values: dict[str, Table] = {}
+        if "iou" in self.wanted:
+            values["iou"] = compute_iou(found.float(), truth.float(), ignore_empty=False)[0].double().numpy()
+        if "volume_error" in self.wanted:
+            each = math.prod(sizes) / (MM3_IN_ML if known and self.dims == 3 else 1.0)
+            error = (in_found - in_truth) * each
+            values |= {f"{self.size}_error": abs(error), f"{self.size}_over": np.maximum(error, 0)}
+            values[f"{self.size}_under"] = np.maximum(-error, 0)
+        common: dict[str, Any] = {"include_background": True, "spacing": list(sizes)}
+        measures = {
+            "hd95": (lambda *pair: compute_hausdorff_distance(*pair, percentile=95, **common), 0.0, diagonal),
+            "assd": (lambda *pair: compute_average_surface_distance(*pair, symmetric=True, **common), 0.0, diagonal),
+            "surface_dice": (lambda *pair: compute_surface_dice(*pair, [self.tolerance], **common), 1.0, 0.0),
+        }
+        for name, (measure, agreed, missed) in measures.items():
+            if name in self.wanted:  # MONAI warns of empty masks, which the rule above is about
+                values[name] = np.where(neither, agreed, missed)
+                for part in np.flatnonzero(both):
+                    values[name][part] = float(measure(found[:, [part]], truth[:, [part]])[0, 0])
+        return values
+
+    def add_probabilities(self, probabilities: torch.Tensor, targets: torch.Tensor) -> None:
+        """A batch at the network's size.
+
+        Args:
+            probabilities: (n, structures, ...) in [0, 1].
+            targets: of the same shape; below 0: the pixel does not count.
+        """
+        if not self.wanted & {"ece", "brier"}:
+            return
+        parts = probabilities.shape[1]
+        if self._pixels is None or self._squares is None:
+            self._pixels, self._squares = np.zeros((parts, BINS, 3)), np.zeros(parts)
+        for part in range(parts):
+            counts = (targets[:, part] >= 0).cpu().numpy()
+            told = probabilities[:, part].double().cpu().numpy()[counts]
+            truth = (targets[:, part].cpu().numpy()[counts] > 0.5).astype(np.float64)
+            place = np.minimum((told * BINS).astype(np.int64), BINS - 1)
+            for number, weight in enumerate((np.ones_like(told), told, truth)):
+                self._pixels[part, :, number] += np.bincount(place, weight, BINS)
+            self._squares[part] += float(((told - truth) ** 2).sum())
+
+    def means(self) -> dict[str, Table]:
+        """Of each metric the mean over the images, (structures,), with ``pixel_`` in front where no size is known."""
+        measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
+        mixed = len(set(self._known)) > 1
+        if mixed:
+            left_out = ", ".join(name for name in self._values if measured[name])
+            log.warning(
+                "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "
+                "all of them in the datalist, or for none", left_out, self._known.count(False), len(self._known),
+            )  # fmt: skip
+        found = {}
+        for name, values in self._values.items():
+            if not (measured[name] and mixed):
+                front = "" if not measured[name] or self._known[0] else PIXEL
+                found[front + name] = np.mean(values, 0)
+        if self._pixels is not None and self._squares is not None:
+            pixels, told, truth = np.moveaxis(self._pixels, 2, 0)
+            every = np.maximum(pixels.sum(1), 1)
+            of = {"ece": abs(told - truth).sum(1) / every, "brier": self._squares / every}
+            found |= {name: of[name] for name in of if name in self.wanted}
+        return found

@@ -1,0 +1,1 @@
+"""What the tasks on pictures and on volumes share: settings of a site's file, structures, classes."""

@@ -1,0 +1,274 @@
+"""What tasks on structures share, in pictures and volumes: labels, network, Dice loss and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from fairflare.base import checks
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
+from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
+from fairflare.tasks.scores.mask_metrics import Wanted, declared
+from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.base.task import Batch, Device, Outcomes
+    from fairflare.tasks.scores.dice_scores import DiceScores
+
+THRESHOLD = 0.5
+BATCH = 16  # images, where nothing depends on it
+EMPTY = "of a model that finds nothing it is the share of images without the structure"
+DICE = Metric(
+    name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, higher_is_better=True, mean_of_images=True
+)
+VOLUME_DICE = Metric(
+    name="volume_dice", doc="Dice of the listed slices of a volume together, mean over structures and volumes",
+    reveals="of a model that finds nothing it is the share of volumes without the structure",
+    higher_is_better=True,
+)  # fmt: skip
+OF_STRUCTURE: dict[str, Any] = {
+    "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
+    "higher_is_better": True,
+    "of_classes": (),
+}  # fmt: skip
+
+OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
+    "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
+    "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
+}  # fmt: skip
+
+Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
+Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
+Structure = Annotated[list[PositiveInt], Field(min_length=1)]
+Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
+
+
+@settings
+class SegmentationSite(SiteSettings):
+    """What segmentation reads of a site's private file.
+
+    Args:
+        mask_values: the site's ``{value in the file: label}``; default: the task's.
+        phantom_cases: factor on the number of synthetic cases; default: the task's.
+    """
+
+    mask_values: Coding | None = None
+    phantom_cases: Factor | None = None
+
+
+@settings
+class StructureTask(ImageTask):
+    """Base of segmentation: every output channel is one structure with its own sigmoid.
+
+    Args:
+        num_classes: number of structures, that is of output channels.
+        labels: for each structure the labels that belong to it, for example ``[[1, 2], [2]]`` for whole cell
+            and nucleus of masks with 1 cytoplasm and 2 nucleus. Default: ``[[1], [2], ...]``.
+        class_names: names of the structures for the metrics ``dice_<name>``; only with several structures.
+            Default: ``class_1``, ``class_2``, ...
+        mask_values: ``{value in the file: label}``, every value that a mask may hold. Default: the labels
+            themselves and 0 for background; masks of 0 and 255 are also understood where 1 is the only label.
+            A site whose masks are coded otherwise sets the same key in its own file.
+        ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
+            Default: all count.
+        metrics: beside Dice, which is always there: ``"iou"``, ``"hd95"``, ``"assd"``, ``"surface_dice"``,
+            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). Lengths are in mm
+            where all images of a site say their spacing, else in pixels, under names with ``pixel_`` in front.
+        tolerance: of surface Dice, in mm or pixels.
+        norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
+            they still hold a quarter of their initial values after 12 steps, which is all that a small site
+            does in a round, and 18 layers of it make the first models blind in evaluation.
+        initial_weights: checkpoint of exactly this network (``.pt``, ``.pth`` or ``.safetensors``; also an
+            ``FL_global_model.pt``) that the server starts from, unless the run or its own private file names another.
+        allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
+            refused unless its own file says ``"phantom": true``.
+        phantom_seed: seed of the synthetic data, used where a site has none of its own.
+        phantom_cases: factor on the number of synthetic cases.
+    """
+
+    primary_metric: ClassVar[str] = "dice"
+    site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
+    has_classes: ClassVar[bool | None] = False  # an image has all structures
+    uncounted: ClassVar[bool] = False  # some pixels lie beside the image, whatever the settings say
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "augmentation": only_with("augment"),
+        "tolerance": only_with("metrics", "surface_dice"),
+    }
+
+    num_classes: PositiveInt = 1
+    labels: list[Structure] | None = None
+    class_names: list[str] | None = None
+    mask_values: Coding | None = None
+    ignore: NonNegativeInt | None = None
+    metrics: tuple[Wanted, ...] = ("dice",)
+    tolerance: Positive = 1.0
+    norm_momentum: Momentum = 0.3
+    initial_weights: str | None = None
+    allow_phantom: Flag = True
+    phantom_seed: NonNegativeInt = 0
+    phantom_cases: Factor = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels is not None:
+            one_for_each_class("labels", self.labels, self.num_classes)
+        if self.class_names is not None:
+            one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
+        check_reachable(self.structures, self.mask_values)
+        if self.ignore is not None and self.ignore in set().union(*self.structures):
+            raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
+        if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
+            raise ValueError(f"mask_values gives no value to ignore={self.ignore}, got {dict(self.mask_values)}")
+
+    @property
+    def structures(self) -> list[list[int]]:
+        """The labels of each structure."""
+        return self.labels or [[index + 1] for index in range(self.num_classes)]
+
+    def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
+        from fairflare.tasks.networks import load_network
+
+        path = self.initial_weights if checkpoint is None else checkpoint
+        if path is None:
+            return super().initialise(model)
+        return load_network(model, Path(path)) if self.initial_keys is None else self.load_what_fits(model, path)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss of each image and structure, then the mean."""
+        from monai.losses.dice import DiceLoss
+
+        return DiceLoss(sigmoid=True)(*self.counted(outputs, targets))
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss of each image, the mean over its structures."""
+        from monai.losses.dice import DiceLoss
+
+        return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
+
+    def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and targets without the pixels that do not count: there nothing is found, and nothing is to be."""
+        if self.ignore is None and not self.uncounted:
+            return outputs, targets
+        return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
+
+    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """What the network gives for whole inputs, in evaluation."""
+        found: torch.Tensor = model(inputs)
+        return found
+
+    def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Of each structure, (n, structures, ...) in [0, 1]."""
+        return outputs.sigmoid()
+
+    def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
+        """Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
+
+        Batches that do not say where their images come from (a script's own) are compared at the network's size.
+
+        Returns:
+            ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
+            ``dice_<class name>``.
+        """
+        scores, losses, counts = self._scores(model, batches, device, self.metrics)
+        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
+        for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
+            if dice is not None:
+                result[name] = float(dice.mean())
+            if dice is not None and self.num_classes > 1:
+                by_name = zip(self.names(), dice.mean(0), strict=True)
+                result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
+        for name, means in ({} if scores.more is None else scores.more.means()).items():
+            result[name] = float(means.mean())
+            if self.num_classes > 1:
+                result |= {f"{name}_{of}": float(value) for of, value in zip(self.names(), means, strict=True)}
+        return result
+
+    def outcome_names(self) -> list[str]:
+        """The structures."""
+        return self.names()
+
+    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
+        """As :meth:`fairflare.base.task.Task.outcomes`: Dice of each image and structure."""
+        scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
+        return None, scores.images.numpy()
+
+    def _scores(
+        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
+    ) -> tuple[DiceScores, list[float], list[int]]:
+        """Dice of each image with further metrics, and of each batch its loss and its number of images."""
+        from fairflare.tasks.scores.dice_scores import DiceScores
+        from fairflare.tasks.scores.mask_metrics import MaskMetrics
+
+        wanted = set(metrics) - {"dice"}
+        more = MaskMetrics(sorted(wanted), self.spatial_dims, self.tolerance) if wanted else None
+        scores = DiceScores(more)
+        losses: list[float] = []
+        counts: list[int] = []
+        with evaluating(model):
+            for batch in batches:
+                inputs, targets = batch
+                outputs = self.outputs(model, inputs.to(device))
+                targets = targets.to(device)
+                losses.append(float(self.loss(outputs, targets)))
+                counts.append(len(targets))
+                probabilities = self.probabilities(outputs)
+                found = probabilities > THRESHOLD
+                if more is not None:
+                    more.add_probabilities(probabilities, targets)
+                scores.add(found, targets, getattr(batch, "origins", None))
+        checks.whole("the number of batches to evaluate on", len(counts))
+        return scores, losses, counts
+
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """By the Dice of an image, with the outlines of truth and of what was found."""
+        from fairflare.tasks.scores import examples
+
+        examples.write(examples.of_segmentation(self, model, data, batch_size, device), folder, self.names(), title)
+        return True
+
+    def names(self) -> list[str]:
+        """Names of the structures."""
+        return self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        names = self.names() if self.num_classes > 1 else []
+        slices = self.spatial_dims == 2
+        return (
+            DICE,
+            LOSS,
+            *([VOLUME_DICE] if slices else []),
+            *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names),
+            *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names if slices),
+            *declared(self.metrics, self.spatial_dims, self.tolerance, names),
+        )
+
+    def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:
+        """What the values of a site's masks mean; ``None``: they are the labels."""
+        if own.mask_values is None:
+            return self.mask_values
+        with setting_of(site):
+            check_reachable(self.structures, own.mask_values)
+        return own.mask_values
+
+    def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
+        """Seed and number of a site's synthetic cases."""
+        seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
+        return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
+
+
+def check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
+    """Every structure has a label that masks can have; otherwise it would silently be empty everywhere."""
+    for structure in structures:
+        if mask_values is not None and not set(structure) & set(mask_values.values()):
+            raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")

@@ -1,0 +1,1 @@
+"""Tasks on whole volumes (3D)."""

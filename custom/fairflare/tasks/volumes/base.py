@@ -1,0 +1,182 @@
+"""What tasks on whole volumes share: their way into the body's directions and one spacing, patches, site data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fairflare.base.settings import Positive, settings
+from fairflare.base.stopping import check_stop
+from fairflare.data.datalist import SPLITS, DataError, Sample
+from fairflare.data.whole_volumes import Whole, read_whole
+from fairflare.tasks.images import FolderImages, ImageData, ImageTask
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+    from monai.data import MetaTensor
+    from monai.transforms import Compose
+
+    from fairflare.base.task import Batch
+    from fairflare.data.phantoms.volumes import Volume
+
+Shape = tuple[int, int, int]
+#: In MONAI's letters, where each axis leads: ``RAS`` to the right, to the front, to the head.
+Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
+Changes = tuple[Literal["flip", "affine", "intensity"], ...]
+
+
+@settings
+class VolumeSettings(ImageTask):
+    """How files become volumes that the network can read, the same at all sites.
+
+    Args:
+        orientation: to which directions of the body the axes are turned, as MONAI's ``Orientation`` has it (``"RAS"``);
+            ``"stored"``: as they are in the file, for files that do not say how they lie.
+        spacing: size of a voxel in mm along these axes, to which volumes are resampled (MONAI's ``Spacing``: linear,
+            masks by the nearest voxel); default: that of each file.
+        augmentation: random changes of ``augment=True``: ``"flip"`` (left and right), ``"affine"`` (up to 9.7 degrees
+            about the first axis, 10 % in size), ``"intensity"`` (gamma and scale).
+    """
+
+    in_channels: ClassVar[int] = 1  # type: ignore[misc]
+    spatial_dims: ClassVar[int] = 3
+
+    orientation: Codes = "RAS"
+    spacing: tuple[Positive, Positive, Positive] | None = None
+    augmentation: Changes = ()
+
+    @abstractmethod
+    def fitted(self, image: MetaTensor) -> MetaTensor:
+        """A volume, (channels, x, y, z) in its final directions and spacing, in the size of the network."""
+
+    def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
+        """(1, x, y, z) float32 in [0, 1], in the task's directions, spacing and size.
+
+        Raises:
+            DataError: the file does not say how it lies, which the task needs.
+        """
+        return self.fitted(self._resampled(volume.image[None], volume.affine, "bilinear", name, site)).clamp(0.0, 1.0)
+
+    def _resampled(self, array: Any, affine: Any, mode: str, name: str, site: str) -> MetaTensor:
+        import torch
+        from monai.data import MetaTensor
+        from monai.transforms import Orientation, Spacing
+
+        if affine is None and (self.orientation != "stored" or self.spacing is not None):
+            wanted = "orientation" if self.orientation != "stored" else "spacing"
+            raise DataError(
+                f"site '{site}': volume '{name}' does not say how it lies in the body (nor its voxels in mm), which "
+                f"{wanted}={getattr(self, wanted)!r} of the task needs; correct its header, or set "
+                "orientation='stored' and no spacing",
+                f"site '{site}': a volume does not say how it lies, which the task needs",
+                "its header does not say how it lies in the body",
+            )
+        turned = np.eye(4) if affine is None else affine
+        found = MetaTensor(torch.from_numpy(np.ascontiguousarray(array, np.float32)), affine=torch.from_numpy(turned))
+        if self.orientation != "stored":
+            found = Orientation(axcodes=self.orientation, labels=None)(found)
+        if self.spacing is not None:
+            found = Spacing(pixdim=self.spacing, mode=mode, padding_mode="border")(found)
+        return found
+
+    def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
+        return read_whole(
+            sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=self.reading()
+        ).image  # fmt: skip
+
+    def read_volume(self, file: Path) -> tuple[MetaTensor, Whole]:
+        """One volume as the network gets it in evaluation, and as it is stored: for ``fairflare predict``."""
+        whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
+        return self.placed(whole, file.name), whole
+
+
+def plain(tensor: Any) -> torch.Tensor:
+    """Without a header."""
+    found: torch.Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
+    return found
+
+
+class VolumeData(ImageData):
+    """Volumes that can be had by number, each as (1, x, y, z); ``task`` is a :class:`VolumeSettings`."""
+
+    task: Any
+
+    @abstractmethod
+    def item(self, split: str, index: int) -> Mapping[str, Any]:
+        """``image`` and ``label`` of one volume, as tensors."""
+
+    def read(self, split: str, indices: Sequence[int]) -> Batch:
+        import torch
+
+        items = [self.item(split, index) for index in indices]
+        return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
+
+
+class FolderVolumes(VolumeData, FolderImages):
+    """Volumes of a site's folder."""
+
+    @abstractmethod
+    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
+        """What a sample is in the task's directions, spacing and size."""
+
+    def item(self, split: str, index: int) -> Mapping[str, Any]:
+        return self._items(split, [index])[0]
+
+    def transform(self, split: str) -> Compose:
+        from monai.transforms import Compose, Lambda
+
+        def read(sample: Sample) -> dict[str, Any]:
+            whole = read_whole(
+                sample, masked=not self.task.class_labels, site=self.site, split=split,
+                max_bytes=self.max_image_bytes, how=self.reading,
+            )  # fmt: skip
+            return self.prepared(whole, sample, split)
+
+        return Compose([Lambda(read, track_meta=False)])  # what is no transform of MONAI's would not be kept
+
+    def sample_bytes(self, split: str) -> int:
+        """As the first volume needs; their sizes differ."""
+        (read,) = self.transform(split).transforms  # in MONAI's words an error of ours would be a RuntimeError
+        first: Any = read(self.datalist.splits[split][0])
+        return sum(int(first[key].nbytes) for key in ("image", "label"))
+
+
+class PhantomVolumes(VolumeData):
+    """Synthetic volumes of one site, :mod:`fairflare.data.phantoms.volumes`."""
+
+    synthetic = True
+
+    def __init__(self, task: Any, site: str, seed: int, cases: float, what: str) -> None:
+        from fairflare.data.phantoms.volumes import volumes_site
+
+        super().__init__(task, site)
+        self.drawn = volumes_site(site, seed=seed, cases=cases)
+        listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
+        self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
+        self._kept: dict[tuple[str, int], Mapping[str, Any]] = {}
+
+    def num_samples(self, split: str) -> int:
+        return len(self.drawn[self.check_split(split)])
+
+    @abstractmethod
+    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+        """``image`` and ``label`` of a synthetic volume."""
+
+    def item(self, split: str, index: int) -> Mapping[str, Any]:
+        from fairflare.data.intensity import between, bounds_of
+
+        key = split, index
+        if key not in self._kept:
+            check_stop()
+            volume = self.drawn[split][index]
+            bounds = bounds_of(volume.image, "percentile")
+            assert bounds is not None
+            whole = Whole(between(volume.image, bounds), volume.label.astype(np.int64), np.diag([*volume.voxel, 1.0]))
+            self._kept[key] = self.made(volume, whole)
+        return self._kept[key]

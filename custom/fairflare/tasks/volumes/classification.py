@@ -1,0 +1,106 @@
+"""Classification of whole volumes: MONAI's ResNet-18 or DenseNet121 in 3D."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fairflare.base import checks
+from fairflare.base.settings import settings
+from fairflare.data.datalist import Datalist, Sample
+from fairflare.tasks.base import SiteData
+from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings, plain
+
+if TYPE_CHECKING:
+    import torch
+    from monai.data import MetaTensor
+
+    from fairflare.data.phantoms.volumes import Volume
+    from fairflare.data.whole_volumes import Whole
+
+Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
+LESION = 2  # label of the phantom
+Edge = Annotated[int, Field(strict=True, ge=32)]
+
+
+@settings
+class VolumeClassificationTask(VolumeSettings, ClassTask):
+    """Tell the class of whole volumes.
+
+    The defaults are a narrow ResNet-18 on 32x32x32 voxels, quick enough for a laptop. The synthetic data ask whether
+    there is a lesion.
+
+    Args:
+        network: MONAI's ``"resnet18"`` or ``"densenet121"``.
+        volume_size: voxels that the network gets, at least 32 along each axis. With ``spacing`` volumes are padded and
+            cut around their middle to it, else stretched.
+        phantom_cases: factor on the number of synthetic patients.
+    """
+
+    spatial_dims: ClassVar[int] = 3
+
+    network: Literal["resnet18", "densenet121"] = "resnet18"
+    volume_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
+    phantom_cases: Factor = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = 64 if self.network == "densenet121" else 33 if self.max_pool else 32
+        for side in self.volume_size:
+            checks.whole(f"volume_size for {self.network}", side, low=least)
+
+    @property
+    def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of what the network gets."""
+        return self.volume_size
+
+    @property
+    def drawn_classes(self) -> tuple[str, ...]:
+        return "no_lesion", "lesion"
+
+    def fitted(self, image: MetaTensor) -> MetaTensor:
+        from monai.transforms import Resize, ResizeWithPadOrCrop
+
+        change: Any = ResizeWithPadOrCrop(self.volume_size)
+        if self.spacing is None:
+            change = Resize(self.volume_size, mode="trilinear", anti_aliasing=False)
+        found: MetaTensor = change(image)
+        return found
+
+    def open_folder(self, site: str, own: ClassSite, datalist: Datalist) -> SiteData:
+        self.check_classes(site, own, datalist)
+        return FolderVolumeClasses(self, datalist, own.class_numbers, **own.memory())
+
+    def open_phantom(self, site: str, own: ClassSite) -> SiteData:
+        self.check_phantom_fits(site, "abdomen", "2 classes", self.classes == len(self.drawn_classes))
+        seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
+        return PhantomVolumeClasses(self, site, seed, self.phantom_cases, "abdomen phantom")
+
+
+class FolderVolumeClasses(FolderVolumes, LabelledImages):
+    """Volumes of a site's folder with the number of their class."""
+
+    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
+        import torch
+
+        image = self.task.placed(whole, sample.image.name, self.site)
+        return {"image": plain(image), "label": torch.tensor(self.class_of(sample, split))}
+
+
+class PhantomVolumeClasses(PhantomVolumes):
+    """Whether there is a lesion in the synthetic abdomens of one site."""
+
+    def class_counts(self, split: str) -> torch.Tensor:
+        import torch
+
+        told = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
+        return torch.from_numpy(np.bincount(told, minlength=2))
+
+    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+        import torch
+
+        image = self.task.placed(whole, "phantom", self.site)
+        return {"image": plain(image), "label": torch.tensor(int((volume.label == LESION).any()))}

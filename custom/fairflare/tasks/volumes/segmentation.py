@@ -1,0 +1,277 @@
+"""Segmentation of whole volumes: MONAI's U-Net or SegResNet on patches in 3D, sliding windows in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fairflare.base import checks
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
+from fairflare.data.datalist import Datalist, Sample
+from fairflare.tasks.base import Batches, SiteData
+from fairflare.tasks.scores.dice_scores import BatchOf, Origin
+from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, plain
+
+if TYPE_CHECKING:
+    import torch
+    from monai.data import MetaTensor
+
+    from fairflare.base.task import Batch
+    from fairflare.data.phantoms.volumes import Volume
+    from fairflare.data.whole_volumes import Whole
+    from fairflare.tasks.transforms import Structured
+
+RARE = -2.0  # of the first outputs: a structure covers few voxels (Lin et al., focal loss, ICCV 2017, section 3.3)
+STEP = 16  # the network's poolings halve a side four times
+Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
+Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
+
+
+@settings
+class VolumeSegmentationTask(VolumeSettings, StructureTask):
+    """Segment structures in whole volumes.
+
+    The defaults are a tiny U-Net on patches of 32x32x32, quick enough for a laptop. A usual setting for organs in CT is
+    ``spacing=(1.5, 1.5, 2.0), intensity="window", window=(40, 400), patch_size=(96, 96, 96),
+    features=(32, 32, 64, 128, 256, 32), patches=4``; for MR ``intensity="zscore"`` or ``"percentile"``.
+
+    Args:
+        network: MONAI's ``"unet"`` (BasicUNet), ``"segresnet"`` or ``"swin_unetr"`` (windows of at least 64, multiples
+            of 32).
+        features: widths of the U-Net.
+        width: of the first stage of the other networks, as in ``segmentation``.
+        norm: of the U-Net. ``"instance"``: of a patch alone, as with small batches and sites of other scanners;
+            ``"batch"``: over a batch, whose statistics are averaged over sites.
+        patch_size: voxels of a training patch and of the window in evaluation; multiples of 16, at least 32.
+        patches: of each volume in an epoch. A sample of the training is a patch: sites count so many for each volume.
+        foreground: share of the patches whose middle lies in a structure, where there is one.
+        overlap: of neighbouring windows in evaluation, as a share of a window.
+        windows: that the network gets at once in evaluation.
+    """
+
+    uncounted: ClassVar[bool] = True  # what fills a volume up to whole steps of the network
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "augmentation": only_with("augment"),
+        "features": only_with("network", "unet"),
+        "norm": only_with("network", "unet"),
+        "norm_momentum": only_with("norm", "batch"),
+        "width": only_with("network", "swin_unetr", "segresnet"),
+    }
+
+    network: Literal["unet", "swin_unetr", "segresnet"] = "unet"
+    features: Widths = (8, 8, 16, 32, 64, 8)
+    width: PositiveInt | None = None
+    norm: Literal["instance", "batch"] = "instance"
+    patch_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
+    patches: PositiveInt = 4
+    foreground: Fraction = 0.5
+    overlap: BelowOne = 0.25
+    windows: PositiveInt = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.network != "unet":
+            from fairflare.tasks.encoders import check_segmenter
+
+            check_segmenter(self.network, self.patch_size, self.width)
+
+    @property
+    def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Of what the network is trained on."""
+        return self.patch_size
+
+    def build_model(self) -> torch.nn.Module:
+        import torch
+        from monai.networks.nets.basic_unet import BasicUNet
+
+        if self.network != "unet":
+            from fairflare.tasks.encoders import build_segmenter
+
+            return build_segmenter(
+                self.network, in_channels=1, classes=self.num_classes, image_size=self.patch_size, width=self.width
+            )
+        norm: Any = ("batch", {"momentum": self.norm_momentum})
+        if self.norm == "instance":
+            norm = ("instance", {"affine": True})
+        model = BasicUNet(
+            spatial_dims=3, in_channels=1, out_channels=self.num_classes, features=self.features,
+            act=("relu", {"inplace": True}), norm=norm, bias=False,
+        )  # fmt: skip
+        last: Any = model.final_conv
+        torch.nn.init.constant_(last.bias, RARE)
+        return model
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Dice loss and binary cross-entropy of each voxel, one to one, as nnU-Net has it (Isensee et al., 2021)."""
+        return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The same of each patch or volume."""
+        return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
+
+    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, structures, x, y, z) from overlapping windows, whose middle counts most (MONAI's Gaussian)."""
+        from monai.inferers.inferer import SlidingWindowInferer
+
+        window = SlidingWindowInferer(self.patch_size, self.windows, self.overlap, mode="gaussian")
+        found: torch.Tensor = window(inputs, model)
+        return found
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Small batches and a larger step: sites have few volumes, and a round of large batches has few steps."""
+        return {"batch_size": 2, "learning_rate": 0.003}
+
+    def fitted(self, image: MetaTensor) -> MetaTensor:
+        """At least a patch, and whole steps of the network."""
+        from monai.transforms import DivisiblePad, SpatialPad
+
+        found: MetaTensor = DivisiblePad(STEP)(SpatialPad(self.patch_size)(image))
+        return found
+
+    def targets(self, whole: Whole, structured: Structured, name: str, site: str) -> torch.Tensor:
+        """(structures, x, y, z) int8: 0, 1, or -1 where nothing counts."""
+        import torch
+
+        assert whole.mask is not None
+        found = structured.structures(whole.mask, name).float()
+        placed = self._resampled(found.numpy(), whole.affine, "nearest", name, site)
+        # Filled up with what does not count: 0 after the shift stands for -1.
+        return (self.fitted(placed + 1).as_tensor() - 1).round().to(torch.int8)
+
+    def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
+        return FolderPatches(self, datalist, self.coding_of(site, own), **own.memory())
+
+    def open_phantom(self, site: str, own: SegmentationSite) -> SiteData:
+        self.check_phantom_fits(site, "abdomen", "the structures organ and lesion", self.num_classes <= 2)
+        return PhantomPatches(self, site, *self.drawn_as(own), "abdomen phantom")
+
+
+class _Patches(VolumeData):
+    """Patches of the training volumes; all other splits as whole volumes, one a batch."""
+
+    task: VolumeSegmentationTask
+    moves_targets = True
+
+    def num_samples(self, split: str) -> int:
+        count = super().num_samples(split)  # type: ignore[safe-super]
+        return count * self.task.patches if split == "training" else count
+
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        from fairflare.tasks.batches import Augmented
+
+        checks.whole("batch_size", batch_size)
+        order = self.order(self.check_split(split), shuffle_seed)
+        if split != "training":
+            return _Volumes(self, split, order)
+        batches = _Cut(self, order, batch_size, shuffle_seed or 0)
+        if not augment or not self.task.augmentation:
+            return batches
+        seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
+        return Augmented(batches, self.task.augmentation, seed, size=self.task.patch_size, with_targets=True)
+
+
+class _Volumes:
+    """Whole volumes, one a batch since their sizes differ, with the size of their voxels."""
+
+    def __init__(self, data: VolumeData, split: str, order: Sequence[int]) -> None:
+        self.data, self.split, self.order = data, split, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for index in self.order:
+            item = self.data.item(self.split, index)
+            origin = Origin(None, None, "pad", item["spacing"])
+            yield BatchOf(item["image"][None], item["label"][None].float(), [origin])
+
+
+class _Cut:
+    """Random patches, the same for the same seed however they are cut into batches."""
+
+    def __init__(self, data: _Patches, order: Sequence[int], batch_size: int, seed: int) -> None:
+        self.data, self.order, self.batch_size, self.seed = data, order, batch_size, seed
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        import torch
+        from monai.transforms import RandCropByPosNegLabeld
+
+        task = self.data.task
+        crop = RandCropByPosNegLabeld(
+            keys=("image", "label"), label_key="any", spatial_size=task.patch_size,
+            pos=task.foreground, neg=1 - task.foreground,
+        )  # fmt: skip
+        crop.set_random_state(seed=self.seed % 2**32)
+        for start in range(0, len(self.order), self.batch_size):
+            cut = [self._patch(crop, index // task.patches) for index in self.order[start : start + self.batch_size]]
+            inputs, targets = (torch.stack([patch[key] for patch in cut]) for key in ("image", "label"))
+            yield inputs, targets.float()
+
+    def _patch(self, crop: Any, index: int) -> Mapping[str, torch.Tensor]:
+        item = self.data.item("training", index)
+        anything = (item["label"] > 0).any(0, keepdim=True)
+        patch = crop({"image": item["image"], "label": item["label"], "any": anything})[0]
+        return {key: plain(patch[key]) for key in ("image", "label")}
+
+
+class FolderPatches(_Patches, FolderVolumes):
+    """Volumes and masks of a site's folder."""
+
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        return self.of_samples(split, FolderVolumes.cases(self, split))
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
+
+    def of_samples(self, split: str, values: list[Any]) -> list[Any]:
+        """The values of volumes for the samples: of each patch in training."""
+        return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
+
+    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
+        from fairflare.tasks.transforms import Structured
+
+        structured = Structured("label", self.task.structures, self.coding, self.site, split, self.task.ignore)
+        image = self.task.placed(whole, sample.image.name, self.site)
+        targets = self.task.targets(whole, structured, str(sample.label), self.site)
+        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
+
+
+class PhantomPatches(_Patches, PhantomVolumes):
+    """The synthetic abdomens of one site."""
+
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        each = self.task.patches if split == "training" else 1
+        return [("patient", str(index // each)) for index in range(self.num_samples(split))]
+
+    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+        from fairflare.tasks.transforms import Structured
+
+        labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
+        coding = {0: 0, 1: 1, 2: 2}
+        structured = Structured("label", labels, coding, self.site, "none", self.task.ignore)
+        image = self.task.placed(whole, "phantom", self.site)
+        targets = self.task.targets(whole, structured, "phantom", self.site)
+        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
+
+
+def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
+    """Size of a voxel in mm; ``None``: the file does not say."""
+    return None if whole.affine is None else tuple(image.pixdim.tolist())
+
+
+def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of each sample, (n,), the mean over what counts (targets >= 0); 0 where nothing counts."""
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    counts = (targets >= 0).to(outputs.dtype)
+    every = binary_cross_entropy_with_logits(outputs, targets.clamp(min=0), counts, reduction="none")
+    return every.flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)

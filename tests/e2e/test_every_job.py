@@ -21,7 +21,7 @@ CLASSES: dict[str, Any] = {
     "phantom_samples": 400, "phantom_test": 184, "phantom_own_test": 184,
 }  # fmt: skip
 #: Groups of people: the phantom's skin tones.
-TONES: dict[str, Any] = {"attributes": True, "groups": ["tone"]}
+TONES: dict[str, Any] = {"phantom": "dermoscopy", "attributes": True, "groups": ["tone"]}
 #: Where three rounds of a tiny job need more than that.
 ALSO: dict[str, dict[str, Any]] = {
     "crt": {"crt_rounds": 1},

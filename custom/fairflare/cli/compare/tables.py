@@ -38,6 +38,7 @@ def report(
     from fairflare.reporting.compare.comparison import comparison_of, row_table
     from fairflare.reporting.compare.comparison_page import comparison_page
     from fairflare.reporting.compare.difference_table import difference_table
+    from fairflare.reporting.compare.group_gaps import gaps_in_words, has_groups
     from fairflare.reporting.compare.paper_table import paper_table
     from fairflare.reporting.compare.unseen import unseen_table
 
@@ -51,6 +52,7 @@ def report(
     put = partial(_put, runner.folder, tables)
     left_out = any(progress.run.held_out for progress in runner.all)
     made: list[Comparison] = []
+    of_groups = ""
     with user_errors():
         if left_out:
             written = [put("unseen", partial(unseen_table, runner.unseen(), metric)), ""]
@@ -67,7 +69,10 @@ def report(
                     why := found.problem if known else f"no differences: no run of {reference} completed"
                 ):
                     say(why)
-        page = comparison_page(command_line(), runs, *written, sessions=sessions_of(runner.folder))
+            rows = {row.label: row.runs for row in made[0].rows}
+            if has_groups(rows):
+                of_groups = put("group_gaps", partial(gaps_in_words, rows, made[0].reference), "\n")
+        page = comparison_page(command_line(), runs, *written, groups=of_groups, sessions=sessions_of(runner.folder))
         if paper is not None:
             in_paper = partial(paper_table, paper.title, paper.columns, runs)
             page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))

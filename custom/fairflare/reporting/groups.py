@@ -90,7 +90,7 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if gap in sure else [gap] for gap in gaps)]
     return [
         Table(
-            f"groups_{attribute}", f"Groups of {attribute} on the sites' test images; {EVERYBODY}: those that were told.",
+            f"groups_{attribute}", f"Groups of {attribute} on the test images; {EVERYBODY}: those that were told.",
             ["site", attribute, OF_IMAGES, *metrics], rows, lead=2,
         ),
         Table(

@@ -84,7 +84,7 @@ def report(
 
 def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) -> Matrix | None:
     """Writes every model at every site as table, document and picture; ``None``: no run completed."""
-    from fairflare.reporting.compare.matrix import matrix_of, matrix_table, write_matrix
+    from fairflare.reporting.compare.matrix import matrix_of, matrix_table
     from fairflare.reporting.page.matrix import draw_matrix
     from fairflare.reporting.page.style import write_files
 
@@ -93,7 +93,7 @@ def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) ->
     with user_errors():
         found = matrix_of(tested, metric)
         _put(runner.folder, tables, "matrix", partial(matrix_table, found), "\n")
-        write_matrix(runner.folder, found)
+        found.write(runner.folder)
         try:
             write_files(runner.folder, "matrix", partial(draw_matrix, found))
         except ImportError:

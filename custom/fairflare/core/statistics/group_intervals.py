@@ -88,8 +88,10 @@ def _auc(sums: Sums, error: float) -> Array:
         below = (np.cumsum(negative) - negative / 2) / n  # share of those without the class that a bin is above
         above = 1 - (np.cumsum(positive) - positive / 2) / m
         area = float(positive @ below) / m
-        scatter = [positive @ (below - area) ** 2 / m / (m - 1), negative @ (above - area) ** 2 / n / (n - 1)]
-        found.append((area, np.sqrt(sum(scatter))) if min(m, n) > 1 else (area, np.nan))
+        scatter = np.nan
+        if min(m, n) > 1:
+            scatter = positive @ (below - area) ** 2 / m / (m - 1) + negative @ (above - area) ** 2 / n / (n - 1)
+        found.append((area, np.sqrt(scatter)))
     if not found:
         return np.full((1, 3), np.nan)
     area, root = np.mean(found, 0)

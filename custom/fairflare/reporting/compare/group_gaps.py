@@ -63,8 +63,8 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
     """How to read the table, who has the lowest values, and which runs say nothing of groups."""
     notes = [
         "Gaps between groups of people, over all sites; smaller is better. 95 %: over the test images, as if each were "
-        "of another patient, and over the seeds where there are several; one that begins at 0 may be chance. Differences "
-        f"to {reference} are paired by seed, their interval is over the seeds alone."
+        "of another patient, and over the seeds where there are several; one that begins at 0 may be chance. "
+        f"Differences to {reference} are paired by seed, their interval is over the seeds alone."
     ]
     for label, runs in rows.items():
         asked = [run for run in runs if run.get("groups")]

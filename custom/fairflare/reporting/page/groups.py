@@ -37,8 +37,7 @@ def groups(material: Material) -> Section | None:
         parts.append(gap_table(rows, material.reference))
         notes += notes_of_gaps(rows, material.reference)
         notes.append(
-            f"Pictures, and tables by site, are of {reference.label}, its first run; the page of each other run has its "
-            "own."
+            f"Pictures, and tables by site, are of {reference.label}, its first run; each other run's page has its own."
         )
     return Section("groups", "Groups of people", notes=notes, parts=parts)
 

@@ -92,3 +92,16 @@ assert not different, f"{len(different)} of {len(one)} tensors differ, the first
 print(f"the same bits in {len(one)} tensors")
 END
 }
+
+same_groups() { # A B: the two results say the same of groups of people
+  "$python" - "$1" "$2" <<'END'
+import json
+import sys
+one, other = (json.load(open(path, encoding="utf-8"))["groups"] for path in sys.argv[1:])
+assert one == other, "other figures of groups"
+told = [f"{attribute}={group}" for attribute, of in one["pooled"].items() for group, v in of["groups"].items()
+        if v["accuracy"] is not None]
+assert len(told) > 1, "no two groups have a figure"
+print(f"the same figures of {', '.join(told)}")
+END
+}

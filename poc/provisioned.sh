@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # A provisioned network of three hospitals from beginning to end, on this machine: kits, policies, start, a signed job
-# of the lead scientist, an abort, a resume, logs, download, what is refused, shutdown; and the same bits as FLARE's
-# simulator gives.
+# of the lead scientist, an abort, a resume, logs, download, what is refused, shutdown; and the same bits, and the same
+# figures of groups of people, as FLARE's simulator gives.
 # Needs nothing but the installed package; leaves nothing behind (KEEP=1 keeps the folder).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 step "kits"
 read -r service admin < <(free_ports)
 sed "s/fed_learn_port: .*/fed_learn_port: $service/; s/admin_port: .*/admin_port: $admin/; \
-  s#/tmp/fairflare_demo#$folder/server#; s/\"\\*\": {isolate: false}/\"*\": {isolate: false, num_threads: 1}/" \
+  s#/tmp/fairflare_demo#$folder/server#; s/\"\\*\": {isolate: false}/\"*\": {isolate: false, num_threads: 1}\n        \
+hospital-a: {phantom_site: 1}\n        hospital-b: {phantom_site: 2}\n        hospital-c: {phantom_site: 3}/" \
   "$repository/poc/project.yml" > project.yml
 nvflare provision -p project.yml -w provisioned
 kits="$folder/provisioned/fairflare_demo/prod_00"
@@ -31,8 +32,10 @@ step "the lead scientist submits"
 names=$(IFS=,; echo "${hospitals[*]}")
 # With the bounds that --preinstalled has by itself, so that the run it is compared with has them too.
 bounds=(--set max_weight=auto --set max_excess=0.16 --set max_samples=100000 --set max_update_norm=3)  # an export has them
-# And the kits' privacy floor: these made-up hospitals have fewer patients, so their figures are suppressed in both.
-what=(fed_lwr --rounds 3 --seed 7 --timeout 600 --set phantom_cases=0.5 --set local_epochs=1 --set min_cases=5 "${bounds[@]}")
+# Images of two skin tones at each hospital; the kits' privacy floor keeps classes with few of a tone at home, in both.
+images=(--task classification --set attributes=true --set 'groups=["tone"]' --set phantom_samples=900 \
+  --set 'image_size=[48,48]' --set 'features=[8,16,16,32]' --set max_pool=false)
+what=(fed_lwr --rounds 3 --seed 7 --timeout 600 "${images[@]}" --set local_epochs=1 --set min_cases=5 "${bounds[@]}")
 fairflare export "${what[@]}" --sites "$names" --experiment walk --out jobs --preinstalled
 job=$(submit jobs/fed_lwr "${as_lead[@]}")
 
@@ -88,6 +91,8 @@ within 180 nvflare system shutdown all "${as_admin[@]}" --force --timeout 120 ||
   echo "FLARE did not stop everything in time; what still runs is ended with this script"
 
 step "the same in FLARE's simulator"
-fairflare run "${what[@]}" --sites "$names" -w simulated --threads 3
+echo '{"sites": {"hospital-a": {"phantom_site": 1}, "hospital-b": {"phantom_site": 2}, "hospital-c": {"phantom_site": 3}}}' > sites.json
+fairflare run "${what[@]}" --sites "$names" --data sites.json -w simulated --threads 3
 same_model "results/$job/workspace/FL_global_model.pt" simulated/server/simulate_job/FL_global_model.pt
+same_groups "results/$job/workspace/fairflare/results.json" simulated/server/simulate_job/fairflare/results.json
 step "done"

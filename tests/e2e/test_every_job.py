@@ -20,6 +20,8 @@ CLASSES: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False,
     "phantom_samples": 400, "phantom_test": 184, "phantom_own_test": 184,
 }  # fmt: skip
+#: Groups of people: the phantom's skin tones.
+TONES: dict[str, Any] = {"phantom": "dermoscopy", "attributes": True, "groups": ["tone"]}
 #: Where three rounds of a tiny job need more than that.
 ALSO: dict[str, dict[str, Any]] = {
     "crt": {"crt_rounds": 1},

@@ -17,7 +17,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe, StatsRecipe
 
 from .poc_tools import SERVER, PocSystem, poc_system
-from .test_every_job import ALSO, CLASSES, TINY, model_of
+from .test_every_job import ALSO, CLASSES, TINY, TONES, model_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(600)]
 
@@ -26,7 +26,7 @@ KINDS = {
     "one model": ("q_fed_avg", TINY),
     "parts stay at the sites": ("ditto", TINY),
     "another model for each site": ("cgsv", TINY),
-    "training at the server": ("creff", {**CLASSES, **ALSO["creff"]}),
+    "training at the server": ("creff", {**CLASSES, **ALSO["creff"], **TONES}),
 }
 
 
@@ -64,7 +64,10 @@ def test_a_method_of_each_kind(kind: str, poc: PocSystem, tmp_path: Path) -> Non
         here = run_local(recipe.plan, tmp_path / "here")
     finally:
         torch.set_num_threads(threads)
-    assert results["test"] == json.loads((here / "results.json").read_text())["test"]
+    document = json.loads((here / "results.json").read_text())
+    assert results["test"] == document["test"]
+    assert results["groups"] == document["groups"]
+    assert (results["groups"] is not None) == ("groups" in tiny)
     expected, found = model_of(here.parent), model_of(workspace)
     assert expected.keys() == found.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())

@@ -21,6 +21,7 @@ from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
+from .test_every_job import CLASSES, TONES
 
 pytestmark = pytest.mark.e2e
 
@@ -227,8 +228,14 @@ def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
 
 
 @pytest.mark.long
-def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
-    folder = job("fed_avg", num_rounds=1, packaging="preinstalled")
+def test_preinstalled_job_needs_no_custom_code(simulate, tmp_path):
+    """And tells of groups of people what one process tells."""
+    recipe = FairRecipe(
+        "fed_avg", task="classification", sites=3, num_rounds=1, packaging="preinstalled",
+        settings={**CLASSES, **TONES, "local_epochs": 1},
+    )  # fmt: skip
+    recipe.export(str(tmp_path / "jobs"))
+    folder = tmp_path / "jobs" / "fed_avg"
     assert not (folder / "app" / "custom").exists()
     local = tmp_path / "ws" / "local"
     local.mkdir(parents=True)
@@ -237,6 +244,9 @@ def test_preinstalled_job_needs_no_custom_code(job, simulate, tmp_path):
     (local / "resources.json").write_text(json.dumps(allowed))
     run = simulate(folder, threads=3)
     assert run.code == 0, run.log[-3000:]
+    document = json.loads((run_local(recipe.plan, tmp_path / "here") / "results.json").read_text())
+    assert run.results["groups"] == document["groups"]
+    assert run.results["groups"]["pooled"]["tone"]["gaps"]["equalised_odds"] is not None
     refused = simulate(folder, threads=3, name="ws_refused")
     assert refused.code != 0
     assert "fairflare.flare" in refused.log

@@ -23,6 +23,7 @@ from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site import groups
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.reports import ReportError
+from fairflare.reporting.layout import interval
 from fairflare.reporting.page.groups import groups as section_of
 from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.results import read_results
@@ -183,10 +184,14 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     text = fairness_table(results)
     assert "Gaps" not in text.partition("equalised_odds")[0]
     assert "unknown" in text
+    low, high = pooled["gap_intervals"]["accuracy_gap"]
+    assert 0 <= low <= pooled["gaps"]["accuracy_gap"] <= high <= 1
+    assert f"{pooled['gaps']['accuracy_gap']:.3f} {interval(low, high)}" in text
     assert "all sites" in text
     rows = list(csv.reader((tmp_path / "run/server/simulate_job/fairflare/sites.csv").open()))
     told = {(row[2], row[3]): row[4] for row in rows if row[1] == "groups"}
     assert float(told["", "sex=male/accuracy"]) == pooled["groups"]["male"]["accuracy"]
+    assert float(told["", "sex/accuracy_gap/high"]) == high
     section = section_of(of_one(page_run(results)))
     assert section is not None
     assert section.parts[0].alt.startswith("By sex, ")
@@ -218,8 +223,11 @@ def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: l
     assert np.isnan(stats["group_images"][0])
     assert np.isnan(stats["group_images"][2])
     assert not any(value in (3.0, 11.0, 1.0) for value in stats["group_images"])
-    assert "suppressed" in fairness_table(results)
-    assert "Suppressed" in section_of(of_one(page_run(results))).notes[0]
+    text = " ".join(fairness_table(results).split())
+    assert "suppressed" in text
+    assert "Groups of people that stay at a site and are in no figure" in text
+    assert "site-2: scanner=Quartz7, scanner=Xylo9, scanner=unknown, sex=female, sex=unknown." in text
+    assert section_of(of_one(page_run(results))).notes[0] in text
 
 
 def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:

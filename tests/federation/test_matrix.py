@@ -14,7 +14,7 @@ from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.series import Entry, Series, with_alone
 from fairflare.federation.transports.local import run_local
 from fairflare.federation.transports.matrix import at_every_site
-from fairflare.reporting.compare.matrix import read_matrix
+from fairflare.reporting.compare.matrix import RunMatrix
 from fairflare.reporting.results import read_results
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,7 +60,7 @@ def kept(folder: Path, site: str, name: str) -> dict[str, torch.Tensor]:
 def test_each_model_is_tested_at_each_site(method: str, file: str, common: bool, alone: bool, tmp_path: Path) -> None:
     given, plan, local = trained(tmp_path, method)
     found = at_every_site(given, tmp_path, local)
-    assert read_matrix(tmp_path / RUN_DIR / "fairflare") == found
+    assert RunMatrix.read(tmp_path / RUN_DIR / "fairflare") == found
     assert found.alone == alone
     assert [model.of for model in found.models] == [*([""] if common else []), *(SITES if file else [])]
     shared = torch.load(tmp_path / RUN_DIR / "FL_global_model.pt", weights_only=True)["model"]

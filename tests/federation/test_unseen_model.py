@@ -15,7 +15,7 @@ from fairflare.federation.plan.series import Entry, Series, leaving_out
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
 from fairflare.federation.transports.unseen import at_unseen
-from fairflare.reporting.compare.unseen import Unseen, read_unseen, unseen_table
+from fairflare.reporting.compare.unseen import Unseen, unseen_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "phantom_sites": 3}
@@ -64,7 +64,7 @@ def test_the_figure_is_that_of_the_saved_model_at_the_site_that_was_not_there(tm
     assert found.metrics["dice"] == pytest.approx(measured(plan, state, adapted=False), abs=1e-6)
     assert found.adapted["dice"] == pytest.approx(measured(plan, state, adapted=True), abs=1e-4)
     assert found.metrics["dice"] != found.adapted["dice"]
-    assert read_unseen(tmp_path / "server" / "simulate_job" / "fairflare") == found
+    assert Unseen.read(tmp_path / "server" / "simulate_job" / "fairflare") == found
     with pytest.raises(ValueError, match="'site-2' was part of the run"):
         at_unseen(given, tmp_path, "site-2", {})
 

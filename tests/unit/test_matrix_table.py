@@ -22,7 +22,6 @@ from fairflare.reporting.compare.matrix import (
     joining_in_words,
     matrix_of,
     matrix_table,
-    write_matrix,
 )
 from fairflare.reporting.page.matrix import draw_matrix
 from fairflare.reporting.page.style import drawn
@@ -130,7 +129,7 @@ def test_the_table_has_every_model_at_every_site() -> None:
 
 def test_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = matrix_of(runs())
-    write_matrix(tmp_path, found)
+    found.write(tmp_path)
     told = json.loads((tmp_path / "matrix.json").read_text())
     assert told["schema_version"] == 1
     assert Matrix.model_validate(told) == found
@@ -153,7 +152,7 @@ def test_the_page_has_the_matrix(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", [results for results, _ in found])
     for results, tested in found:
         info = results["info"]
-        write_matrix(folder / "runs" / f"{info['label']}-seed{info['seed']}/server/simulate_job/fairflare", tested)
+        tested.write(folder / "runs" / f"{info['label']}-seed{info['seed']}/server/simulate_job/fairflare")
     page = write_report(folder, tmp_path / "out").read_text()
     assert "Alone or together" in page
     assert "Better alone: B with fed_avg" in page

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.reporting.compare.unseen import Unseen, write_unseen
+from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.layout import interval, number
 from fairflare.reporting.page import words, write
 from fairflare.reporting.page.material import read_material
@@ -63,6 +63,25 @@ def test_the_answer_says_who_is_fairer_and_who_is_behind(higher):
     assert "(not shown to be more than luck)" in fairer
 
 
+@pytest.mark.parametrize(
+    ("site", "gap", "behind", "told"),
+    [
+        ("C", 0.07, [], "With FedAvg site C is behind by 0.07 (not shown to be more than luck); equal"),
+        ("site-3", 0.07, ["site-3"], "With FedAvg site-3 is behind by 0.07 (shown); equal sites"),
+        ("C", 0.0041, [], "With FedAvg no site is behind by 0.01 or more; equal sites would show 0.05."),
+        ("C", 0.0041, ["C"], "With FedAvg site C is behind by 0.004 (shown); equal"),
+    ],
+)
+def test_of_one_run_the_answer_is_a_sentence_that_says_something(site, gap, behind, told):
+    material = _material("within noise", behind)
+    del material.rows[1:]
+    found = material.rows[0].runs[0].document["inequality"]["sites"]
+    found[site] = {"value": 0.6, "expected": 0.6 + gap}
+    if site != "C":
+        del found["C"]
+    assert words.answer(material).startswith(told)
+
+
 @pytest.mark.parametrize(("also", "told"), [("worst", "without a loss"), ("average", "without a loss")])
 def test_a_smaller_spread_that_costs_somebody_is_not_fairer(also, told):
     material = _material("better", [])
@@ -77,7 +96,7 @@ def test_runs_that_leave_sites_out_are_no_seeds(tmp_path: Path) -> None:
         place = tmp_path / "runs" / f"x-seed0-without-{site}" / "fairflare"
         place.mkdir(parents=True)
         (place / "results.json").write_text("{}")
-        write_unseen(place, Unseen(site=site))
+        Unseen(site=site).write(place)
     with pytest.raises(ValueError, match=r"only runs that each leave a site out|cannot be read"):
         read_material(tmp_path)
 

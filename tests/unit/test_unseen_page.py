@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.reporting.compare.unseen import Unseen, unseen_of, write_unseen
+from fairflare.reporting.compare.unseen import Unseen, unseen_of
 from fairflare.reporting.page.material import read_material
 from fairflare.reporting.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
@@ -33,7 +33,7 @@ def held_out(folder: Path) -> Path:
     for results, unseen in runs():
         place = folder / "runs" / f"fed_avg-seed{results['info']['seed']}-without-{unseen.site}"
         write_run(place, results)
-        write_unseen(place / "server" / "simulate_job" / "fairflare", unseen)
+        unseen.write(place / "server" / "simulate_job" / "fairflare")
     return folder
 
 

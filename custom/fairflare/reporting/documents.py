@@ -295,12 +295,14 @@ class GlobalTest(_Part):
 
 
 class OfGroups(_Part):
-    """An attribute's groups at one site, or pooled."""
+    """An attribute's groups at one site, or pooled; intervals are ``[low, high]``."""
 
     groups: dict[str, dict[str, Figure | None]] = {}
     all: dict[str, Figure | None] = {}
     gaps: dict[str, Figure | None] = {}
     worst: dict[str, str] = {}
+    intervals: dict[str, dict[str, list[Figure | None]]] = {}
+    gap_intervals: dict[str, list[Figure | None]] = {}
 
 
 class Groups(_Part):

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import LABELS, SCALED, gaps_of, images_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import Sums, added
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import Cell, Table, number
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, number
 
 UNKNOWN = "unknown"  # as fairflare.data.attributes has it, the last group
 POOLED = "all sites"
 OF_IMAGES = "images"
+EVERYBODY = "all"
+OVER = (
+    "In brackets the 95 % interval over the images, as if each were of another patient, for all groups and classes "
+    "together; one that begins at 0 may be chance."
+)
 
 
 def by_group(
@@ -52,6 +58,8 @@ def _of_attributes(sums: Mapping[str, Sums], attributes: Mapping[str, Sequence[s
             "all": {OF_IMAGES: images_of(whole), **metrics_of(whole)},
             "gaps": gaps_of(known, whole),
             "worst": worst_of(known),
+            "intervals": {group: intervals_of(of) for group, of in own.items()},
+            "gap_intervals": gap_intervals(known),
         }
     return found
 
@@ -74,17 +82,32 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     rows: list[list[Cell]] = [
         [place, group, *(_cell(found, place, attribute, group, values, name) for name in (OF_IMAGES, *metrics))]
         for place, of in places.items()
-        for group, values in of["groups"].items()
+        for group, values in [*of["groups"].items(), (EVERYBODY, of["all"])]
         if group != UNKNOWN or values[OF_IMAGES] != 0
     ]
     gaps = list(of_all["gaps"])
+    sure = [gap for gap in gaps if gap in of_all["gap_intervals"]]
+    heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if gap in sure else [gap] for gap in gaps)]
     return [
-        Table(f"groups_{attribute}", caption(found, attribute), ["site", attribute, OF_IMAGES, *metrics], rows),
         Table(
-            f"gaps_{attribute}", f"Gaps between the groups of {attribute}; {UNKNOWN} is in none.", ["site", *gaps],
-            [[place, *(of["gaps"].get(gap) for gap in gaps)] for place, of in places.items()],
+            f"groups_{attribute}", f"Groups of {attribute} on the test images; {EVERYBODY}: those that were told.",
+            ["site", attribute, OF_IMAGES, *metrics], rows, lead=2,
+        ),
+        Table(
+            f"gaps_{attribute}", f"Gaps between the groups of {attribute}, {UNKNOWN} in none. {OVER}", ["site", *gaps],
+            [[place, *(_gap_cell(of, gap, gap in sure) for gap in gaps)] for place, of in places.items()],
+            csv_columns=heads,
         ),
     ]  # fmt: skip
+
+
+def _gap_cell(of: Mapping[str, Any], gap: str, sure: bool) -> Cell:
+    value = of["gaps"].get(gap)
+    if not sure:
+        return None if value is None else float(value)
+    ends = of["gap_intervals"].get(gap, (None, None))
+    told = interval(*ends)
+    return Shown(number(value) + ("" if told == MISSING else f" {told}"), [value, *ends])
 
 
 def _cell(
@@ -96,18 +119,46 @@ def _cell(
 
 
 def caption(found: Mapping[str, Any], attribute: str) -> str:
-    """What the picture and table of an attribute say, in one sentence."""
+    """Who has the lowest value of an attribute's groups, by how much, and how sure it is, in one sentence."""
     pooled = found["pooled"][attribute]
     metric = next((name for name in reversed(SCALED) if pooled["all"].get(name) is not None), "")
     worst, gap = pooled["worst"].get(metric), pooled["gaps"].get(f"{metric}_gap")
     if not worst or gap is None:
         return f"By {attribute}, fewer than two groups have a value over all sites."
-    value = pooled["groups"][worst][metric]
-    told = (
-        f"By {attribute}, over all sites {worst} has the lowest {metric}, {number(value)}, {number(gap)} below the best"
-    )
+    if gap == 0:
+        told = f"By {attribute}, over all sites the groups have the same {metric}"
+    else:
+        value = number(pooled["groups"][worst][metric])
+        told = f"By {attribute}, over all sites {worst} has the lowest {metric}, {value}, {number(gap)} below the best"
+    told += _sure(pooled, f"{metric}_gap")
     odds = pooled["gaps"].get("equalised_odds")
-    return f"{told}; the {LABELS['equalised_odds']} is {number(odds)}." if odds is not None else f"{told}."
+    if odds is None:
+        return f"{told}."
+    return f"{told}; the {LABELS['equalised_odds']} is {number(odds)}{_sure(pooled, 'equalised_odds')}."
+
+
+def captions(results: Mapping[str, Any]) -> list[str]:
+    """:func:`caption` of each attribute; none where nobody asked."""
+    found = results.get("groups") or {"attributes": {}}
+    return [caption(found, attribute) for attribute in found["attributes"]]
+
+
+def _sure(pooled: Mapping[str, Any], gap: str) -> str:
+    """Behind a gap: its interval, and whether it may be chance."""
+    low, high = pooled["gap_intervals"].get(gap) or (None, None)
+    if low is None or high is None:
+        return " (how sure is not known)"
+    return f" ({interval(low, high)}{', which may be chance' if low == 0 else ''})"
+
+
+def kept_notes(results: Mapping[str, Any]) -> list[str]:
+    """Which groups, and classes of groups, stay at the sites and are in no figure, a sentence; none where all leave."""
+    found = results.get("groups") or {"kept": {}}
+    kept = [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]
+    if not kept:
+        return []
+    why = "fewer cases than min_cases, or needed to hide one with fewer"
+    return [f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(kept)}."]
 
 
 def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
@@ -118,6 +169,8 @@ def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
         for attribute, of in attributes.items():
             told = {f"{attribute}={group}/{name}": v for group, m in of["groups"].items() for name, v in m.items()}
             told |= {f"{attribute}/{name}": value for name, value in of["gaps"].items()}
+            for name, ends in of["gap_intervals"].items():
+                told |= {f"{attribute}/{name}/{end}": v for end, v in zip(("low", "high"), ends, strict=True)}
             rows += [[number_of, "groups", site, name, value] for name, value in told.items()]
     kept = [(site, name) for site, names in found["kept"].items() for name in names]
     return rows + [[number_of, "groups", site, name, SUPPRESSED] for site, name in kept]

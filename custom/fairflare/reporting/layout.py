@@ -194,7 +194,7 @@ class Table:
 
         head, *body = self._texts()
         found = []
-        for block in cut(_widths([head, *body]), None if width is None else width - 4, gap=3) if body else []:
+        for block in cut(_widths([head, *body]), None if width is None else width - 4, 3, self.lead) if body else []:
             table = RichTable()
             for index in block:
                 table.add_column(Text(head[index]), justify="left" if index == 0 else "right", no_wrap=True)

@@ -11,7 +11,7 @@ from fairflare.base import checks
 from fairflare.core.fairness import declared_as, summarize
 from fairflare.reporting.compare.standing import interval_cell, recall_of, shown_behind
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.groups import group_tables
+from fairflare.reporting.groups import captions, group_tables, kept_notes
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, printed, wrapped
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.values import (
@@ -89,8 +89,11 @@ def _parts(results: Results, metric: str | None) -> tuple[list[Table], list[str]
     classes = class_table(results) if metric in (None, primary_of(results)) else None
     marked = any(isinstance(cell, Shown) and cell.text.endswith(UNSURE) for row in table.totals for cell in row)
     legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
-    groups = group_tables(results) if metric is None else []
-    return [table, *([classes] if classes else []), *groups], legend + run_notes(results, metric)
+    found = [table, *([classes] if classes else [])]
+    if metric is None:
+        found += group_tables(results)
+        legend += [*captions(results), *kept_notes(results)]
+    return found, legend + run_notes(results, metric)
 
 
 def _title(results: Results) -> str:

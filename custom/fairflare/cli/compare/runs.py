@@ -16,8 +16,8 @@ from typing import IO, Any
 from fairflare.base.disk.files import write_whole
 from fairflare.cli.run.folder import refused
 from fairflare.federation.plan.series import Run, Series
-from fairflare.reporting.compare.matrix import RunMatrix, has_matrix, read_matrix
-from fairflare.reporting.compare.unseen import Unseen, has_unseen, read_unseen
+from fairflare.reporting.compare.matrix import RunMatrix
+from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import find_results, read_results, results_in
 
 POLL = 0.2
@@ -105,12 +105,12 @@ class Runner:
     def unseen(self) -> list[tuple[dict[str, Any], Unseen]]:
         """Documents of the runs that completed, each with what its model is worth at the left-out site."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE and p.run.held_out]
-        return [(read_results(file), read_unseen(file.parent)) for file in done]
+        return [(read_results(file), Unseen.read(file.parent)) for file in done]
 
     def tested_everywhere(self) -> list[tuple[dict[str, Any], RunMatrix]]:
         """Documents of the runs that completed, each with what its models are worth at all sites."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
-        return [(read_results(file), read_matrix(file.parent)) for file in done]
+        return [(read_results(file), RunMatrix.read(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
         """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
@@ -189,7 +189,7 @@ class Runner:
     def _tested(self, run: Run) -> bool:
         """Whether nothing is left to test."""
         beside = find_results(self.place(run)).parent
-        return (not run.held_out or has_unseen(beside)) and (not self.matrix or has_matrix(beside))
+        return (not run.held_out or Unseen.is_in(beside)) and (not self.matrix or RunMatrix.is_in(beside))
 
     def _start(self, progress: Progress) -> _Process:
         place, wanted = self.place(progress.run), self._wanted(progress.run)

@@ -38,6 +38,7 @@ def report(
     from fairflare.reporting.compare.comparison import comparison_of, row_table
     from fairflare.reporting.compare.comparison_page import comparison_page
     from fairflare.reporting.compare.difference_table import difference_table
+    from fairflare.reporting.compare.group_gaps import gaps_in_words, has_groups
     from fairflare.reporting.compare.paper_table import paper_table
     from fairflare.reporting.compare.unseen import unseen_table
 
@@ -51,6 +52,7 @@ def report(
     put = partial(_put, runner.folder, tables)
     left_out = any(progress.run.held_out for progress in runner.all)
     made: list[Comparison] = []
+    of_groups = ""
     with user_errors():
         if left_out:
             written = [put("unseen", partial(unseen_table, runner.unseen(), metric)), ""]
@@ -67,7 +69,10 @@ def report(
                     why := found.problem if known else f"no differences: no run of {reference} completed"
                 ):
                     say(why)
-        page = comparison_page(command_line(), runs, *written, sessions=sessions_of(runner.folder))
+            rows = {row.label: row.runs for row in made[0].rows}
+            if has_groups(rows):
+                of_groups = put("group_gaps", partial(gaps_in_words, rows, made[0].reference), "\n")
+        page = comparison_page(command_line(), runs, *written, groups=of_groups, sessions=sessions_of(runner.folder))
         if paper is not None:
             in_paper = partial(paper_table, paper.title, paper.columns, runs)
             page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
@@ -79,7 +84,7 @@ def report(
 
 def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) -> Matrix | None:
     """Writes every model at every site as table, document and picture; ``None``: no run completed."""
-    from fairflare.reporting.compare.matrix import matrix_of, matrix_table, write_matrix
+    from fairflare.reporting.compare.matrix import matrix_of, matrix_table
     from fairflare.reporting.page.matrix import draw_matrix
     from fairflare.reporting.page.style import write_files
 
@@ -88,7 +93,7 @@ def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) ->
     with user_errors():
         found = matrix_of(tested, metric)
         _put(runner.folder, tables, "matrix", partial(matrix_table, found), "\n")
-        write_matrix(runner.folder, found)
+        found.write(runner.folder)
         try:
             write_files(runner.folder, "matrix", partial(draw_matrix, found))
         except ImportError:

@@ -20,7 +20,7 @@ from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.unseen import RUN_DIR, common_model, figures_of, request_of
 from fairflare.methods.base.home import OwnModel
-from fairflare.reporting.compare.matrix import RunMatrix, TestedModel, write_matrix
+from fairflare.reporting.compare.matrix import RunMatrix, TestedModel
 from fairflare.reporting.results import read_results
 
 LAST_PART = "the sites' own models take a last part from the server, which nobody keeps: they are not tested elsewhere"
@@ -79,7 +79,7 @@ def at_every_site(
             for site, worker in sites.items():
                 asked = replace(request_of(plan, common), as_sent=False, experiment=plan.run.experiment, run=run)
                 found.models.append(_everywhere(plan, site, worker.own_model(asked), sites, should_stop))
-    write_matrix(workspace / RUN_DIR / RESULTS_FOLDER, found)
+    found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found
 
 

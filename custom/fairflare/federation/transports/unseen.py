@@ -22,7 +22,7 @@ from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.reporting.compare.unseen import Unseen, write_unseen
+from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
 
 RUN_DIR = Path("server") / "simulate_job"
@@ -84,7 +84,7 @@ def at_unseen(
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         found.adapted = _tested(plan, network.state_dict(), site, local, should_stop).metrics
-    write_unseen(workspace / RUN_DIR / RESULTS_FOLDER, found)
+    found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found
 
 

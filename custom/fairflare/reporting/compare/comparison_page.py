@@ -14,6 +14,7 @@ def comparison_page(
     table: str,
     differences: str,
     *last: str,
+    groups: str = "",
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """What is needed to believe a table and to make it again.
@@ -23,6 +24,7 @@ def comparison_page(
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         table, differences: Markdown; an empty one is left out.
         last: both again, of the last models on average.
+        groups: Markdown of the gaps between groups of people; empty: nobody asked for them.
         sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
@@ -37,6 +39,8 @@ def comparison_page(
         lines += ["", "## Differences", "", differences]
     if last:
         lines += ["", "## The last models", *(line for part in last if part for line in ("", part))]
+    if groups:
+        lines += ["", "## Groups of people", "", groups]
     return "\n".join(lines)
 
 

@@ -143,7 +143,7 @@ def _verdict(d: Difference) -> str:
     return UNSEEN if d.smallest > d.limit else NOISE
 
 
-def _corrected(found: Sequence[Difference]) -> list[Difference]:
+def corrected(found: Sequence[Difference]) -> list[Difference]:
     """With p-values for as many tests as there are: all rows and measures together, and all rows and sites."""
     families: dict[bool, list[int]] = {}
     for index, d in enumerate(found):
@@ -202,7 +202,7 @@ def differences_of(
         pairs = {seed: (own[seed], by_seed[reference][seed]) for seed in sorted({*own} & {*by_seed[reference]})}
         if label != reference and pairs:
             found += _against(label, reference, pairs, chosen, higher, last)
-    return _corrected(found)
+    return corrected(found)
 
 
 def _by_seed(label: str, runs: Sequence[Run]) -> dict[int, Run]:

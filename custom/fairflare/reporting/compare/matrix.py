@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.intervals import LEVEL, certainty, holm
+from fairflare.reporting.compare.beside import Beside
 from fairflare.reporting.compare.differences import draws_of
 from fairflare.reporting.layout import Cell, Spread, Table, interval, number, p_value, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
@@ -39,7 +38,7 @@ class TestedModel(BaseModel, extra="forbid"):
     tests: dict[str, dict[str, float | None]]
 
 
-class RunMatrix(BaseModel, extra="forbid"):
+class RunMatrix(Beside):
     """``matrix.json`` beside a run's ``results.json``.
 
     Attributes:
@@ -48,9 +47,11 @@ class RunMatrix(BaseModel, extra="forbid"):
         reason: why models that there are were not tested.
     """
 
+    FILE: ClassVar[str] = MATRIX_FILE
+    CALLED: ClassVar[str] = "test of models at all sites"
     schema_version: Literal[1] = 1
     alone: bool = False
-    models: list[TestedModel] = []
+    models: list[TestedModel] = Field(default_factory=list)
     reason: str = ""
 
 
@@ -92,9 +93,11 @@ class Joining(BaseModel, extra="forbid"):
     over: str = ""
 
 
-class Matrix(BaseModel, extra="forbid"):
+class Matrix(Beside):
     """``matrix.json`` of a comparison."""
 
+    FILE: ClassVar[str] = MATRIX_FILE
+    CALLED: ClassVar[str] = "comparison of models at all sites"
     schema_version: Literal[1] = 1
     metric: str
     higher_is_better: bool
@@ -103,32 +106,6 @@ class Matrix(BaseModel, extra="forbid"):
     models: list[MatrixModel]
     joining: list[Joining]
     notes: list[str]
-
-
-def write_matrix(folder: Path, found: RunMatrix | Matrix) -> None:
-    """Writes the document into a folder."""
-    text = found.model_dump_json(indent=2) + "\n"
-    write_whole(folder / MATRIX_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
-
-
-def has_matrix(folder: Path) -> bool:
-    """Whether a run has the document."""
-    return (folder / MATRIX_FILE).is_file()
-
-
-def read_matrix(folder: Path) -> RunMatrix:
-    """Reads a run's document.
-
-    Raises:
-        ValueError: it is not there or damaged (names the file).
-    """
-    file = folder / MATRIX_FILE
-    try:
-        return RunMatrix.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{file}: no readable test of models at all sites ({error}); delete it and run again"
-        ) from error
 
 
 def matrix_of(found: Sequence[tuple[Mapping[str, Any], RunMatrix]], metric: str | None = None) -> Matrix:

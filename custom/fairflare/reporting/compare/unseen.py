@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import Field
 
-from fairflare.base.disk.files import write_whole
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import Certainty, certainty
+from fairflare.reporting.compare.beside import Beside
 from fairflare.reporting.compare.differences import Units, draws_of
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
-UNSEEN_FILE = "unseen.json"
-
 Draws: TypeAlias = tuple[Units, tuple[float, ...]]  # what a site drew, and the metric on each draw
 
 
-class Unseen(BaseModel, extra="forbid"):
+class Unseen(Beside):
     """What a run's common model is worth at a site that was not there.
 
     Attributes:
@@ -38,40 +35,19 @@ class Unseen(BaseModel, extra="forbid"):
         reason: why there is no figure; empty: there is one.
     """
 
+    FILE: ClassVar[str] = "unseen.json"
+    CALLED: ClassVar[str] = "result of a left-out site"
+
     site: str
-    metrics: dict[str, float | None] = {}
-    adapted: dict[str, float | None] = {}
-    best: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    adapted: dict[str, float | None] = Field(default_factory=dict)
+    best: dict[str, float | None] = Field(default_factory=dict)
     best_is_last: bool = False
     images: int | None = None
-    resampled: list[float | None] = []
+    resampled: list[float | None] = Field(default_factory=list)
     unit: str = ""
     units: int | None = None
     reason: str = ""
-
-
-def write_unseen(folder: Path, found: Unseen) -> None:
-    """Writes the document beside a run's ``results.json``."""
-    text = found.model_dump_json(indent=2) + "\n"
-    write_whole(folder / UNSEEN_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
-
-
-def has_unseen(folder: Path) -> bool:
-    """Whether the document is there."""
-    return (folder / UNSEEN_FILE).is_file()
-
-
-def read_unseen(folder: Path) -> Unseen:
-    """Reads the document.
-
-    Raises:
-        ValueError: it is not there or damaged (names the file).
-    """
-    file = folder / UNSEEN_FILE
-    try:
-        return Unseen.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: no readable result of a left-out site ({error}); delete it and run again") from error
 
 
 @dataclass

@@ -6,15 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
-from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_tables
-from fairflare.reporting.page.content import Picture, Section, Table, listed
+from fairflare.reporting.compare.group_gaps import gap_table, notes_of_gaps
+from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_tables, kept_notes
+from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
 from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARKS = "A mark for each group at every site, and over all sites."
+MARKS = "A mark for each group at every site, and over all sites; lines are 95 % intervals over the images."
 OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
 
 
@@ -30,12 +31,14 @@ def groups(material: Material) -> Section | None:
         told = caption(found, attribute)
         parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), MARKS, told))
     parts += group_tables(run.document)
-    kept = [f"{site}: {listed(names)}" for site, names in found["kept"].items()]
-    notes = (
-        [f"Suppressed, fewer cases than min_cases or with such, and in no figure: {'; '.join(kept)}."] if kept else []
-    )
+    notes = kept_notes(run.document)
     if material.reference:
-        notes.append(f"Of {reference.label}, its first run; the page of each other run has its own.")
+        rows = {row.label: [one.document for one in row.runs] for row in material.rows}
+        parts.append(gap_table(rows, material.reference))
+        notes += notes_of_gaps(rows, material.reference)
+        notes.append(
+            f"Pictures, and tables by site, are of {reference.label}, its first run; each other run's page has its own."
+        )
     return Section("groups", "Groups of people", notes=notes, parts=parts)
 
 
@@ -55,10 +58,14 @@ def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
     axes = made.subplots()
     for rank, group in enumerate(shown):
         style = look(rank)
+        across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]
         values = [of["groups"].get(group, {}).get(metric) for of in places.values()]
         heights = [math.nan if value is None else value for value in values]
-        axes.plot(range(len(places)), heights, color=style.colour, marker=style.marker, linestyle="none",
-                  label=label(group))  # fmt: skip
+        axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
+        for x, of in zip(across, places.values(), strict=True):
+            low, high = of["intervals"].get(group, {}).get(metric) or (None, None)
+            if low is not None and high is not None:
+                axes.plot([x, x], [low, high], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
     axes.set_ylabel(metric)
     axes.grid(True, axis="y", color=GRID)

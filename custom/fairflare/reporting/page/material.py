@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from fairflare.reporting.compare.comparison import Row, comparison_of, complete_runs
 from fairflare.reporting.compare.differences import Difference
-from fairflare.reporting.compare.matrix import Matrix, RunMatrix, has_matrix, matrix_of, read_matrix
+from fairflare.reporting.compare.matrix import Matrix, RunMatrix, matrix_of
 from fairflare.reporting.compare.standing import who_is_behind
-from fairflare.reporting.compare.unseen import Unseen, UnseenSites, has_unseen, read_unseen, unseen_of
+from fairflare.reporting.compare.unseen import Unseen, UnseenSites, unseen_of
 from fairflare.reporting.documents import ROUND
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.page.layers import LayerSums
@@ -174,8 +174,8 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
             continue
         try:
             runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
-            if has_matrix(path.parent):
-                tested.append((runs[-1].document, read_matrix(path.parent)))
+            if RunMatrix.is_in(path.parent):
+                tested.append((runs[-1].document, RunMatrix.read(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
@@ -200,10 +200,10 @@ def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict
         if not _leaves_out(path):
             continue
         try:
-            if not has_unseen(path.parent):
+            if not Unseen.is_in(path.parent):
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
                 continue
-            found.append((page_run(read_results(path, whole=False)).document, read_unseen(path.parent)))
+            found.append((page_run(read_results(path, whole=False)).document, Unseen.read(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     return found
@@ -211,7 +211,7 @@ def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict
 
 def _leaves_out(results: Path) -> bool:
     """Whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
-    if has_unseen(results.parent):
+    if Unseen.is_in(results.parent):
         return True
     plans = [parent / "run.json" for parent in results.parents[:6] if (parent / "run.json").is_file()]
     try:

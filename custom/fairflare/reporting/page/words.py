@@ -21,6 +21,7 @@ from fairflare.reporting.layout import interval, number
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import intervals, test_images
 
+VISIBLE = 0.005  # a smaller gap would be shown as 0.00
 CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
 
 
@@ -42,7 +43,7 @@ def answer(material: Material) -> str:
     row = next(row for row in material.rows if row.label == label)
     said = [_fairer(material, label)] if len(material.rows) > 1 else []
     text = "; ".join([*said, _behind(row, material)])
-    return f"{text[0].upper()}{text[1:]}." if said else f"{text}."
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _fairer(material: Material, reference: str) -> str:
@@ -78,16 +79,23 @@ def _behind(row: PageRow, material: Material) -> str:
         shown, runs = sum(last in one["behind"] for one in known), len(known)
         of_runs = f" in {shown} of {runs} runs" if runs > 1 else ""
         told = f"shown{of_runs}" if shown else "not shown to be more than luck"
-        equal = statistics.fmean(one["chance_gap"] for one in known)
-        return (
-            f"with {row.label} site {last} is behind by {statistics.fmean(gaps[last]):.2f} ({told}); "
-            f"equal sites would show {equal:.2f}"
-        )
+        gap, equal = statistics.fmean(gaps[last]), statistics.fmean(one["chance_gap"] for one in known)
+        if gap < VISIBLE and not shown:
+            return f"with {row.label} no site is behind by 0.01 or more; equal sites would show {equal:.2f}"
+        behind = f"{gap:.2f}" if gap >= VISIBLE else f"{gap:.1g}"
+        return f"with {row.label} {_site(last)} is behind by {behind} ({told}); equal sites would show {equal:.2f}"
     found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
     if not found:
-        return f"{row.label} has no value at any site"
+        return f"with {row.label} no site has a value"
     last = found[0].worst_site if len(found) == 1 else statistics.mode(summary.worst_site for summary in found)
-    return f"with {row.label} site {last} is worst; whether that is more than luck is not known"
+    if all(summary.range == 0 for summary in found):
+        return f"with {row.label} all sites have the same {material.metric}"
+    return f"with {row.label} {_site(last)} is worst; whether that is more than luck is not known"
+
+
+def _site(name: str) -> str:
+    """A site's name in a sentence, which says that it is one."""
+    return name if name.lower().startswith("site") else f"site {name}"
 
 
 def of_run(material: Material) -> list[str]:

@@ -1,0 +1,124 @@
+"""Gaps between groups of people of each method: over the seeds, how sure they are, and against a reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fairflare.core.statistics.group_intervals import GAPS
+from fairflare.core.statistics.intervals import estimate
+from fairflare.reporting.compare.differences import Difference, corrected, paired
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, p_value, printed, spread
+
+Run = Mapping[str, Any]
+Ends: TypeAlias = tuple[float, float]
+Values: TypeAlias = dict[int, tuple[float, Ends]]  # by seed: a gap, and its interval over the images of that run
+HEADS = ["method", "attribute", "gap", "seeds", "over all sites", "95 %", "difference [95 %]", "p (Holm)", "verdict"]
+
+
+def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
+    """Whether any run asked for groups."""
+    return any(run.get("groups") for runs in rows.values() for run in runs)
+
+
+def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
+    """A row for each method, attribute and gap over all sites; smaller is better.
+
+    Args:
+        rows: complete runs by label.
+        reference: label that the others are compared with; with no such row there are no differences.
+    """
+    values: dict[tuple[str, str, str], Values] = {}
+    for label, runs in rows.items():
+        for run in runs:
+            for attribute, of in ((run.get("groups") or {}).get("pooled") or {}).items():
+                for gap in GAPS:
+                    if of["gaps"].get(gap) is not None:
+                        ends = _ends(of, gap)
+                        values.setdefault((label, attribute, gap), {})[run["info"]["seed"]] = (of["gaps"][gap], ends)
+    order = sorted(values, key=lambda key: ([*rows].index(key[0]), key[1], [*GAPS].index(key[2])))
+    found = {key: d for key in order if (d := _difference(key, values, reference)) is not None}
+    judged = dict(zip(found, corrected(list(found.values())), strict=True))
+    body: list[list[Cell]] = []
+    for key in order:
+        ends, of = over_seeds(list(values[key].values())), judged.get(key)
+        told = interval(*ends)
+        about = [MISSING, MISSING, MISSING]
+        if of is not None:
+            p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
+            about = [interval(of.low, of.high, of.mean), p, of.verdict]
+        gaps = [gap for gap, _ in values[key].values()]
+        figures = [math.nan] * 3 if of is None else [of.mean, of.low, of.high]
+        body.append([*key, len(gaps), spread(gaps), Shown(told, ends), Shown(about[0], figures), *about[1:]])
+    heads = [[name] for name in HEADS]
+    heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
+    caption = f"Gaps between groups of people over all sites, and their difference to {reference}; smaller is better."
+    return Table("group_gaps", caption, HEADS, body, csv_columns=heads, lead=3)
+
+
+def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
+    """How to read the table, who has the lowest values, and which runs say nothing of groups."""
+    notes = [
+        "Gaps between groups of people, over all sites; smaller is better. 95 %: over the test images, as if each were "
+        "of another patient, and over the seeds where there are several; one that begins at 0 may be chance. "
+        f"Differences to {reference} are paired by seed, their interval is over the seeds alone."
+    ]
+    for label, runs in rows.items():
+        asked = [run for run in runs if run.get("groups")]
+        if len(asked) < len(runs):
+            notes.append(f"{label}: {len(runs) - len(asked)} of {len(runs)} runs did not ask for groups.")
+        if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):
+            notes.append(f"{label}: groups or classes of them stay at {listed(kept)} and are in no figure.")
+        for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"]):
+            worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
+            metric = next((name for one in worst for name in reversed(one)), "")
+            of = [one[metric] for one in worst if metric in one]
+            told = [f"{group} in {of.count(group)}" for group in sorted(set(of), key=lambda g: (-of.count(g), g))]
+            if told:
+                who = f"{', '.join(told)} of {len(asked)} runs" if len(asked) > 1 else of[0]
+                notes.append(f"{label}: lowest {metric} by {attribute}: {who}.")
+    return notes
+
+
+def gaps_in_words(
+    rows: Mapping[str, Sequence[Run]], reference: str, *, style: str = "text", width: int | None = None
+) -> str:
+    """The table with its notes; in CSV without."""
+    return printed([gap_table(rows, reference)], notes_of_gaps(rows, reference), style, width)
+
+
+def over_seeds(found: Sequence[tuple[float, Ends]]) -> Ends:
+    """Interval of the mean of a gap over the seeds; NaN: none is known.
+
+    All seeds are tested on the same images, so that the scatter over these shrinks with no seed: the mean distances of
+    the ends are added to Student's interval over the seeds, by squares.
+
+    Args:
+        found: of each seed the gap, and its interval over the images.
+    """
+    gaps = np.array([gap for gap, _ in found])
+    mean, ends = float(gaps.mean()), np.array([ends for _, ends in found])
+    below, above = np.abs(gaps[:, None] - ends).mean(0)
+    of_seeds = float(estimate(gaps).half) if len(gaps) > 1 else 0.0
+    low, high = np.clip([mean - np.hypot(below, of_seeds), mean + np.hypot(above, of_seeds)], 0, 1)
+    return float(low), float(high)
+
+
+def _ends(of: Mapping[str, Any], gap: str) -> Ends:
+    low, high = (of.get("gap_intervals") or {}).get(gap) or (None, None)
+    return (math.nan if low is None else low, math.nan if high is None else high)
+
+
+def _difference(
+    key: tuple[str, str, str], values: Mapping[tuple[str, str, str], Values], reference: str
+) -> Difference | None:
+    label, *what = key
+    against = values.get((reference, what[0], what[1]))
+    if label == reference or against is None:
+        return None
+    seeds = sorted({*values[key]} & {*against})
+    differ = {seed: values[key][seed][0] - against[seed][0] for seed in seeds}
+    return paired(label, " ".join(what), differ, higher_is_better=False, limit=1.0) if differ else None

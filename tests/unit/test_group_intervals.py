@@ -1,0 +1,203 @@
+"""How sure metrics of groups and their gaps are: against SciPy, published formulas in loops, and a simulation."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, norm, t
+
+from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
+from fairflare.core.statistics.group_metrics import gaps_of
+from fairflare.core.statistics.group_sums import added, sums_of
+from fairflare.reporting.compare.group_gaps import gap_table, gaps_in_words, over_seeds
+from fairflare.reporting.layout import shown
+
+BINS, SURE = 40, 7
+
+
+def made(classes: int, count: int, seed: int = 0, groups: int = 3) -> tuple[Any, Any, Any]:
+    """Labels, probabilities and groups of made-up images; the model is worse in group 1."""
+    rng = np.random.default_rng(seed)
+    labels, numbers = rng.integers(0, classes, count), rng.integers(0, groups, count)
+    logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(numbers == 1, 0.5, 2.0)[:, None]
+    return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), numbers
+
+
+def by_group(labels: Any, scores: Any, numbers: Any, groups: int = 3) -> dict[str, Any]:
+    return {f"g{g}": sums_of(labels, scores, numbers == g, BINS, SURE) for g in range(groups)}
+
+
+def wilson(hits: int, count: int, error: float) -> tuple[float, float]:
+    of = binomtest(hits, count).proportion_ci(1 - error, method="wilson")
+    return float(of.low), float(of.high)
+
+
+def newcombe(a: tuple[int, int], b: tuple[int, int], error: float) -> tuple[float, float]:
+    """Interval of the difference of two shares, hits and count of each: Newcombe 1998, method 10, in his letters."""
+    p1, p2 = a[0] / a[1], b[0] / b[1]
+    (l1, u1), (l2, u2) = wilson(*a, error), wilson(*b, error)
+    delta, epsilon = math.sqrt((p1 - l1) ** 2 + (u2 - p2) ** 2), math.sqrt((u1 - p1) ** 2 + (p2 - l2) ** 2)
+    return p1 - p2 - delta, p1 - p2 + epsilon
+
+
+def largest(shares: list[list[tuple[int, int]]]) -> tuple[float, float]:
+    """Interval of the largest difference between groups in any part; ``shares[group][part]``."""
+    pairs = [(a[k], b[k]) for a, b in combinations(shares, 2) for k in range(len(a)) if a[k][1] and b[k][1]]
+    low, high = 0.0, 0.0
+    for one, other in pairs:
+        below, above = newcombe(one, other, 0.05 / len(pairs))
+        low = max(low, below, -above)
+        high = max(high, abs(below), abs(above))
+    return low, high
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_gaps_of_shares_have_newcombes_intervals(classes: int) -> None:
+    labels, scores, numbers = made(classes, 300, 3)
+    told, wanted = scores.argmax(1), [1] if classes == 2 else list(range(classes))
+    sensitivity, false, share, right = [], [], [], []
+    for g in range(3):
+        mine = numbers == g
+        sensitivity.append([(int((mine & (labels == c) & (told == c)).sum()), int((mine & (labels == c)).sum()))
+                            for c in wanted])  # fmt: skip
+        false.append([(int((mine & (labels != c) & (told == c)).sum()), int((mine & (labels != c)).sum()))
+                      for c in wanted])  # fmt: skip
+        share.append([(int((mine & (told == c)).sum()), int(mine.sum())) for c in wanted])
+        right.append([(int((mine & (told == labels)).sum()), int(mine.sum()))])
+    found = gap_intervals(by_group(labels, scores, numbers))
+    odds = [[*a, *b] for a, b in zip(sensitivity, false, strict=True)]
+    for name, of in (
+        ("equal_opportunity", sensitivity), ("equalised_odds", odds), ("demographic_parity", share),
+        ("accuracy_gap", right),
+    ):  # fmt: skip
+        assert found[name] == pytest.approx(largest(of), abs=1e-12), name
+    gaps = gaps_of(by_group(labels, scores, numbers), added(list(by_group(labels, scores, numbers).values())))
+    assert all(found[name][0] <= gaps[name] <= found[name][1] for name in GAPS if name in found)
+    assert found["accuracy_gap"][0] > 0  # the model is worse in group 1
+
+
+def delong(scores: Any, truth: Any) -> tuple[float, float]:
+    """Area and its standard error, pair by pair."""
+    positive, negative = scores[truth], scores[~truth]
+    v10 = [np.mean([(p > n) + (p == n) / 2 for n in negative]) for p in positive]
+    v01 = [np.mean([(p > n) + (p == n) / 2 for p in positive]) for n in negative]
+    error = math.sqrt(np.var(v10, ddof=1) / len(positive) + np.var(v01, ddof=1) / len(negative))
+    return float(np.mean(v10)), error
+
+
+def test_an_area_has_delongs_interval() -> None:
+    labels, scores, numbers = made(2, 160, 5, 2)
+    place = np.minimum((scores[:, 1] * BINS).astype(int), BINS - 1)
+    z, ends = norm.ppf(0.975), []
+    for g in range(2):
+        area, error = delong(place[numbers == g], labels[numbers == g] == 1)
+        low, high = intervals_of(by_group(labels, scores, numbers, 2)[f"g{g}"])["auc"]
+        assert (low, high) == pytest.approx((max(0, area - z * error), min(1, area + z * error)), abs=1e-12)
+        ends.append((area, error))
+    differ, error = ends[0][0] - ends[1][0], math.hypot(ends[0][1], ends[1][1])
+    assert ends[0][0] + z * ends[0][1] < 1  # no end is cut
+    found = gap_intervals(by_group(labels, scores, numbers, 2))["auc_gap"]
+    assert found == pytest.approx((differ - z * error, differ + z * error), abs=1e-12)
+
+
+def test_dice_has_students_interval() -> None:
+    rng = np.random.default_rng(1)
+    dice, numbers = rng.uniform(0.3, 0.6, size=(30, 1)), rng.integers(0, 2, 30)
+    dice[numbers == 1] += 0.3
+    of = {f"g{g}": sums_of(None, dice, numbers == g, BINS, SURE) for g in range(2)}
+    ends = []
+    for g in range(2):
+        own = dice[numbers == g, 0]
+        half = t.ppf(0.975, len(own) - 1) * own.std(ddof=1) / math.sqrt(len(own))
+        assert intervals_of(of[f"g{g}"])["dice"] == pytest.approx((own.mean() - half, own.mean() + half), abs=1e-12)
+        ends.append((own.mean(), half))
+    gap, half = ends[1][0] - ends[0][0], math.hypot(ends[0][1], ends[1][1])
+    assert gap_intervals(of)["dice_gap"] == pytest.approx((gap - half, gap + half), abs=1e-12)
+
+
+def test_of_several_structures_the_interval_is_no_shorter_than_that_of_the_images_means() -> None:
+    dice = np.random.default_rng(2).uniform(size=(25, 3))
+    low, high = intervals_of(sums_of(None, dice, np.ones(25, bool), BINS, SURE))["dice"]
+    own = dice.mean(1)
+    assert high - low >= 2 * t.ppf(0.975, 24) * own.std(ddof=1) / 5
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.2])
+def test_intervals_hold_the_true_gap(apart: float) -> None:
+    """Three groups with accuracies of 0.6, 0.6 and 0.6 + ``apart``: in 95 of 100 draws or more."""
+    rng, held, draws = np.random.default_rng(7), 0, 400
+    for _ in range(draws):
+        groups = {}
+        for g, (share, count) in enumerate(((0.6, 40), (0.6, 90), (0.6 + apart, 60))):
+            right = float(rng.binomial(count, share))
+            groups[str(g)] = {"calibration": np.array([[count, count * 0.7, right]])}
+        low, high = gap_intervals(groups)["accuracy_gap"]
+        held += low <= apart <= high
+    assert held / draws >= 0.95
+
+
+def test_what_has_no_interval() -> None:
+    labels, scores, numbers = made(3, 90)
+    of = by_group(labels, scores, numbers)
+    nobody = sums_of(labels, scores, np.zeros(90, bool), BINS, SURE)
+    for ends in (intervals_of(nobody), gap_intervals({"a": of["g0"], "none": nobody})):
+        assert all(math.isnan(end) for pair in ends.values() for end in pair)
+    assert gap_intervals({"a": of["g0"], "b": of["g1"], "none": nobody}) == gap_intervals(
+        {"a": of["g0"], "b": of["g1"]}
+    )
+    perfect = np.where(labels == 1, 0.9, 0.1)
+    two = np.stack([1 - perfect, perfect], 1)
+    sums = sums_of((labels == 1).astype(int), two, np.ones(90, bool), BINS, SURE)
+    assert math.isnan(intervals_of(sums)["auc"][0])  # no scatter: nothing is known, not everything
+    one = sums_of(None, np.array([[0.5]]), np.ones(1, bool), BINS, SURE)
+    assert math.isnan(intervals_of(one)["dice"][0])
+
+
+# ------------------------------------------------------------------------------------------------ over seeds
+
+
+def run(label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None) -> dict[str, Any]:
+    of = {"gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"}}
+    return {"info": {"label": label, "seed": seed}, "groups": {"pooled": {"tone": of}, "kept": kept or {}}}
+
+
+def test_over_seeds_the_images_are_the_same() -> None:
+    gaps, ends = [0.10, 0.14, 0.18], (0.02, 0.30)
+    half = t.ppf(0.975, 2) * np.std(gaps, ddof=1) / math.sqrt(3)
+    low, high = over_seeds([(gap, ends) for gap in gaps])
+    below, above = np.mean([g - ends[0] for g in gaps]), np.mean([ends[1] - g for g in gaps])
+    assert low == pytest.approx(max(0.0, 0.14 - math.hypot(below, half)), abs=1e-12)
+    assert high == pytest.approx(0.14 + math.hypot(above, half), abs=1e-12)
+    assert over_seeds([(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
+    assert all(map(math.isnan, over_seeds([(0.1, (math.nan, math.nan))])))
+
+
+def test_methods_side_by_side() -> None:
+    rows = {
+        "fed_avg": [run("fed_avg", s, 0.20 + 0.01 * s, [0.1, 0.3]) for s in range(3)],
+        "other": [run("other", s, 0.05 + 0.012 * s, [0.0, 0.2], {"site-1": ["tone=dark"]}) for s in range(3)],
+    }
+    table = gap_table(rows, "fed_avg")
+    first, second = table.rows
+    assert [shown(cell) for cell in first[:4]] == ["fed_avg", "tone", "accuracy_gap", "3"]
+    assert shown(first[6]) == "-"
+    differ = np.array([-0.15, -0.148, -0.146])
+    half = t.ppf(0.975, 2) * differ.std(ddof=1) / math.sqrt(3)
+    assert second[6].values == pytest.approx([differ.mean(), differ.mean() - half, differ.mean() + half], abs=1e-12)
+    assert second[8] == "better"
+    text = gaps_in_words(rows, "fed_avg")
+    assert "lowest accuracy by tone: dark in 3 of 3 runs" in text
+    assert "other: groups or classes of them stay at site-1 and are in no figure" in text
+    assert "fed_avg: groups" not in text
+    lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()
+    assert lines[0].startswith("method,attribute,gap,seeds,mean,sd,low,high,difference,")
+    assert float(lines[1].split(",")[4]) == pytest.approx(0.21)
+
+
+def test_a_run_without_groups_is_named() -> None:
+    rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [{"info": {"seed": 0}, "groups": None}]}
+    assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")

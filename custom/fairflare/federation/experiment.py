@@ -20,6 +20,7 @@ from fairflare.federation.checkpoint import (
     CheckpointFolder,
     check_same_config,
     check_same_rounds,
+    differing,
 )
 from fairflare.federation.journal import Journal
 from fairflare.federation.models import ModelFiles
@@ -29,24 +30,20 @@ from fairflare.federation.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.methods.rule import State
 
 
-class Keeps(Protocol):
+class Counts(Protocol):
+    """What counts over the rounds."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Keeps(Counts, Protocol):
     """What outlives a round at the server besides the model; a :class:`fairflare.methods.rule.Rule` is one."""
 
     memory_folder: Path | None
 
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
     def follows_num_rounds(self) -> list[str]: ...
-
-
-class Counts(Protocol):
-    """What counts over the rounds, in plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Experiment:
@@ -140,7 +137,7 @@ class Experiment:
         found = self.folder.load(lambda extra: _check_version(extra, self.run.experiment))
         if found is None:
             return None
-        if found.next_round == 0 and not _fits(found, self._config, self.run.experiment):
+        if found.next_round == 0 and differing(found.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None
         return found
@@ -170,16 +167,13 @@ class Experiment:
         for name in sorted(set(was) | set(now)):
             if was.get(name) != now.get(name):
                 yield f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ"
-        gone = sorted(set(found.extra["sites"]) - set(self._sites))
-        new = sorted(set(self._sites) - set(found.extra["sites"]))
-        if gone:
-            yield f"no longer in the job: {', '.join(gone)}"
-        if new:
-            yield f"new in the job: {', '.join(new)}"
+        then, here = set(found.extra["sites"]), set(self._sites)
+        for what, sites in (("no longer", then - here), ("new", here - then)):
+            if sites:
+                yield f"{what} in the job: {', '.join(sorted(sites))}"
         if found.config["num_rounds"] != self.run.num_rounds:
-            text = f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}"
             unknown = "" if knows(self.place.site_half) else "; whether the sites' training depends on it is not known"
-            yield text + unknown
+            yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
     def _take_back(self, found: Checkpoint, like: State) -> State:
         """Rule, best model and model files as they were; the global model in the network's own order."""
@@ -261,14 +255,6 @@ def writing(what: str, folder: Path) -> Iterator[None]:
             "(checkpoint_root in the server's local/fairflare.json), and start the run again; with an experiment id it "
             "goes on after the last whole round"
         ) from error
-
-
-def _fits(found: Checkpoint, config: Mapping[str, Any], experiment: str) -> bool:
-    try:
-        check_same_config(found.config, config, experiment)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _check_version(extra: Mapping[str, Any], experiment: str) -> None:

@@ -72,7 +72,8 @@ class Influence:
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
         """Weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
-        return self._within(weights)
+        limits = self._limits(weights)
+        return self._tempered(capped_weights(weights, limits) if limits else weights)
 
     def moderated(self, values: Mapping[str, float], name: str) -> dict[str, float]:
         """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
@@ -148,10 +149,6 @@ class Influence:
         capped = capped_weights(weights, limits) if limits else weights
         self._warn_of_excess([capped], of)
         return self._tempered(capped)
-
-    def _within(self, weights: SiteWeights) -> SiteWeights:
-        limits = self._limits(weights)
-        return self._tempered(capped_weights(weights, limits) if limits else weights)
 
     def _tempered(self, capped: SiteWeights) -> SiteWeights:
         excess = self.bounds.max_excess

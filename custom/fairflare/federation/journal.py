@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,13 +136,16 @@ class Journal:
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
-        record.warnings = list(warnings)
-        if last:
-            now = {"site_weights": record.site_weights, "layers": record.layers}
-            record.warnings += same_weights([*read_results(self.store.folder)["rounds"], now])
-        for warned in record.warnings:
-            who = f"site {warned.site!r}: " if warned.site else ""
-            self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
+        now = {"site_weights": record.site_weights, "layers": record.layers}
+        never = same_weights([*read_results(self.store.folder)["rounds"], now]) if last else []
+        self.warned([*warnings, *never], record)
+
+    def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
+        """Warnings of a round, or (``", norms"``) of an exchange in it."""
+        record.warnings = [*record.warnings, *warnings]
+        for one in warnings:
+            who = f"site {one.site!r}: " if one.site else ""
+            self.say(f"round {record.current_round}{phase}: {who}{one.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
         """A whole round."""

@@ -51,43 +51,6 @@ TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few c
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
-def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
-    """The site's ``metrics_by_class``; default: True.
-
-    Raises:
-        SiteError: it is neither true nor false.
-    """
-    return _flag(site, settings, METRICS_BY_CLASS)
-
-
-def trains_below(site: str, settings: Mapping[str, Any]) -> bool:
-    """The site's ``train_below_min_cases``; default: True.
-
-    Raises:
-        SiteError: it is neither true nor false.
-    """
-    return _flag(site, settings, TRAINS_BELOW)
-
-
-def min_cases(site: str, settings: Mapping[str, Any]) -> int:
-    """The site's ``min_cases``; default: 1, everything may leave.
-
-    Raises:
-        SiteError: it is no number of cases.
-    """
-    chosen = settings.get(MIN_CASES, 1)
-    if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
-        raise SiteError(f"site {site!r}: setting {MIN_CASES!r} must be an integer >= 1, got {chosen!r:.80}")
-    return chosen
-
-
-def _flag(site: str, settings: Mapping[str, Any], name: str) -> bool:
-    chosen = settings.get(name, True)
-    if not isinstance(chosen, bool):
-        raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
-    return chosen
-
-
 def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics under the names that may leave a site, see :func:`fairflare.core.task.metric_name`.
 

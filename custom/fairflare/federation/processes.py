@@ -21,8 +21,8 @@ from fairflare.exchange.tensor_file import write_tensors
 from fairflare.federation.calls import LocalTransport
 from fairflare.federation.incoming import layout_of
 from fairflare.federation.isolation import LAST_WORDS, SiteProcess, speaking
-from fairflare.federation.plan import TASK_MODULE, load_task_class
 from fairflare.federation.site import refusal
+from fairflare.federation.task_files import TASK_MODULE, load_task_class
 from fairflare.federation.transport import Question
 
 if TYPE_CHECKING:
@@ -76,9 +76,6 @@ class ProcessTransport(LocalTransport):
         prepare = None if file is None else file.load
         self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(min(jobs, len(self.names)))]
         self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
-
-    def __enter__(self) -> ProcessTransport:
-        return self
 
     def __exit__(self, *error: object) -> None:
         for child in self._children:

@@ -40,22 +40,22 @@ class Retraining:
 
     def check(self, task: Task, state: State) -> None:
         """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
-        if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
-            raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
-        if self.run.crt_rounds and isinstance(self.rule, SendsParts):
-            raise ValueError(
-                f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
-                "classifier could be trained; set crt_rounds=0"
-            )
-        averaged = isinstance(self.rule, ReportsMean) and self.rule.report_average
-        if averaged and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
-            raise ValueError(
-                f"{type(self.rule).__name__} ends with a mean over its rounds, which would hold neither a retrained "
-                "classifier nor recalibrated statistics; set report_average=false, or crt_rounds=0 and "
-                "norm_statistics=average"
-            )
-        if self.run.crt_rounds and isinstance(self.rule, MakesTensors):
-            raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
+        run, rule, name = self.run, self.rule, type(self.rule).__name__
+        averaged = isinstance(rule, ReportsMean) and rule.report_average
+        problems = {
+            "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0": run.crt_rounds > 0
+            and (task.has_classes is False or not of_classifier(state)),
+            f"with {name} every site has a model of its own, and there is no common one whose classifier could be "
+            "trained; set crt_rounds=0": run.crt_rounds > 0 and isinstance(rule, SendsParts),
+            f"{name} ends with a mean over its rounds, which would hold neither a retrained classifier nor "
+            "recalibrated statistics; set report_average=false, or crt_rounds=0 and norm_statistics=average": averaged
+            and (run.crt_rounds > 0 or run.norm_statistics == "recalibrated"),
+            f"{name} retrains a classifier itself; set crt_rounds=0": run.crt_rounds > 0
+            and isinstance(rule, MakesTensors),
+        }
+        for text, there in problems.items():
+            if there:
+                raise ValueError(text)
 
     def rule_at(self, current_round: int) -> Rule:
         """Server half of a round; of the final test the method's."""
@@ -96,8 +96,6 @@ class Retraining:
         return {"rule": self.rule.state_dict(), "classifier": self.classifier.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not self.run.crt_rounds:
-            self.rule.load_state_dict(state)
-            return
-        self.rule.load_state_dict(state["rule"])
-        self.classifier.load_state_dict(state["classifier"])
+        if self.run.crt_rounds:
+            self.classifier.load_state_dict(state["classifier"])
+        self.rule.load_state_dict(state["rule"] if self.run.crt_rounds else state)

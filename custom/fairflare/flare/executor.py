@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
@@ -33,7 +33,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.isolation import perform_isolated
 from fairflare.federation.site import SiteWorker, refusal
-from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, read_site_file
+from fairflare.federation.site_file import DECODED_PLACE, SITE_FILE, flag, read_site_file
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.flare.wire import from_model, to_model
 from fairflare.methods.training import LocalTraining, SiteError
@@ -92,10 +92,9 @@ class SiteExecutor(Executor):
             reply = refusal(site, task_name, e)
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
-        if reply.status == STATUS_OK:
-            self.log_info(fl_ctx, f"{task_name}, round {current_round}: {_brief(reply)}")
-        else:
-            self.log_warning(fl_ctx, f"{task_name}, round {current_round}: {reply.status}: {reply.reason}")
+        ok = reply.status == STATUS_OK
+        said = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
+        (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {said}")
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
 
     def _answer(
@@ -125,8 +124,7 @@ class SiteExecutor(Executor):
             self.log_warning(fl_ctx, f"{task_name}: {refusal(site, task_name, error).reason}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         self.log_info(fl_ctx, f"{task_name}, asked by a workflow of FLARE: done")
-        sent: Shareable = answer.to_shareable()
-        return sent
+        return cast(Shareable, answer.to_shareable())
 
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
         """The last one: a site validates what it receives, so it knows no better one of its own."""
@@ -141,10 +139,7 @@ class SiteExecutor(Executor):
     def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
         settings = self._site_settings(site, fl_ctx)
         arguments = self._worker_arguments(site, request.experiment, settings, fl_ctx)
-        isolate = settings.get("isolate", self.isolate)
-        if not isinstance(isolate, bool):
-            raise SiteError(f"site {site!r}: setting 'isolate' must be true or false, got {isolate!r}")
-        if isolate:
+        if flag(site, settings, "isolate", self.isolate):
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
 
@@ -184,8 +179,5 @@ class SiteExecutor(Executor):
 
 
 def _brief(reply: SiteReply) -> str:
-    parts = [f"{k} {v:.4f}" for k, v in sorted(reply.metrics.items())]
-    if "train_loss" in reply.stats:
-        parts.append(f"train_loss {reply.stats['train_loss']:.4f}")
-    parts.append(f"{reply.stats.get('seconds', 0):.1f} s")
-    return ", ".join(parts)
+    shown = [*sorted(reply.metrics.items()), *(item for item in reply.stats.items() if item[0] == "train_loss")]
+    return ", ".join([*(f"{k} {v:.4f}" for k, v in shown), f"{reply.stats.get('seconds', 0):.1f} s"])

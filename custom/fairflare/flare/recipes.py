@@ -94,11 +94,10 @@ class FairRecipe(Recipe):
         **options: Any,
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
-        if packaging == "preinstalled" and task_file is not None:
-            raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
-        if packaging == "preinstalled" and monai_bundle is not None:
-            raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
+            if task_file is not None or monai_bundle is not None:
+                what = "task file" if monai_bundle is None else "MONAI bundle"
+                raise ValueError(f"a {what} is custom code; packaging 'preinstalled' carries none")
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
             chosen = method_of(rule, training) if method is None else get_method(method)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,11 +52,9 @@ def overview() -> list[Listed]:
 def _learns(method: Method) -> tuple[str, ...]:
     found = []
     for kind in sorted(TASKS_BY_KIND, key=lambda kind: (kind != method.task, kind)):
-        try:
+        with suppress(ValueError):
             make_plan(method.name, task=kind)
             found.append(kind)
-        except ValueError:
-            continue
     return tuple(found)
 
 

@@ -171,17 +171,17 @@ class Journal:
             best: what the latter is.
         """
         number = last.phase.current_round
-        for tested, which in ((last, ""), (of_best, ", best model")):
-            for left in tested.left_out if tested is not None else ():
-                self.say(f"validate{which}: site {left.site!r} left out: {left.reason}", warning=True)
-        for site in last.without(self.metric):
-            self.say(f"validate: site {site!r}: its {self.metric!r} is not finite", warning=True)
-        for site in sorted(last.phase.good):
-            if lost := printable(last.phase.stats[site]["state_lost"] or ""):
-                self.say(f"validate: site {site!r} lost some of its state: {lost}", warning=True)
+        lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
+        by_best = of_best.left_out if of_best is not None else ()
+        for text in (
+            *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
+            *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
+            *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
+            *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
+            *(f": site {s!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}" for s, names in last.suppressed.items()),
+        ):
+            self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
-        for site, names in last.suppressed.items():
-            self.say(f"validate: site {site!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {

@@ -37,7 +37,7 @@ from fairflare.federation.replies import (
 )
 from fairflare.federation.sampling import CLASSES, ERROR, SUPPORT
 from fairflare.methods.catalog import fields_of
-from fairflare.methods.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass, Field
+from fairflare.methods.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:
@@ -118,11 +118,8 @@ class Gate:
             log.debug("site %s: metrics that stay at home: %s", self.site, shown)
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
-        if not self._mean_of_images():
-            for key in OF_DRAWS:
-                reply.stats.pop(key, None)
-        for name in (CLASSES, SUPPORT):
-            reply.stats.pop(name, None)
+        for key in (CLASSES, SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
+            reply.stats.pop(key, None)
         reply.stats[AT_HOME] = True
 
     def _plain(self, name: str) -> bool:
@@ -155,10 +152,10 @@ class Gate:
 
     def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
-        if self.floor.least > 1 and request.name == TASK_NORMS:
-            fields = {field.name: field for field in norm_moments.FIELDS}
-        elif self.floor.least > 1:
-            fields = fields_of(type(getattr(self.training, "training", self.training)))
+        if self.floor.least > 1:
+            of_norms = {field.name: field for field in norm_moments.FIELDS}
+            half = type(getattr(self.training, "training", self.training))
+            fields = of_norms if request.name == TASK_NORMS else fields_of(half)
         for name, value in list(reply.report.items()):
             splits = self.training.made_of(name) if name in fields else None
             if splits is None:
@@ -183,10 +180,8 @@ class Gate:
             if not held:
                 del reply.stats[name]
                 yield IN_STATS + name
-        if request.name == TASK_VALIDATE and not self._hold((SPLIT_TEST,)):
-            reply.num_samples = None
-            yield "num_samples"
-        if request.name == TASK_NORMS and not self._hold(TRAINING):
+        counted = {TASK_VALIDATE: (SPLIT_TEST,), TASK_NORMS: TRAINING}.get(request.name, ())
+        if not self._hold(counted):
             reply.num_samples = None
             yield "num_samples"
 

@@ -183,7 +183,6 @@ class Rounds:
         train.left_out |= {**self.roster.why_not(record.sites), **out}
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
-        self.collector.rejected.update(train.left_out)
         record.accepted = self.collector.accepted
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
@@ -208,7 +207,6 @@ class Rounds:
         sites = self.roster.willing(record.accepted, TASK_ANCHOR, number)
         phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor, anchor_as=form)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
-        self.collector.rejected.update(phase.left_out)
         self.journal.left_out(phase, record)
 
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:

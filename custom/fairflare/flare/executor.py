@@ -129,7 +129,7 @@ class SiteExecutor(Executor):
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
         """The last one: a site validates what it receives, so it knows no better one of its own."""
         experiment = self._asked.experiment if self._asked else ""
-        worker = self._worker(self._worker_arguments(site, experiment, self._site_settings(site, fl_ctx), fl_ctx))
+        worker = self._worker(self._worker_arguments(site, experiment, fl_ctx))
         check_submission(shareable, worker)
         local = None if self._trained is None else worker.local_model(*self._trained)
         if local is None:
@@ -137,17 +137,10 @@ class SiteExecutor(Executor):
         return DXO(DataKind.WEIGHTS, data=clean_state(local))
 
     def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
-        settings = self._site_settings(site, fl_ctx)
-        arguments = self._worker_arguments(site, request.experiment, settings, fl_ctx)
-        if flag(site, settings, "isolate", self.isolate):
+        arguments = self._worker_arguments(site, request.experiment, fl_ctx)
+        if flag(site, arguments["settings"], "isolate", self.isolate):
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
-
-    def _site_settings(self, site: str, fl_ctx: FLContext) -> dict[str, Any]:
-        if self._settings is None:
-            workspace = fl_ctx.get_engine().get_workspace()
-            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
-        return self._settings
 
     def _worker(self, arguments: dict[str, Any]) -> SiteWorker:
         key = str(arguments["state_folder"])
@@ -155,10 +148,11 @@ class SiteExecutor(Executor):
             self._workers[key] = SiteWorker(**arguments)
         return self._workers[key]
 
-    def _worker_arguments(
-        self, site: str, experiment: str, settings: dict[str, Any], fl_ctx: FLContext
-    ) -> dict[str, Any]:
+    def _worker_arguments(self, site: str, experiment: str, fl_ctx: FLContext) -> dict[str, Any]:
         workspace = fl_ctx.get_engine().get_workspace()
+        if self._settings is None:
+            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
+        settings = self._settings
         root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
         if experiment:
             # Outlives the job, so that a resubmitted one goes on.

@@ -11,8 +11,9 @@ from fairflare.core.acting import needs_of
 from fairflare.core.checks import nearest
 from fairflare.core.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.federation.bounds import Bounds
-from fairflare.federation.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
+from fairflare.federation.plan import TASKS_BY_KIND, load_task_class, make_plan
 from fairflare.federation.run_settings import LIKE_SETTINGS, RunSettings
+from fairflare.federation.task_files import dealt_to
 from fairflare.methods.catalog import Method, all_methods, get_method, page_of
 from fairflare.methods.rule import TwoPhase
 

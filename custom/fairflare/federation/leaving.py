@@ -37,7 +37,7 @@ from fairflare.federation.replies import (
 )
 from fairflare.federation.sampling import CLASSES, ERROR, SUPPORT
 from fairflare.methods.catalog import fields_of
-from fairflare.methods.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass
+from fairflare.methods.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass, Field
 from fairflare.methods.training import SiteError
 
 if TYPE_CHECKING:

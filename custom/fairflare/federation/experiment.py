@@ -41,8 +41,6 @@ class Counts(Protocol):
 class Keeps(Counts, Protocol):
     """What outlives a round at the server besides the model; a :class:`fairflare.methods.rule.Rule` is one."""
 
-    memory_folder: Path | None
-
     def follows_num_rounds(self) -> list[str]: ...
 
 
@@ -51,13 +49,14 @@ class Experiment:
 
     Args:
         run, place: settings and folders.
-        rule: the server half; its state is kept, and it is told where its memory lies.
+        rule: the server half; its state is kept.
         journal, files: results and model files, which are taken back too.
         say: a line for the server's log.
         also: what counts over the rounds besides, by name; kept as plain values.
 
     Attributes:
         run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
+        memory: folder of what the rule keeps on disk.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Experiment:
         self.run_id = uuid.uuid4().hex[:12]
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
-        rule.memory_folder = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
+        self.memory = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
         self._config: dict[str, Any] = {}
         self._sites: list[str] = []
 
@@ -103,8 +102,8 @@ class Experiment:
         """Lets go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
         if self.lock is not None:
             self.lock.release()
-        elif self.rule.memory_folder is not None:
-            shutil.rmtree(self.rule.memory_folder, ignore_errors=True)
+        else:
+            shutil.rmtree(self.memory, ignore_errors=True)
 
     # -- where a run begins
 

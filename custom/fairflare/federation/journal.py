@@ -59,13 +59,9 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
-    def checked(
-        self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
-    ) -> None:
+    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """What the sites said of their data before the first round, and what they may measure."""
-        if metrics is not None:
-            self.store.update_info(**directions_of(metrics))
-        self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
+        self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
@@ -254,10 +250,13 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
     """What a site said of its data."""
     lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
     home = found["suppressed"]
-    parts = [f"{lists} images" if lists else "said nothing about its data"] if lists or not home else []
-    parts += [f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)"] if home else []
-    parts += ["SYNTHETIC"] if found["synthetic"] else []
-    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
-    parts += [f"prior {found['prior']}"] if found["prior"] else []
-    parts += [str(found[key]) for key in ("device", "computing") if found[key]]
-    return ", ".join(parts)
+    parts = (
+        f"{lists} images" if lists else "" if home else "said nothing about its data",
+        f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)" if home else "",
+        "SYNTHETIC" if found["synthetic"] else "",
+        "" if found["num_classes"] is None else f"{found['num_classes']} classes",
+        f"prior {found['prior']}" if found["prior"] else "",
+        found["device"],
+        found["computing"],
+    )
+    return ", ".join(filter(None, parts))

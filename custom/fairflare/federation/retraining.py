@@ -7,7 +7,6 @@ that they received. So the last model of the method's own rounds is validated li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.federation.run_settings import RunSettings
@@ -78,14 +77,6 @@ class Retraining:
             self.classifier.remember(weighing)
 
     # -- what outlives a round, of both rules
-
-    @property
-    def memory_folder(self) -> Path | None:
-        return self.rule.memory_folder
-
-    @memory_folder.setter
-    def memory_folder(self, folder: Path | None) -> None:
-        self.rule.memory_folder = folder
 
     def follows_num_rounds(self) -> list[str]:
         return self.rule.follows_num_rounds() if isinstance(self.rule, FollowsNumRounds) else []

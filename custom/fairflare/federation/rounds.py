@@ -89,6 +89,7 @@ class Rounds:
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )
+        rule.memory_folder = self.experiment.memory
         exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.asking = Asking(run, exchange, self.experiment)
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric)

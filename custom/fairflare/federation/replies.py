@@ -193,10 +193,10 @@ def read_metrics(
     size = sum(len(str(name)) for name in names)
     both = sorted({*sent, *undefined} & {*suppressed})
     refuse_if(site, {
-        f"a metric is called {shortened([*odd, ''][0])}; a name has letters, digits, '_', '/', '.' and '-', at most "
-        f"{MAX_TEXT}": bool(odd),
+        f"a metric is called {shortened(next(iter(odd), ''))}; a name has letters, digits, '_', '/', '.' and '-', at "
+        f"most {MAX_TEXT}": bool(odd),
         f"the names of its metrics have {size} characters, more than {MAX_NAMES}": size > MAX_NAMES,
-        f"metric {[*both, ''][0]!r} came, and is said to stay there": bool(both),
+        f"metric {next(iter(both), '')!r} came, and is said to stay there": bool(both),
     })  # fmt: skip
     for name, value in sent.items():
         metric, shown = range_of(name, declared), shortened(value)

@@ -156,10 +156,10 @@ class FairAggregator(Bounds, ModelAggregator):
             return
         try:
             training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
-            self._collector.keep(training)
             numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
             self._metrics[site] = {name: float(value) for name, value in numbers.items()}
             self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
+            self._collector.keep(training)
         except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
             self._fault = error
         except Exception as error:
@@ -200,7 +200,7 @@ class FairAggregator(Bounds, ModelAggregator):
         signatures = {site: self._shape.signatures[site] for site in self.accepted}
         if not signatures:
             return
-        common, _ = Counter(signatures[site] for site in sorted(signatures)).most_common(1)[0]
+        common, _ = Counter(signatures.values()).most_common(1)[0]
         for site, found in signatures.items():
             if _fits(found, common):
                 absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in found[2]})

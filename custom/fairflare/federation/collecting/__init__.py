@@ -1,1 +1,1 @@
-"""Asking sites and collecting what they answer."""
+"""federation.asking Asking sites and collecting what they answer."""

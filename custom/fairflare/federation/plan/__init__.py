@@ -1,1 +1,1 @@
-"""What a run is to do, before it begins."""
+"""federation.task_files What a run is to do, before it begins."""

@@ -1,1 +1,1 @@
-"""How the server leads a run."""
+"""federation.first_model How the server leads a run."""

@@ -1,1 +1,1 @@
-"""What happens at a site."""
+"""federation.site_tasks federation.site_network What happens at a site."""

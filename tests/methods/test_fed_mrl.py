@@ -189,17 +189,6 @@ def test_gradient_factors_of_the_spec(weight, clamp, loss, factor):
     assert float(own.grad) == pytest.approx(factor, abs=1e-12)
 
 
-@pytest.mark.parametrize(("clamp", "factor", "low"), [(0.0, 10.0, 0.0), (None, 41.0, -39.0)])
-def test_literal_means_without_limits_in_both_modes(monkeypatch, clamp, factor, low):
-    monkeypatch.setattr("fairflare.methods.fed_mrl.mean_loss", lambda *_: 0.0)
-    for mean, expected in ((-20.0, factor), (20.0, low)):
-        training = FairProximalTraining(fair_clamp=clamp, fair_mode="epoch")
-        problem = Regression()
-        run = problem.run({"mean_loss": mean})
-        training.begin_round(run, problem.model)
-        assert run.own.factor == expected
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -212,7 +201,7 @@ def test_literal_means_without_limits_in_both_modes(monkeypatch, clamp, factor, 
         ({"fair_clamp": 1.0, "fair_max": 0.5}, "fair_clamp must be at most fair_max=0.5, got 1.0"),
         ({"fair_max": math.nan}, "fair_max must be a number > 0, got nan"),
         ({"fair_max": 0.0}, "fair_max must be a number > 0, got 0.0"),
-        ({"fair_mode": "round"}, "fair_mode must be one of 'batch', 'epoch', got 'round'"),
+        ({"fair_mode": "epoch"}, "FairProximalTraining has no setting 'fair_mode' any more: no result showed a use"),
         ({"use_fair": 1}, "use_fair must be true or false, got 1"),
         ({"share_entropy": "no"}, "share_entropy must be true or false, got 'no'"),
     ],
@@ -279,33 +268,6 @@ def test_a_site_may_withhold_its_entropy(tmp_path):
     assert agents(server.rule)["last_observation"][:, 0].tolist() == pytest.approx([-0.3 / math.log(7), -0.5])
 
 
-def test_factor_of_the_whole_round(tmp_path, monkeypatch):
-    """fair_mode epoch: from the mean loss of the received model over the training set, which leaves no trace."""
-    state = start()
-    factors = []
-    fair = FairProximalTraining.fair
-    monkeypatch.setattr(
-        FairProximalTraining, "fair", lambda self, own, told: factors.append(told.factor) or fair(self, own, told)
-    )
-    settings = {"batch_size": 8, "keep_optimizer_state": False, "fair_mode": "epoch"}
-    told = {"mean_loss": 1.2}
-    worker, reply = train(FairProximalTraining(**settings), tmp_path / "a", state, told)
-    assert worker._data is not None
-    model = worker.task.build_model().double()
-    model.load_state_dict(state)
-    model.eval()
-    ((images, labels),) = worker._data.batches("training", batch_size=10**6)
-    whole = float(torch.nn.functional.cross_entropy(model(images.double()), labels).detach())
-    assert len(set(factors)) == 1
-    assert len(factors) == reply.num_steps > 1
-    assert factors[0] == pytest.approx(1 + 2 * (whole - 1.2), rel=1e-5)
-
-    one = train(FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "b", state, told)[1].update
-    plain = ProximalTraining(batch_size=8, keep_optimizer_state=False, optimizer="sgd")
-    none = train(plain, tmp_path / "c", state)[1].update
-    assert same(one, none)
-
-
 def test_a_loss_that_blows_up_costs_the_site_its_round(tmp_path):
     state = start()
     broken = {name: tensor * 1e30 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -322,7 +284,7 @@ def test_segmentation_has_no_classes(tmp_path):
     state = task.build_model().state_dict()
     server, reports, states = Server(num_rounds=3), {}, {}
     for site in ("site-1", "site-2"):
-        worker = SiteWorker(site, task, FairProximalTraining(fair_mode="epoch"), {}, tmp_path / site)
+        worker = SiteWorker(site, task, FairProximalTraining(), {}, tmp_path / site)
         reply = worker.perform(SiteTask("train", dict(state), 0, 3, 0, {"mean_loss": 0.5, "mu": {site: 0.1}}))
         assert reply.status == STATUS_OK, reply.reason
         assert reply.report["entropy"] is reply.report["num_classes"] is None
@@ -436,7 +398,7 @@ def test_the_fairness_term_changes_a_step(tmp_path, optimizer):
 def test_the_rate_is_that_of_the_round_again_after_a_step(tmp_path):
     """Of Adam: the factor of one batch is not on the next one's step."""
     state = start()
-    settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False, "fair_mode": "epoch"}
+    settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False}
     _, one = train(
         FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "a", state, {"mean_loss": 9.0}
     )
@@ -791,7 +753,7 @@ def test_site_that_joins_later(policy):
     if policy in (QMixMu, VdnMu):
         assert list(server.rejected) == ["c"]
         assert "site 'c' joined after the first round" in server.rejected["c"]
-        assert "(a, b): start a new run" in server.rejected["c"]
+        assert "('a', 'b'): start a new run" in server.rejected["c"]
         assert set(weighing.sites) == {"a", "b"}
     else:
         assert server.rejected == {}

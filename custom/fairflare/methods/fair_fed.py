@@ -6,7 +6,6 @@ and what FedISM's code calls so, which does the opposite.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -78,6 +77,8 @@ class FairFed(Rule):
     fairfed_mode: Literal["original", "fedism"] = "original"
     fairfed_beta: NonNegative = 0.1
 
+    _outlive = ("omega",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._omega: dict[str, float] = {}
@@ -92,12 +93,6 @@ class FairFed(Rule):
         self._omega = inputs.remembered(normalise(before))
         weights = normalise({site: self._omega[site] for site in inputs.sites})
         return Weighing(sites=weights, details={"accuracy_gap": gaps, "omega": dict(self._omega)})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"omega": dict(self._omega)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._omega = {site: float(value) for site, value in state["omega"].items()}
 
 
 METHODS = [

@@ -18,15 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from pydantic import Field as Bounds
 from torch import Tensor
 
 from fairflare.base import checks
-from fairflare.base.settings import Flag, NonNegative, Positive, PositiveInt, settings
+from fairflare.base.settings import Flag, NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.aggregation.som_formulas import (
     Array,
     grid_sq_steps,
@@ -115,7 +114,7 @@ class MapSettings:
     epochs: PositiveInt = 1
     sigma_w: Positive = 1.0
     restart: Flag = False
-    seed: Annotated[int, Bounds(strict=True, ge=0, lt=2**63)] | None = None
+    seed: NonNegativeInt | None = None
 
 
 class SelfOrganizingMap(MapSettings):
@@ -140,7 +139,7 @@ class SelfOrganizingMap(MapSettings):
 
     def __init__(self, grid: tuple[int, int] = (5, 5), **more: Any) -> None:
         super().__init__(grid=grid, **more)
-        self.seed = self.seed or 0
+        self.seed = int(checks.number("seed", self.seed or 0, low=0, below=2**63, whole=True))
         self.rounds = 0
         self._sq_steps = grid_sq_steps(*self.grid)
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BeforeValidator, Field
 
 from fairflare.base import checks
-from fairflare.base.settings import Fraction
 
 __all__ = [
     "INITIAL_MU",
     "MU_GRID",
-    "Actions",
-    "Zeta",
     "global_accuracy",
     "label_entropy",
     "observation",
@@ -35,24 +29,6 @@ UNKNOWN_ENTROPY = -0.5
 UNKNOWN_ACCURACY = 0.5
 #: Decimals of the entropy that leaves a site: as it stands, it tells the class counts exactly.
 ENTROPY_DECIMALS = 1
-
-
-def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
-    if list(actions) != sorted(set(actions)):
-        raise ValueError(f"actions must be ascending numbers in [0, 1], at least one, got {list(actions)}")
-    return actions
-
-
-def _no_percentage(zeta: Any) -> Any:
-    if isinstance(zeta, (int, float)) and zeta > 1:
-        raise ValueError(f"zeta is a fraction in [0, 1], got {zeta!r} (a percentage is 100 times too large)")
-    return zeta
-
-
-#: Values of mu to choose from.
-Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
-#: Target accuracy of the reward.
-Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
 def label_entropy(counts: Sequence[int]) -> float:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fairflare.base.checks import listed
 from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
-from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, Actions, Zeta, global_accuracy, observation, reward
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.agents.q_learning import CAPACITY
 from fairflare.core.qmix import QMix, learning_rounds, warmup_in
 from fairflare.methods.base.rule import RoundInputs
@@ -25,6 +25,24 @@ log = logging.getLogger(__name__)
 SHOWN = 8  # names in a message
 NO_USE = "no result showed a use of it; leave it out"
 FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
+
+
+def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
+    if list(actions) != sorted(set(actions)):
+        raise ValueError(f"actions must be ascending numbers in [0, 1], at least one, got {list(actions)}")
+    return actions
+
+
+def _no_percentage(zeta: Any) -> Any:
+    if isinstance(zeta, (int, float)) and zeta > 1:
+        raise ValueError(f"zeta is a fraction in [0, 1], got {zeta!r} (a percentage is 100 times too large)")
+    return zeta
+
+
+#: Values of mu to choose from.
+Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
+#: Target accuracy of the reward.
+Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
 class MuPolicy(Part):

@@ -70,13 +70,15 @@ class Tested:
     @property
     def resampled(self) -> dict[str, list[float]]:
         """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
-        found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
-        return {site: values for site, values in found.items() if values is not None}
+        return self._said(RESAMPLED)
 
     @property
     def sampling(self) -> dict[str, dict[str, Any]]:
         """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
-        found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
+        return self._said(SAID)
+
+    def _said(self, name: str) -> dict[str, Any]:
+        found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
     @property

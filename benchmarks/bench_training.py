@@ -87,7 +87,7 @@ def row(
         torch.manual_seed(0)
         state = plan.task.build_model().state_dict()
         # The task, not its loop: that of the site goes first, so that data and network are there for both.
-        run, model = worker._open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store(""))
+        run, model = worker.open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store(""))
         batches = run.data.batches("training", batch_size=plan.training.batch_size, shuffle_seed=run.seed)
         opened[kind] = worker._data
         steps, images = len(batches), run.data.num_samples("training")

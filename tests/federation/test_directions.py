@@ -13,7 +13,8 @@ import pytest
 from fairflare.base.settings import field_names
 from fairflare.base.task import Metric
 from fairflare.core.fairness import BEFORE_RECORDED, declared_as, higher_is_better
-from fairflare.federation.plan.plan import TASKS_BY_KIND, Plan, load_task_class, make_plan
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site.replies import read_metrics, read_stats
 from fairflare.federation.transports.local import run_local

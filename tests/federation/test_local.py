@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fairflare.federation.collecting.transport import Listener
-from fairflare.federation.plan.plan import TASKS_BY_KIND, make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local

@@ -165,5 +165,6 @@ def test_decoded_volumes_lie_in_the_state_root_whatever_the_job(tmp_path: Path, 
         ({}, tmp_path / "kit" / "fairflare_state"),
         ({"state_root": str(tmp_path / "s")}, tmp_path / "s"),
     ):
-        arguments = site.executor._worker_arguments("site-1", experiment, own, site.context)
+        site.executor._settings = own
+        arguments = site.executor._worker_arguments("site-1", experiment, site.context)
         assert arguments["decoded"] == root / "decoded" / "site-1"

@@ -29,8 +29,8 @@ import fairflare.recipes
 from fairflare import results
 from fairflare.base.settings import described, parts_of, values_of
 from fairflare.federation.plan.describe import sections
-from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.flare.export.method_recipes import class_names
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base.catalog import all_methods

@@ -431,7 +431,7 @@ PLACES = {
     "examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
     "exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",
     "exchange/sent_tensors.py re.search": "the same",
-    "federation/plan/plan.py importlib.util.spec_from_file_location": "--task-file of the user's own command line",
+    "federation/plan/task_files.py importlib.util.spec_from_file_location": "--task-file of the command line",
     "federation/plan/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
     "federation/collecting/suspects.py reason.format": "a text of the module",
     "methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",

@@ -20,7 +20,8 @@ import fairflare
 from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
-from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, site_list
+from fairflare.federation.plan.plan import site_list
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
 from tests.old_jobs import OLD_JOB, as_exported_before

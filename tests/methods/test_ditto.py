@@ -65,7 +65,7 @@ def test_worked_by_hand(tmp_path) -> None:
     v = task.build_model()
     nn.init.constant_(v.weight, 2.0)
     with worker.state.opened(request("train", {})) as store:
-        half.home.train(worker._run(request("train", {}), store), v, {"weight": torch.ones(1, 1)})
+        half.home.train(worker.run(request("train", {}), store), v, {"weight": torch.ones(1, 1)})
     assert v.weight.item() == pytest.approx(1.85, abs=1e-7)
 
 

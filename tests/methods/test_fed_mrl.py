@@ -191,7 +191,7 @@ def test_gradient_factors_of_the_spec(weight, clamp, loss, factor):
 
 @pytest.mark.parametrize(("clamp", "factor", "low"), [(0.0, 10.0, 0.0), (None, 41.0, -39.0)])
 def test_literal_means_without_limits_in_both_modes(monkeypatch, clamp, factor, low):
-    monkeypatch.setattr("fairflare.methods.fed_mrl.mean_loss", lambda *_: 0.0)
+    monkeypatch.setattr("fairflare.methods.parts.fair_training.mean_loss", lambda *_: 0.0)
     for mean, expected in ((-20.0, factor), (20.0, low)):
         training = FairProximalTraining(fair_clamp=clamp, fair_mode="epoch")
         problem = Regression()
@@ -791,7 +791,7 @@ def test_site_that_joins_later(policy):
     if policy in (QMixMu, VdnMu):
         assert list(server.rejected) == ["c"]
         assert "site 'c' joined after the first round" in server.rejected["c"]
-        assert "(a, b): start a new run" in server.rejected["c"]
+        assert "('a', 'b'): start a new run" in server.rejected["c"]
         assert set(weighing.sites) == {"a", "b"}
     else:
         assert server.rejected == {}

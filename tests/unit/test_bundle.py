@@ -384,7 +384,7 @@ def test_a_job_carries_it_as_custom_code(tmp_path: Path) -> None:
     task = json.loads(text)["executors"][0]["executor"]["args"]["task"]
     assert task["path"] == "task.Task"
     assert task["args"]["bundle_sha256"] == grouped(bundle_checksum(folder))
-    from fairflare.federation.plan.plan import load_task_class
+    from fairflare.federation.plan.task_files import load_task_class
 
     cls = load_task_class(app / "custom" / "task.py")
     assert cls(**task["args"]).primary_metric == "dice"

@@ -33,7 +33,8 @@ from fairflare.cli.run import command as run_command
 from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import sections
-from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class, make_plan
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.fed_mrl import FedMRL
 from fairflare.provision import job_classes

@@ -139,7 +139,7 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
         worker = SiteWorker("a", SegmentationTask(image_size=(32, 32)), LocalTraining(),
                             {"data_root": str(site), **own}, tmp_path / "state",
                             decoded=tmp_path / "state" / "decoded")  # fmt: skip
-        run = worker._run(_Request(), worker.state.store())  # type: ignore[arg-type]
+        run = worker.run(_Request(), worker.state.store())  # type: ignore[arg-type]
         list(run.data.batches("validation", batch_size=3))
         assert len(list(folder.glob("*.npy"))) == (2 if kept else 0)
         for path in folder.glob("*"):

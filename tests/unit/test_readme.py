@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairflare.federation.plan.describe import overview
-from fairflare.federation.plan.plan import TASKS_BY_KIND
+from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
 
 ROOT = Path(__file__).parents[2]

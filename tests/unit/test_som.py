@@ -52,6 +52,9 @@ def models(num_sites: int, seed: int = 0, *, large: int = 0, scale: float = 0.1)
     return states, received
 
 
+SPACES, INITS = ("weights", "updates"), ("sample", "uniform")
+
+
 class Federation:
     """Rounds of a map, its neurons handed on."""
 
@@ -295,7 +298,7 @@ class Reference:
     {"restart": True, "sigma_min": 1.9},
     {"grid": (1, 1)},
 ])  # fmt: skip
-@pytest.mark.parametrize(("space", "init"), list(product(som.SPACES, som.INITS)))
+@pytest.mark.parametrize(("space", "init"), list(product(SPACES, INITS)))
 def test_inner_products_give_what_vectors_give(monkeypatch, space, init, options):
     """Sites join, and the models come closer from round to round, as in a training. Two tensors are two blocks long."""
     monkeypatch.setattr(som, "_BLOCK", 29)
@@ -318,7 +321,7 @@ def test_a_tensor_of_two_full_blocks():
     assert_same(ours, plain, u_rel=1e-10)
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_where_neurons_start(space):
     """Mean + 0.01 std N(0, 1), or U[0, 1): fresh numbers in every block, tensor, neuron and restarted round."""
     states, received = models(3, large=70000)
@@ -331,7 +334,7 @@ def test_where_neurons_start(space):
         vectors = {name: v - received[name].double() for name, v in vectors.items()}
     spread = torch.cat([v.reshape(3, -1) for v in vectors.values()], dim=1).std(correction=0)
     drawn: dict[str, list[torch.Tensor]] = {}
-    for init in som.INITS:
+    for init in INITS:
         map_ = SelfOrganizingMap(init=init, **still)
         drawn[init] = []
         for _ in range(2):
@@ -435,7 +438,7 @@ def test_the_global_generators_are_not_touched():
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    for init in som.INITS:
+    for init in INITS:
         SelfOrganizingMap(init=init).step(*models(2))
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
@@ -445,7 +448,7 @@ def test_the_global_generators_are_not_touched():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 6), st.integers(0, 999), st.sampled_from(som.SPACES))
+@given(st.integers(1, 6), st.integers(0, 999), st.sampled_from(SPACES))
 def test_weights_sum_to_one(num_sites, seed, space):
     states, received = models(num_sites, seed, scale=10.0 ** (seed % 5 - 3))
     result = SelfOrganizingMap((3, 2), space=space, seed=seed).step(states, received)
@@ -495,7 +498,7 @@ def renamed_result(result: SomResult, name: Mapping[str, str]) -> SomResult:
     )
 
 
-@pytest.mark.parametrize(("space", "init", "epochs"), list(product(som.SPACES, som.INITS, (1, 3))))
+@pytest.mark.parametrize(("space", "init", "epochs"), list(product(SPACES, INITS, (1, 3))))
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 def test_names_and_order_of_arrival_do_not_matter(space, init, epochs, scale):
     """All renamings of the sites, over three rounds, with a site that is left out; the weights go with the models."""
@@ -560,7 +563,7 @@ def test_distances_that_differ_by_rounding_are_a_tie():
 # resume
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_resume_is_bit_identical(space):
     whole, first, second = (Federation(space=space, seed=3) for _ in range(3))
     for r in range(5):
@@ -610,21 +613,21 @@ def test_a_failed_round_leaves_the_map_as_it_was():
 # degenerate input
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_one_site_has_all_the_weight(space):
     federation = Federation(space=space)
     for r in range(3):
         assert federation.step(*models(1, seed=r)).weights == {"site-0": 1.0}
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_identical_models_weigh_the_same(space):
     states, received = models(1)
     same = dict.fromkeys("ABC", states["site-0"])
     assert Federation(space=space).step(same, received).weights == pytest.approx(dict.fromkeys("ABC", 1 / 3))
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 def test_models_of_zeros(space):
     zeros = {"w": torch.zeros(20)}
     federation = Federation(space=space)
@@ -650,7 +653,7 @@ def test_opposite_models_leave_uniform_weights():
     assert SelfOrganizingMap().step(states, received).weights == pytest.approx({"A": 0.5, "B": 0.5})
 
 
-@pytest.mark.parametrize("space", som.SPACES)
+@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_model_that_is_not_finite_is_left_out(space, bad):
     states, received = models(3, large=35000)
@@ -707,15 +710,15 @@ def test_bad_rounds():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": ()}, "grid must be rows and columns"),
-        ({"grid": (1, 2, 3)}, "grid must be rows and columns"),
-        ({"grid": (0, 5)}, "rows of the grid must be an integer >= 1, got 0"),
-        ({"grid": (5, 1.5)}, "columns of the grid must be an integer >= 1, got 1.5"),
-        ({"sigma_0": 0.0}, "sigma_0 must be finite and > 0, got 0.0"),
-        ({"sigma_min": -1}, "sigma_min must be finite and > 0"),
-        ({"sigma_w": 0}, "sigma_w must be finite and > 0"),
-        ({"eta": math.nan}, "eta must be finite"),
-        ({"kappa": -1.0}, "kappa must be finite and >= 0"),
+        ({"grid": ()}, "grid must be 2 entries, each an integer >= 1"),
+        ({"grid": (1, 2, 3)}, "grid must be 2 entries, each an integer >= 1"),
+        ({"grid": (0, 5)}, "grid must be 2 entries, each an integer >= 1; entry 0 is 0"),
+        ({"grid": (5, 1.5)}, "grid must be 2 entries, each an integer >= 1; entry 1 is 1.5"),
+        ({"sigma_0": 0.0}, "sigma_0 must be a number > 0, got 0.0"),
+        ({"sigma_min": -1}, "sigma_min must be a number > 0"),
+        ({"sigma_w": 0}, "sigma_w must be a number > 0"),
+        ({"eta": math.nan}, "eta must be a number > 0, got nan"),
+        ({"kappa": -1.0}, "kappa must be a number >= 0"),
         ({"epochs": 0}, "epochs must be an integer >= 1"),
         ({"init": "zeros"}, "init must be one of 'sample', 'uniform', got 'zeros'"),
         ({"space": "weight"}, "did you mean 'weights'"),

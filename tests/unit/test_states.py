@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from fairflare.core import states as states_module
+from fairflare.core.aggregation import tensor_mean
 from fairflare.core.states import (
     Aggregate,
     add_update,
@@ -120,16 +121,16 @@ def test_how_many_sites_are_added_at_once_changes_no_bit(held: int, monkeypatch:
     weights = random_weights(states)
     names = list(states["site-0"])
     expected = naive_average(states, weights)
-    monkeypatch.setattr(states_module, "_BLOCK", 5)
-    monkeypatch.setattr(states_module, "_HELD", held)
-    add = states_module._Mean.add
+    monkeypatch.setattr(tensor_mean, "_BLOCK", 5)
+    monkeypatch.setattr(states_module, "HELD", held)
+    add = states_module.WeightedMean.add
 
     def watched(mean: Any, site: str, tensor: torch.Tensor, weight: float) -> None:
         nonlocal most
         add(mean, site, tensor, weight)
         most = max(most, sum(flat.nbytes for flat, _ in mean._waiting))
 
-    monkeypatch.setattr(states_module._Mean, "add", watched)
+    monkeypatch.setattr(states_module.WeightedMean, "add", watched)
     assert same_bits(weighted_average(states, weights), expected)
     assert most <= held
     assert (held == 0) == (most == 0)

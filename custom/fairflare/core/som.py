@@ -16,33 +16,44 @@ No result depends on what the sites are called: they pull together (:func:`pull`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fairflare.base import checks
+from fairflare.base.settings import Flag, NonNegative, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.core.aggregation.som_formulas import (
+    Array,
+    grid_sq_steps,
+    model_similarity,
+    nearest_neurons,
+    pull,
+    som_weights,
+    u_matrix,
+)
+from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
 
-__all__ = ["SelfOrganizingMap", "SomResult", "grid_sq_steps", "model_similarity", "pull", "som_weights", "u_matrix"]
+__all__ = [
+    "MapSettings",
+    "SelfOrganizingMap",
+    "SomResult",
+    "grid_sq_steps",
+    "model_similarity",
+    "pull",
+    "som_weights",
+    "u_matrix",
+]
 
-Array: TypeAlias = npt.NDArray[np.float64]
 #: A model: a state dict, which may read a tensor from disk when it is asked for.
 State: TypeAlias = Mapping[str, Tensor]
 
-INITS = ("sample", "uniform")
-SPACES = ("weights", "updates")
-
-#: Statistics of a batch norm: part of the model, not of its parameters.
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 #: Spread of the starts around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
-#: Distances that differ by less than this share of the largest are a tie.
-TIE = 1e-10
 #: Numbers per block: with 45 vectors in float64 a block takes 12 MB.
 _BLOCK = 2**15
 
@@ -70,133 +81,43 @@ class SomResult:
     excluded: tuple[str, ...] = ()
 
 
-# --- formulas -----------------------------------------------------------------------------------------------
-
-
-def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
-    r"""Similarity of two models from their cosine.
-
-    .. math:: s = (1 + \cos(v_a, v_b)) / 2
-
-    Args:
-        dot: inner product of the two vectors.
-        sq_norm_a, sq_norm_b: their squared norms.
-
-    Returns:
-        s in [0, 1]; 0.5 where a vector is zero.
-
-    Source:
-        Sahoo et al., MICCAI 2024 (FedMRL), section 3.3; (MRL-3) of our specification.
-    """
-    if sq_norm_a <= 0 or sq_norm_b <= 0:
-        return 0.5
-    cosine = dot / (math.sqrt(sq_norm_a) * math.sqrt(sq_norm_b))
-    return (1.0 + min(max(cosine, -1.0), 1.0)) / 2.0
-
-
-def grid_sq_steps(rows: int, columns: int) -> Array:
-    """Squared distances between the cells of a grid, (cells, cells), cells row by row."""
-    cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
-    return np.asarray(((cells[:, None] - cells) ** 2).sum(axis=-1), np.float64)
-
-
-def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, sigma: float) -> tuple[Array, Array]:
-    r"""One pass over the sites: how far each of them pulls each neuron.
-
-    .. math:: b_h = \arg\min_n \lVert v_h - m_n \rVert, \quad
-              a_{hn} = \min\bigl(1, \eta t_h \exp(-\lVert n - b_h \rVert^2 / (2 \sigma^2))\bigr), \quad
-              m_n \leftarrow k_n m_n + (1 - k_n) \frac{\sum_h a_{hn} v_h}{\sum_h a_{hn}}, \quad
-              k_n = \prod_h (1 - a_{hn})
-
-    One site alone makes the specification's step :math:`m_n + a_n (v - m_n)`. Of several the neuron keeps the share of
-    itself that their steps in turn would leave it, but no site has the advantage of the last one.
-
-    Args:
-        sq_distances: of every site to every neuron, (sites, neurons).
-        strengths: t_h, ``>= 0``, (sites,): number of sites times s-hat.
-        sq_steps: of :func:`grid_sq_steps`, (neurons, neurons).
-        eta: learning rate, ``> 0``.
-        sigma: radius of the neighbourhood, ``> 0``.
-
-    Returns:
-        kept and mixed, (neurons,) and (neurons, sites): neuron n becomes ``kept[n] * m[n] + mixed[n] @ v``.
-
-    Source:
-        Sahoo et al., section 3.3, read as (MRL-4) to (MRL-6) of our specification, as one batch update; in the paper
-        the sites pull in turn, so that a site's place in the list counts.
-    """
-    near = np.exp(-sq_steps[_nearest(sq_distances)] / (2.0 * sigma**2))
-    rates = np.minimum(1.0, eta * strengths[:, None] * near)
-    kept = np.prod(1.0 - rates, axis=0)
-    total = rates.sum(axis=0)
-    shares = np.divide(rates, total, out=np.zeros_like(rates), where=total > 0)
-    return kept, ((1.0 - kept) * shares).T
-
-
-def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
-    """Mean distance of each neuron to its up to eight neighbours, (neurons,); 0 without a neighbour.
-
-    ``sq_between``: their squared distances, (neurons, neurons); ``sq_steps``: of :func:`grid_sq_steps`.
-    """
-    beside = (sq_steps > 0) & (sq_steps <= 2)
-    means: Array = (np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1)
-    return means
-
-
-def som_weights(
-    sq_distances: Mapping[str, npt.ArrayLike], similarity: Mapping[str, float], *, sigma_w: float = 1.0
-) -> dict[str, float]:
-    r"""Aggregation weights from the distances to the neurons and the similarity to the received model.
-
-    .. math:: \alpha_h = \hat s_h u_h / \sum_j \hat s_j u_j, \quad
-              u_h = \frac{1}{N} \sum_{ij} \exp\bigl(-D^2_{h,ij} / (2 \sigma_w^2 \bar S)\bigr)
-
-    with :math:`\hat s` the similarities scaled to sum 1 and :math:`\bar S` the mean of all :math:`D^2`.
-
-    Args:
-        sq_distances: D^2 by site: squared distances to all neurons, of one shape; finite, ``>= 0``.
-        similarity: s by site, ``>= 0``; the same sites. All 0 count as all equal.
-        sigma_w: width, ``> 0``.
-
-    Returns:
-        alpha by site, sum 1. Equal distances leave the similarities: alpha = s-hat.
-
-    Raises:
-        ValueError: no site, different sites, or a value out of range (names the site).
-
-    Source:
-        Sahoo et al., section 3.3 and Eq. (10), read as (MRL-9) of our specification. The factor 1/H of Eq. (10) is
-        left out: with weights that sum to 1 it would shrink the model.
-
-    Example:
-        >>> som_weights({"A": [[0.0, 2.0]], "B": [[1.0, 1.0]]}, {"A": 0.5, "B": 0.5})["A"] > 0.5
-        True
-    """
-    checks.same_names("distances", sq_distances, "similarities", similarity)
-    checks.number("sigma_w", sigma_w, above=0)
-    sites = sorted(sq_distances)
-    rows = [np.asarray(sq_distances[site], dtype=np.float64).reshape(-1) for site in sites]
-    for site, row in zip(sites, rows, strict=True):
-        checks.shape(f"squared distances of site {site!r}", row, rows[0].size or "neurons")
-        checks.number(f"least squared distance of site {site!r}", float(row.min()), low=0)
-        checks.number(f"largest squared distance of site {site!r}", float(row.max()), low=0)
-    checks.numbers("similarity", similarity, low=0)
-    shares = normalise(similarity)
-    largest = max(row.max() for row in rows)
-    if largest == 0:
-        return shares
-    scaled = np.stack(rows) / largest  # keeps the mean of huge distances in range
-    exponents = -scaled / (2.0 * sigma_w**2 * scaled.mean())
-    highest = exponents.max(axis=1)
-    log_u = highest + np.log(np.exp(exponents - highest[:, None]).mean(axis=1))
-    u = np.exp(log_u - log_u.max())
-    return normalise({site: shares[site] * value for site, value in zip(sites, u.tolist(), strict=True)})
-
-
 # --- the map ------------------------------------------------------------------------------------------------
 
 
-class SelfOrganizingMap:
+@settings
+class MapSettings:
+    """How a self-organizing map is made and trained.
+
+    Args:
+        grid: rows and columns of the map.
+        init: where neurons start: "sample", around the mean of the first local models, or "uniform", U[0, 1) as in the
+            paper: every real model is then nearly equally far from all neurons.
+        space: what is on the map: "weights", the local models, or "updates", local minus received: s_h is then the
+            similarity of a site's update to the mean one; shows differences where all cosines are near 1.
+        sigma_0: radius of the neighbourhood in the first round.
+        kappa: decay of the radius per round.
+        sigma_min: least radius.
+        eta: learning rate of the map.
+        epochs: passes over the sites in a round.
+        sigma_w: width of the weights.
+        restart: a new map every round; nothing is kept on disk.
+        seed: of the neurons' starts; ``None``: the run's.
+    """
+
+    grid: tuple[PositiveInt, PositiveInt] = (5, 5)
+    init: Literal["sample", "uniform"] = "sample"
+    space: Literal["weights", "updates"] = "weights"
+    sigma_0: Positive = 2.0
+    kappa: NonNegative = 0.1
+    sigma_min: Positive = 0.5
+    eta: Positive = 0.5
+    epochs: PositiveInt = 1
+    sigma_w: Positive = 1.0
+    restart: Flag = False
+    seed: NonNegativeInt | None = None
+
+
+class SelfOrganizingMap(MapSettings):
     r"""The map, from round to round.
 
     Each round, with :math:`\hat s` the similarities scaled to sum 1, H sites, and
@@ -204,57 +125,21 @@ class SelfOrganizingMap:
     :math:`H \hat s_h`, then :func:`som_weights` of the distances to the trained neurons.
 
     Args:
-        grid: rows and columns, each ``>= 1``.
-        sigma_0, kappa, sigma_min: radius of the neighbourhood: start ``> 0``, decay ``>= 0`` per round, floor
-            ``> 0``.
-        eta: learning rate, ``> 0``.
-        epochs: passes over the sites in a round, ``>= 1``.
-        sigma_w: width in :func:`som_weights`, ``> 0``.
-        init: where neurons start. ``"sample"``: at the mean of the first round's vectors plus 0.01 times their
-            standard deviation (one number, over all sites and parameters) times N(0, 1). ``"uniform"``: U[0, 1),
-            the paper's "random"; every real model is then nearly equally far from all neurons.
-        space: ``"weights"``: the map lives among the models, and s_h is the similarity of local and received
-            model. ``"updates"``: among local minus received, and s_h is the similarity of a site's update to the
-            mean one; shows differences where the cosines of the models are all close to 1.
-        restart: begin every round with new neurons; only the round counter is kept.
-        seed: of the starts, ``>= 0``.
+        grid, more: as in :class:`MapSettings`; without a ``seed`` it is 0.
 
-    Raises:
-        ValueError: an argument out of range (names it and the value).
+    Attributes:
+        rounds: that are done.
 
     Source:
         Sahoo et al., section 3.3, read as (MRL-3) to (MRL-9) of our specification. The paper gives no formula for the
         influence; the authors' code computes a map and aggregates without it.
     """
 
-    def __init__(
-        self,
-        grid: Sequence[int] = (5, 5),
-        *,
-        sigma_0: float = 2.0,
-        kappa: float = 0.1,
-        sigma_min: float = 0.5,
-        eta: float = 0.5,
-        epochs: int = 1,
-        sigma_w: float = 1.0,
-        init: Literal["sample", "uniform"] = "sample",
-        space: Literal["weights", "updates"] = "weights",
-        restart: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if len(grid) != 2:
-            raise ValueError(f"grid must be rows and columns, got {tuple(grid)}")
-        self.grid = (checks.whole("rows of the grid", grid[0]), checks.whole("columns of the grid", grid[1]))
-        self.sigma_0 = checks.number("sigma_0", sigma_0, above=0)
-        self.kappa = checks.number("kappa", kappa, low=0)
-        self.sigma_min = checks.number("sigma_min", sigma_min, above=0)
-        self.eta = checks.number("eta", eta, above=0)
-        self.epochs = checks.whole("epochs", epochs)
-        self.sigma_w = checks.number("sigma_w", sigma_w, above=0)
-        self.init, self.space = checks.choice("init", init, INITS), checks.choice("space", space, SPACES)
-        self.restart = restart
-        self.seed = int(checks.number("seed", seed, low=0, below=2**63, whole=True))
-        #: Rounds done.
+    seed: int
+
+    def __init__(self, grid: tuple[int, int] = (5, 5), **more: Any) -> None:
+        super().__init__(grid=grid, **more)
+        self.seed = int(checks.number("seed", self.seed or 0, low=0, below=2**63, whole=True))
         self.rounds = 0
         self._sq_steps = grid_sq_steps(*self.grid)
 
@@ -311,7 +196,10 @@ class SelfOrganizingMap:
         result = SomResult(
             weights=som_weights(by_site, similarity, sigma_w=self.sigma_w),
             similarity=similarity,
-            bmu={site: divmod(n, self.grid[1]) for site, n in zip(sites, _nearest(distances).tolist(), strict=True)},
+            bmu={
+                site: divmod(n, self.grid[1])
+                for site, n in zip(sites, nearest_neurons(distances).tolist(), strict=True)
+            },
             sq_distances=by_site,
             u_matrix=u_matrix(sums.sq_distances(neurons, neurons), self._sq_steps).reshape(self.grid),
             sigma=self.sigma,
@@ -462,7 +350,7 @@ def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tupl
     known = {site: set(model) for site, model in models.items()}  # asking a lazy model itself may read the tensor
     for name in received:
         base = received[name].detach().cpu()
-        if name.rpartition(".")[2] in STATISTICS or not base.is_floating_point() or not base.numel():
+        if is_statistic(name) or not base.is_floating_point() or not base.numel():
             continue
         tensors = []
         for site, model in models.items():
@@ -476,9 +364,3 @@ def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tupl
                 )
             tensors.append(tensor)
         yield name, base, tensors
-
-
-def _nearest(sq_distances: Array) -> npt.NDArray[np.intp]:
-    """For each row the first of its nearest neurons."""
-    limits = sq_distances.min(axis=1) + TIE * sq_distances.max(axis=1)
-    return np.asarray(np.argmax(sq_distances <= limits[:, None], axis=1))

@@ -116,8 +116,8 @@ class Staging:
     def write_all(self, folder: Path) -> None:
         """Writes every staged state into another folder, as :meth:`put` would."""
         other = Staging(folder)
-        for site in self.sites():
-            other.put(site, self.open(site))
+        for site, state in self.open_all().items():
+            other.put(site, state)
 
     def discard(self, site: str) -> None:
         """Removes the state of a site, if there is one."""

@@ -6,6 +6,7 @@ model, written and read tensor by tensor.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -84,7 +85,7 @@ class TensorFolders:
         if self.root.is_dir():
             for other in self.root.iterdir():
                 if other != self._of(number - 1):
-                    _remove(other)
+                    shutil.rmtree(other)
         private_folder(folder)
 
         def keep(name: str, tensor: torch.Tensor) -> None:
@@ -135,9 +136,3 @@ class _Folder(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(names_in(self._folder))
-
-
-def _remove(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()

@@ -12,7 +12,7 @@ from fairflare.base.checks import in_words
 from fairflare.base.settings import build
 from fairflare.base.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
-from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
 from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW

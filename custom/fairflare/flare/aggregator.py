@@ -156,18 +156,15 @@ class FairAggregator(Bounds, ModelAggregator):
             return
         try:
             training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
+            numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
+            self._metrics[site] = {name: float(value) for name, value in numbers.items()}
+            self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
             self._collector.keep(training)
-        except ReportError as error:
-            self._refuse(site, str(error))
-            return
         except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
             self._fault = error
-            return
         except Exception as error:
-            self._refuse(site, f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}")
-            return
-        self._metrics[site] = _finite_numbers(model.metrics or {})
-        self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
+            found = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
+            self._refuse(site, str(error) if isinstance(error, ReportError) else found)
 
     def aggregate_model(self) -> FLModel:
         """The aggregated model, or update where the sites sent updates.
@@ -203,7 +200,7 @@ class FairAggregator(Bounds, ModelAggregator):
         signatures = {site: self._shape.signatures[site] for site in self.accepted}
         if not signatures:
             return
-        common, _ = Counter(signatures[site] for site in sorted(signatures)).most_common(1)[0]
+        common, _ = Counter(signatures.values()).most_common(1)[0]
         for site, found in signatures.items():
             if _fits(found, common):
                 absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in found[2]})
@@ -256,13 +253,9 @@ def _difference(found: Signature, common: Signature) -> str:
     return f"another model than most sites: tensor {odd[0]!r} differs"
 
 
-def _finite_numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    numbers = (int, float, np.integer, np.floating)
-    for name, value in metrics.items():
-        if isinstance(value, numbers) and not isinstance(value, bool) and is_finite(value):
-            found[str(name)] = float(value)
-    return found
+def _is_number(value: Any) -> bool:
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool) and is_finite(value)
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

@@ -87,7 +87,10 @@ class RoundsController(RunSettings, ModelController):
         try:
             events = FlareEvents(self, self.task.directions())
             sending = sent_in_turns(job_cell(self.engine))
-            with memory_given_back() as self._collect, self._offload() as offered, sending as in_turns:
+            offload: AbstractContextManager[bool] = nullcontext(True)
+            if self.disk_offload:
+                offload = replies_on_disk(self.engine, self.fl_ctx.get_job_id("job"))
+            with memory_given_back() as self._collect, offload as offered, sending as in_turns:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
                 if not in_turns:
@@ -100,9 +103,6 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
-
-    def _offload(self) -> AbstractContextManager[bool]:
-        return replies_on_disk(self.engine, self.fl_ctx.get_job_id("job")) if self.disk_offload else nullcontext(True)
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
@@ -142,11 +142,14 @@ class RoundsController(RunSettings, ModelController):
         return sorted(names - {"server"}) if names and ALL_SITES not in names else self.sites()
 
     def ask(self, question: Question) -> None:
-        question = replace(question, task=self._with_training(question.task))
-        self._task = question.task
+        task = question.task
+        if self.training is not None:  # the sites' scripts have the loop, and are told what to train with
+            told = clean_meta(told_training(self.training, self.task))
+            task = replace(task, meta={**task.meta, TRAINING_KEY: told})
+        self._task = task
         self.send_model(
             task_name=question.name,
-            data=to_model(for_site(question.task, None), self.rounds_in_all),
+            data=to_model(for_site(task, None), self.rounds_in_all),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
             callback=_Received(question.hand_over),
@@ -160,12 +163,6 @@ class RoundsController(RunSettings, ModelController):
                 break
             self._collect()
             time.sleep(min(self.task_check_period, 0.05))
-
-    def _with_training(self, task: Message) -> Message:
-        """A task that also says what the sites' scripts are to train with, where they have the loop."""
-        if self.training is None:
-            return task
-        return replace(task, meta={**task.meta, TRAINING_KEY: clean_meta(told_training(self.training, self.task))})
 
     def stopped(self) -> bool:
         return bool(self.abort_signal.triggered)
@@ -215,9 +212,9 @@ class RoundsController(RunSettings, ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
         name = None
-        if event_type == EventType.BEFORE_TASK_DATA_FILTER and _differs(self._task):
-            assert self._task is not None
-            _add_own(self._task, fl_ctx)
+        task = self._task if event_type == EventType.BEFORE_TASK_DATA_FILTER else None
+        if task is not None and (task.by_site or task.each is not None):  # it has something for one site alone
+            _add_own(task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
         elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
@@ -238,11 +235,6 @@ class _Received:
         used = self.hand_over(site, from_model(reply))
         reply.params = None  # FLARE keeps the message for a while
         return used
-
-
-def _differs(task: Message | None) -> bool:
-    """Whether a task has something for one site alone."""
-    return task is not None and (bool(task.by_site) or task.each is not None)
 
 
 def _add_own(task: Message, fl_ctx: FLContext) -> None:

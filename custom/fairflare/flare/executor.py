@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.event_type import EventType
@@ -31,7 +31,7 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, read_site_file
+from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, flag, read_site_file
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.flare.messages.wire import from_model, to_model
@@ -92,10 +92,9 @@ class SiteExecutor(Executor):
             reply = refusal(site, task_name, e)
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
-        if reply.status == STATUS_OK:
-            self.log_info(fl_ctx, f"{task_name}, round {current_round}: {_brief(reply)}")
-        else:
-            self.log_warning(fl_ctx, f"{task_name}, round {current_round}: {reply.status}: {reply.reason}")
+        ok = reply.status == STATUS_OK
+        said = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
+        (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {said}")
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
 
     def _answer(
@@ -124,13 +123,12 @@ class SiteExecutor(Executor):
             self.log_warning(fl_ctx, f"{task_name}: {refusal(site, task_name, error).reason}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         self.log_info(fl_ctx, f"{task_name}, asked by a workflow of FLARE: done")
-        sent: Shareable = answer.to_shareable()
-        return sent
+        return cast(Shareable, answer.to_shareable())
 
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
         """The last one: a site validates what it receives, so it knows no better one of its own."""
         experiment = self._asked.experiment if self._asked else ""
-        worker = self._worker(self._worker_arguments(site, experiment, self._site_settings(site, fl_ctx), fl_ctx))
+        worker = self._worker(self._worker_arguments(site, experiment, fl_ctx))
         check_submission(shareable, worker, self._asked)
         local = None if self._trained is None or self._asked is None else worker.local_model(self._asked, self._trained)
         if local is None:
@@ -138,20 +136,10 @@ class SiteExecutor(Executor):
         return DXO(DataKind.WEIGHTS, data=clean_state(local))
 
     def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
-        settings = self._site_settings(site, fl_ctx)
-        arguments = self._worker_arguments(site, request.experiment, settings, fl_ctx)
-        isolate = settings.get("isolate", self.isolate)
-        if not isinstance(isolate, bool):
-            raise SiteError(f"site {site!r}: setting 'isolate' must be true or false, got {isolate!r}")
-        if isolate:
+        arguments = self._worker_arguments(site, request.experiment, fl_ctx)
+        if flag(site, arguments["settings"], "isolate", self.isolate):
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
-
-    def _site_settings(self, site: str, fl_ctx: FLContext) -> dict[str, Any]:
-        if self._settings is None:
-            workspace = fl_ctx.get_engine().get_workspace()
-            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
-        return self._settings
 
     def _worker(self, arguments: dict[str, Any]) -> SiteWorker:
         key = str(arguments["state_folder"])
@@ -159,10 +147,11 @@ class SiteExecutor(Executor):
             self._workers[key] = SiteWorker(**arguments)
         return self._workers[key]
 
-    def _worker_arguments(
-        self, site: str, experiment: str, settings: dict[str, Any], fl_ctx: FLContext
-    ) -> dict[str, Any]:
+    def _worker_arguments(self, site: str, experiment: str, fl_ctx: FLContext) -> dict[str, Any]:
         workspace = fl_ctx.get_engine().get_workspace()
+        if self._settings is None:
+            self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
+        settings = self._settings
         root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
         if experiment:
             # Outlives the job, so that a resubmitted one goes on.
@@ -183,8 +172,5 @@ class SiteExecutor(Executor):
 
 
 def _brief(reply: SiteReply) -> str:
-    parts = [f"{k} {v:.4f}" for k, v in sorted(reply.metrics.items())]
-    if "train_loss" in reply.stats:
-        parts.append(f"train_loss {reply.stats['train_loss']:.4f}")
-    parts.append(f"{reply.stats.get('seconds', 0):.1f} s")
-    return ", ".join(parts)
+    shown = [*sorted(reply.metrics.items()), *(item for item in reply.stats.items() if item[0] == "train_loss")]
+    return ", ".join([*(f"{k} {v:.4f}" for k, v in shown), f"{reply.stats.get('seconds', 0):.1f} s"])

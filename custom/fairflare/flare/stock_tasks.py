@@ -90,15 +90,14 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
     Raises:
         NotServed: the model could not be tested, or its ``primary`` metric is not finite.
     """
-    if reply.status == STATUS_SKIPPED:
-        raise NotServed(ReturnCode.TASK_ABORTED, reply.reason)
-    if reply.status != STATUS_OK:
-        raise NotServed(ReturnCode.EXECUTION_EXCEPTION, reply.reason)
     found = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
-    if primary in suppressed_in({SUPPRESSED: None, **reply.stats}):
-        raise NotServed(ReturnCode.EXECUTION_RESULT_ERROR, f"{primary} is {SUPPRESSED}: {TOO_FEW}")
-    if primary not in found:
-        raise NotServed(ReturnCode.EXECUTION_RESULT_ERROR, f"{primary} is {reply.metrics.get(primary)}, no number")
+    held, odd = primary in suppressed_in({SUPPRESSED: None, **reply.stats}), ReturnCode.EXECUTION_RESULT_ERROR
+    _refuse_if(
+        (reply.status == STATUS_SKIPPED, ReturnCode.TASK_ABORTED, reply.reason),
+        (reply.status != STATUS_OK, ReturnCode.EXECUTION_EXCEPTION, reply.reason),
+        (held, odd, f"{primary} is {SUPPRESSED}: {TOO_FEW}"),
+        (primary not in found, odd, f"{primary} is {reply.metrics.get(primary)}, no number"),
+    )
     return DXO(DataKind.METRICS, data=found)
 
 
@@ -108,24 +107,30 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
     Raises:
         NotServed: its own file does not allow it, there is no model of that name, or parts of it stay at the site.
     """
-    allowed = worker.settings.get(SUBMITS, False)
-    if not isinstance(allowed, bool):
-        raise NotServed(ReturnCode.TASK_UNSUPPORTED, f"setting {SUBMITS!r} must be true or false, got {allowed!r:.80}")
-    if not allowed:
-        raise NotServed(
-            ReturnCode.TASK_UNSUPPORTED,
-            f"the local model was asked for and not given, as cross-site evaluation sends it to all other sites; "
+    allowed, name = worker.settings.get(SUBMITS, False), shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
+    no, own = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)
+    known = name in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL)
+    _refuse_if(
+        (not isinstance(allowed, bool), no, f"setting {SUBMITS!r} must be true or false, got {allowed!r:.80}"),
+        (
+            not allowed,
+            no,
+            "the local model was asked for and not given, as cross-site evaluation sends it to all other sites; "
             f'"{SUBMITS}": true in local/fairflare.json allows it',
-        )
-    name = shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
-    if name not in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL):
-        raise NotServed(ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}")
-    if isinstance(worker.training.home, OwnModel):
-        raise NotServed(
-            ReturnCode.TASK_UNSUPPORTED, "the local model is not given: by the job's method it is this site's alone"
-        )
+        ),
+        (not known, ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}"),
+        (own, no, "the local model is not given: by the job's method it is this site's alone"),
+    )
+    # for this the network is built
     if stays := worker.stays(asked):
         raise NotServed(
-            ReturnCode.TASK_UNSUPPORTED,
+            no,
             f"the local model is not given: {in_words(stays)} of it stay at this site by the job's method",
         )
+
+
+def _refuse_if(*cases: tuple[bool, str, str]) -> None:
+    """Raises the first of these that is so: whether, what FLARE is told, why."""
+    for there, code, why in cases:
+        if there:
+            raise NotServed(code, why)

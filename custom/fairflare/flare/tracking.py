@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
@@ -66,38 +66,30 @@ class FlareEvents(Listener):
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Train loss and validation metric by site, their spread, and the weights."""
-        step = record.current_round
-        for site, values in record.train.items():
-            self.scalar(f"train_loss/{site}", values.get("loss"), step)
-        scores = {s: v[metric] for s, v in record.validation.items() if metric in v}
-        for site, value in scores.items():
-            self.scalar(f"validation_{metric}/{site}", value, step)
-        if scores:
-            self._spread("validation", metric, scores, step)
-        for site, weight in (record.site_weights or {}).items():
-            self.scalar(f"weight/{site}", weight, step)
-        for site, report in record.reports.items():
-            for name, value in report.items():
-                self.scalar(f"report_{name}/{site}", value, step)
-        for name, value in record.values.items():
-            self.scalar(name, value, step)
-        for layer, by_site in (record.layers or {}).items():
-            for site, values in by_site.items():
-                self.scalar(f"cka/{layer}/{site}", values.get("cka"), step)
-                self.scalar(f"weight/{layer}/{site}", values.get("weight"), step)
+        by_layer = [(layer, *item) for layer, by in (record.layers or {}).items() for item in by.items()]
+        curves = [
+            *((f"train_loss/{site}", values.get("loss")) for site, values in record.train.items()),
+            *self._of_split("validation", metric, record.validation),
+            *((f"weight/{site}", weight) for site, weight in (record.site_weights or {}).items()),
+            *((f"report_{name}/{site}", v) for site, by in record.reports.items() for name, v in by.items()),
+            *record.values.items(),
+            *((f"{kind}/{layer}/{site}", of.get(kind)) for layer, site, of in by_layer for kind in ("cka", "weight")),
+        ]
+        for tag, value in curves:
+            self.scalar(tag, value, record.current_round)
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The final table."""
-        scores = {site: values[metric] for site, values in test.items() if metric in values}
-        for site, value in scores.items():
-            self.scalar(f"test_{metric}/{site}", value, step)
-        if scores:
-            self._spread("test", metric, scores, step)
+        for tag, value in self._of_split("test", metric, test):
+            self.scalar(tag, value, step)
 
-    def _spread(self, split: str, metric: str, scores: Mapping[str, float], step: int) -> None:
+    def _of_split(
+        self, split: str, metric: str, measured: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[tuple[str, float]]:
+        """Curves of a metric: of each site, and what summarizes them."""
+        scores = {site: values[metric] for site, values in measured.items() if metric in values}
         tag = f"{split}_{metric}"
-        higher = higher_is_better(metric, self.directions)
-        summary = summarize(scores, higher_is_better=higher)
-        self.scalar(f"{tag}/average", summary.mean, step)
-        self.scalar(f"{tag}/std", summary.std, step)
-        self.scalar(f"{tag}/worst", summary.worst, step)
+        yield from ((f"{tag}/{site}", value) for site, value in scores.items())
+        if scores:
+            summary = summarize(scores, higher_is_better=higher_is_better(metric, self.directions))
+            yield from ((f"{tag}/average", summary.mean), (f"{tag}/std", summary.std), (f"{tag}/worst", summary.worst))

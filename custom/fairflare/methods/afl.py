@@ -6,8 +6,7 @@ FedISM's code, which takes the worst site's model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
@@ -48,6 +47,8 @@ class AFL(ReportsMean):
     afl_mode: Literal["projected", "argmax"] = "projected"
     afl_rate: Positive = 0.1
 
+    _outlive = ("lambda", "losses")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lambda: dict[str, float] = {}
@@ -68,14 +69,6 @@ class AFL(ReportsMean):
         after = updated_share(before, moved) if held > 0 else before
         self._lambda = inputs.remembered(normalise(after))
         return Weighing(sites=weights, details={"lambda": dict(self._lambda)})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"lambda": dict(self._lambda), "losses": dict(self._losses), **super().state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._lambda = {site: float(value) for site, value in state["lambda"].items()}
-        self._losses = {site: float(value) for site, value in state["losses"].items()}
-        super().load_state_dict(state)
 
 
 METHODS = [

@@ -125,6 +125,8 @@ class CFFL(Steps, Downloads):
     c_th: Share = 1 / 3
     cffl_rep: Literal["paper", "code"] = "paper"
 
+    _outlive = (*Downloads._outlive, "reputations", "removed")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._reputations: dict[str, float] = {}
@@ -175,14 +177,6 @@ class CFFL(Steps, Downloads):
         for name, mask in largest_overall(change, math.floor(share * total)).items():
             found |= packed(name, change[name], mask)
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "reputations": dict(self._reputations), "removed": list(self._removed)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._reputations = {site: float(value) for site, value in state["reputations"].items()}
-        self._removed = list(state["removed"])
 
 
 METHODS = [

@@ -83,6 +83,8 @@ class CGSV(Downloads):
     cgsv_alpha: BelowOne = 0.95
     cgsv_beta: Positive = 1.0
 
+    _outlive = (*Downloads._outlive, "reputations")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._reputations: dict[str, float] = {}
@@ -110,13 +112,6 @@ class CGSV(Downloads):
             tensor = change[name]
             found |= packed(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "reputations": dict(self._reputations)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._reputations = {site: float(value) for site, value in state["reputations"].items()}
 
 
 METHODS = [

@@ -124,6 +124,8 @@ class FairFed(Rule):
     fairfed_attribute: str = ""
     fairfed_gap: Literal["equalised_odds", "equal_opportunity"] = "equalised_odds"
 
+    _outlive = ("omega",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fairfed_attribute and self.fairfed_mode != "original":
@@ -157,12 +159,6 @@ class FairFed(Rule):
 
     def _gap(self, groups: Mapping[str, Sums]) -> float:
         return gaps_of(groups, added(list(groups.values()))).get(self.fairfed_gap, math.nan)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"omega": dict(self._omega)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._omega = {site: float(value) for site, value in state["omega"].items()}
 
 
 def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:

@@ -125,6 +125,8 @@ class FedCE(Rule):
     floor: NonNegative | None = None
     stale_ok: Flag = False
 
+    _outlive = ("coefficients", "cosines", "sums", "last")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._coefficients: dict[str, float] = {}
@@ -167,20 +169,6 @@ class FedCE(Rule):
             total, count = self._sums.get(site, [0.0, 0])
             self._sums[site] = [total + coefficient, count + 1]
         return normalise({site: self._sums[site][0] / self._sums[site][1] for site in found})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "coefficients": dict(self._coefficients),
-            "cosines": {site: list(value) for site, value in self._cosines.items()},
-            "sums": {site: list(value) for site, value in self._sums.items()},
-            "last": list(self._last),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._coefficients = {site: float(value) for site, value in state["coefficients"].items()}
-        self._cosines = {site: list(value) for site, value in state["cosines"].items()}
-        self._sums = {site: list(value) for site, value in state["sums"].items()}
-        self._last = list(state["last"])
 
 
 METHODS = [

@@ -6,7 +6,6 @@ Zhang et al., "Federated Domain Generalization with Generalization Adjustment", 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -78,6 +77,8 @@ class FedGA(Rule):
     centred: Flag = True
     shrinking: Flag = True
 
+    _outlive = ("weights",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._weights: dict[str, float] = {}
@@ -105,12 +106,6 @@ class FedGA(Rule):
             return size
         passed = current_round if self.fedga_mode == "fedism" else current_round - 2
         return size * max(num_rounds - passed, 0) / max(num_rounds, 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"weights": dict(self._weights)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._weights = {site: float(value) for site, value in state["weights"].items()}
 
 
 METHODS = [

@@ -11,7 +11,7 @@ FedISM searches at a fixed distance rho; FedISM+ lets it grow over the rounds (E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -175,6 +175,8 @@ class FedISM(Rule):
     tau: Positive | None = None
     saga: Flag = True
 
+    _outlive = ("average",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
@@ -208,12 +210,6 @@ class FedISM(Rule):
             sites=normalise({site: self._average[site] for site in inputs.sites}),
             values={"search_distance": distance(inputs.current_round, inputs.num_rounds, self.rho, self.tau)},
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"average": dict(self._average)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._average = {site: float(weight) for site, weight in state["average"].items()}
 
 
 # Of the paper and its code: Adam is made anew in every round.

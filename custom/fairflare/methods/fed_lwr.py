@@ -24,11 +24,11 @@ from fairflare.base.settings import BelowOne, Fraction, NonNegative, NonNegative
 from fairflare.core.aggregation.stabilise import mixed, smoothed, tempered
 from fairflare.core.features.adapting import outline_of
 from fairflare.core.features.layers import layers_of
-from fairflare.core.weighting import CKA_RANGE, dissimilarity_weights, uniform_weights
+from fairflare.core.weighting import dissimilarity_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field, ReportError
+from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
-from fairflare.methods.parts.anchor_report import FromPreset, Granularity, LayerSimilarityReport, Preset
+from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, Granularity, LayerSimilarityReport, Preset
 from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
 
 if TYPE_CHECKING:
@@ -72,26 +72,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         changes a weight by less than 1e-6; we do not.
     """
 
-    anchor_fields = (
-        Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
-        Field(
-            "cka", "vector", low=CKA_RANGE[0], high=CKA_RANGE[1], nan_ok=True, same_length_as="layers",
-            doc="how alike the features of the local model and of the anchor are, by layer: CKA, or cosine",
-            reveals="how far the site's images are from the others', not what is on them; the Gram matrices of the "
-            "features stay at the site",
-            of=TRAINING,
-        ),
-        Field(
-            "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
-            doc="1 - `cka`, precise when small", of=TRAINING,
-        ),
-        Field(
-            "units", "names", same_length_as="layers", required=False,
-            doc="of each layer the first one of its unit, from the order in which the network runs; the same at every "
-            "site",
-            keep="every `layer_granularity` but `unit`", of=NO_IMAGES,
-        ),
-    )  # fmt: skip
+    anchor_fields = ANCHOR_FIELDS
 
     preset: Preset = "paper"
     clip_min: Fraction | None = None

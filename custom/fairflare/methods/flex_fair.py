@@ -88,6 +88,8 @@ class FlexFair(Rule):
 
     flexfair_over: Literal["sites", "groups"] = "sites"
 
+    _outlive = ("mean",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._mean: float | None = None
@@ -108,12 +110,6 @@ class FlexFair(Rule):
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {} if self._mean is None or self.flexfair_over == "groups" else {MEAN: self._mean}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self._mean}
-
-    def load_state_dict(self, state: Any) -> None:
-        self._mean = state["mean"]
 
 
 METHODS = [

@@ -12,8 +12,8 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.settings import field_names
 from fairflare.base.task import Task
-from fairflare.federation.plan.plan import load_task_class
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.plan.task_files import load_task_class
 from fairflare.federation.record.task_record import PACKAGE, TASK_FILE, origin
 
 OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"

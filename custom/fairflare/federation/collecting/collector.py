@@ -106,16 +106,15 @@ class Collector:
         self.bounds.check_aggregate(rule)
         #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
         self.num_sites: int | None = None
-        self._influence = Influence(self.bounds)
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
-        self._round = _Round()
-        self._shape: Shape | None = None
         self.metrics = metrics
         #: Names of the parameters that are trained; ``None``: nobody knows the model, and the tensors' names tell.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages low-rank adapters; ``None``: factor by factor
+        self._round, self._influence = _Round(), Influence(self.bounds)
+        self._shape: Shape | None = None
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
@@ -172,7 +171,7 @@ class Collector:
         if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
         stats = read_stats(site, meta)
-        report = self._read_report(site, meta, stats, self.rule.report_fields)
+        report = _report(site, meta, stats, self.rule.report_fields)
         said = read_report(meta, COUNTS, site)
         counts = {name: None if count is None else int(count) for name, count in said.items()}
         report = self.rule.check_report(report, site, counts["num_steps"])
@@ -180,16 +179,7 @@ class Collector:
         state = _or_refused(site, self._shape, message, self.staging.fits)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
-        return Training(
-            site=site,
-            state=state,
-            report=report,
-            metrics=metrics,
-            stats=stats,
-            num_samples=counts["num_samples"],
-            num_steps=counts["num_steps"],
-            notes=state.notes,
-        )
+        return Training(site, state, report, metrics, stats, **counts, notes=state.notes)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
         """A site's report about the anchor.
@@ -201,16 +191,8 @@ class Collector:
             raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
         meta = read_head(site, message, self._round.number)
         assert isinstance(self.rule, TwoPhase), "nobody else asks"
-        report = self._read_report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
-        return self.rule.check_anchor_report(report, site, list(dict.fromkeys(self._owner().values())))
-
-    @staticmethod
-    def _read_report(
-        site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]
-    ) -> dict[str, Any]:
-        return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
-
-    # -- keeping it
+        report = _report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
+        return self.rule.check_anchor_report(report, site, list(dict.fromkeys(layers_of(self._first()).values())))
 
     def keep(self, training: Training) -> None:
         """Puts a checked model where it waits for the others.
@@ -244,9 +226,8 @@ class Collector:
     def screen(self) -> dict[str, str]:
         """Takes out the sites that differ from the others in what must be alike; why, by site."""
         reports = {site: self._round.trained[site].report for site in self.accepted}
-        odd: dict[str, str] = {}
-        for declared in self.rule.report_fields:
-            odd |= misfits(reports, declared) if declared.alike else {}
+        alike = [declared for declared in self.rule.report_fields if declared.alike]
+        odd = {site: why for declared in alike for site, why in misfits(reports, declared).items()}
         for site, reason in odd.items():
             self.drop(site, reason)
         return odd
@@ -255,12 +236,10 @@ class Collector:
 
     def require(self, min_sites: int) -> None:
         """Raises :class:`QuorumError` with every site's reason when fewer results are usable."""
-        if len(self._round.trained) < min_sites:
+        if (found := len(self._round.trained)) < min_sites:
+            where = f"{type(self.rule).__name__}, round {self._round.number}"
             why = reasons(self.rejected.items()) or "no answer"
-            raise QuorumError(
-                f"{type(self.rule).__name__}, round {self._round.number}: {len(self._round.trained)} usable result(s) "
-                f"of min_sites={min_sites} ({why})"
-            )
+            raise QuorumError(f"{where}: {found} usable result(s) of min_sites={min_sites} ({why})")
 
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """The plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
@@ -277,25 +256,17 @@ class Collector:
             RuntimeError: the rule gives no weights.
         """
         assert self._shape is not None
-        received, stays = self._round.received, self._shape.stays
-        if received is None or not stays:
-            return self._aggregated()
-        if stays.issuperset(received):
+        received, stays, rule = self._round.received, self._shape.stays, self.rule
+        if received and stays.issuperset(received):
             return dict(received), Weighing()
-        state, weighing = self._aggregated()
-        return {name: received[name] if name in stays else tensor for name, tensor in state.items()}, weighing
-
-    def _aggregated(self) -> tuple[dict[str, torch.Tensor], Weighing]:
-        assert self._shape is not None
-        inputs, rule = self.inputs(), self.rule
+        inputs = self.inputs()
         # One model is its own average: every weight is 1 and there is nothing to ask.
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # the same bits on every server; the long sums are in the average below
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
             weighing = self._influence.weighed(decided)
         if not weighing.reports:
-            found = {site: numbers(report) for site, report in inputs.reports.items()}
-            weighing.reports = {site: values for site, values in found.items() if values}
+            weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
         movement = self._movement(inputs, weighing)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         if weighing.layers is not None:
@@ -310,7 +281,8 @@ class Collector:
         if self.products is not None:
             weighing.values["adapter_truncation"] = self.products.error
             weighing.details["adapter_truncation"] = self.products.errors()
-        return {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}, weighing
+        state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
+        return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
     def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
         """The rule's :meth:`Rule.move` on the tensors that are trained."""
@@ -329,7 +301,8 @@ class Collector:
 
     def inputs(self) -> RoundInputs:
         """What the rule is going to see."""
-        sites, trained = self.accepted, self._round.trained
+        sites, trained, owner = self.accepted, self._round.trained, layers_of(self._first())
+        by_name = frozenset(name for name in owner if not is_statistic(name))
         return RoundInputs(
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
@@ -339,13 +312,13 @@ class Collector:
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
-            owner=self._owner(),
+            owner=owner,
             asked=self._round.asked or sites,
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
             bounded=self._influence.of_made,
-            parameters=self._trained_names(),
+            parameters=by_name if self.parameters is None else self.parameters,
             frozen=self.frozen,
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
@@ -354,22 +327,19 @@ class Collector:
 
     def _states(self) -> dict[str, State]:
         """Local models as they count; a tensor is read when it is asked for."""
-        assert self._shape is not None
-        found = {site: self._shape.collected(self.staging.open(site)) for site in self.accepted}
-        return self._influence.states(found, self._round.received)
-
-    def _trained_names(self) -> frozenset[str]:
-        if self.parameters is not None:
-            return self.parameters
-        return frozenset(name for name in self._owner() if not is_statistic(name))
-
-    def _owner(self) -> dict[str, str]:
-        return layers_of(self._first())
+        return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
 
     def _first(self) -> State:
         """The first site's model: what all look like."""
+        return self._state(self.accepted[0])
+
+    def _state(self, site: str) -> State:
         assert self._shape is not None
-        return self._shape.collected(self.staging.open(self.accepted[0]))
+        return self._shape.collected(self.staging.open(site))
+
+
+def _report(site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
+    return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
 
 
 def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:

@@ -25,8 +25,8 @@ from fairflare.federation.site.replies import (
     read_stats,
     suppressed_in,
 )
-from fairflare.federation.site.sampling import read_sampling
-from fairflare.methods.base.reports import ReportError, read_report
+from fairflare.federation.site.sampling import read_sampling, refuse_if
+from fairflare.methods.base.reports import read_report
 from fairflare.reporting.documents import LeftOut, PhaseRecord
 
 if TYPE_CHECKING:
@@ -70,13 +70,15 @@ class Tested:
     @property
     def resampled(self) -> dict[str, list[float]]:
         """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
-        found = {site: self.phase.stats[site][RESAMPLED] for site in sorted(self.phase.good)}
-        return {site: values for site, values in found.items() if values is not None}
+        return self._said(RESAMPLED)
 
     @property
     def sampling(self) -> dict[str, dict[str, Any]]:
         """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
-        found = {site: self.phase.stats[site][SAID] for site in sorted(self.phase.good)}
+        return self._said(SAID)
+
+    def _said(self, name: str) -> dict[str, Any]:
+        found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
     @property
@@ -153,13 +155,13 @@ class FinalTest:
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             metrics = self._read(phase, site, message)
-            stats = phase.stats[site]
-            if stats[RESAMPLED] is not None and len(stats[RESAMPLED]) != resample:
-                told = f"has {len(stats[RESAMPLED])} entries, asked for {resample}"
-                raise ReportError(f"site {site!r}: field {RESAMPLED!r} {told}")
-            if (unit := stats[DRAWN_UNITS]) is not None and unit not in UNITS:
-                told = f"must be one of {', '.join(UNITS)}, got {unit!r:.40}"
-                raise ReportError(f"site {site!r}: field {DRAWN_UNITS!r} {told}")
+            values, unit = phase.stats[site][RESAMPLED], phase.stats[site][DRAWN_UNITS]
+            refuse_if(site, {
+                f"field {RESAMPLED!r} has {len(values or ())} entries, asked for {resample}":
+                    values is not None and len(values) != resample,
+                f"field {DRAWN_UNITS!r} must be one of {', '.join(UNITS)}, got {unit!r:.40}":
+                    unit is not None and unit not in UNITS,
+            })  # fmt: skip
             found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
@@ -236,10 +238,6 @@ def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[s
     found: dict[str, dict[str, float]] = {}
     for site in sorted({site for test in tests for site in test}):
         names = {name: None for test in tests for name in test.get(site, ())}
-        values = {name: [_number(test.get(site, {}).get(name)) for test in tests] for name in names}
-        found[site] = {name: sum(given) / len(given) for name, given in values.items()}
+        values = {name: [test.get(site, {}).get(name) for test in tests] for name in names}
+        found[site] = {n: sum(math.nan if v is None else v for v in of) / len(of) for n, of in values.items()}
     return found
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -45,8 +45,7 @@ class Influence:
             return dict(claimed)
         for site, count in sorted(claimed.items()):
             if count > most:
-                text = f"claims {count} samples, counted as {most} (max_samples)"
-                self._warn(Warned(site, "max_samples", count, most, text))
+                self._warn(site, "max_samples", count, most, f"claims {count} samples, counted as {most} (max_samples)")
         return {site: min(count, most) for site, count in claimed.items()}
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
@@ -63,7 +62,7 @@ class Influence:
             bounded, clips = clipped_states(states, received, factor)
             self._states = sorted(states), bounded
             for clip in clips:
-                self._warn(_of_clip(clip, factor))
+                self._warn(clip.site, f"max_update_norm, {clip.what}", clip.value, clip.used, _in_words(clip, factor))
         return self._states[1]
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
@@ -72,7 +71,8 @@ class Influence:
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
         """Weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
-        return self._within(weights)
+        limits = self._limits(weights)
+        return self._tempered(capped_weights(weights, limits) if limits else weights)
 
     def moderated(self, values: Mapping[str, float], name: str) -> dict[str, float]:
         """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
@@ -88,8 +88,13 @@ class Influence:
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)
             if used != value and name:
-                text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
-                self._warn(Warned(site, f"max_update_norm, {name}", value, used, text))
+                self._warn(
+                    site,
+                    f"max_update_norm, {name}",
+                    value,
+                    used,
+                    f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)",
+                )
         return kept
 
     def weighed(self, weighing: Weighing) -> Weighing:
@@ -101,8 +106,7 @@ class Influence:
         sites = self._bounded(weighing.sites)
         for site, weight in sorted(sites.items()):
             if weight > MAJORITY:
-                text = f"weight {weight:.4g}, more than all others together"
-                self._warn(Warned(site, "majority", weight, weight, text))
+                self._warn(site, "majority", weight, weight, f"weight {weight:.4g}, more than all others together")
         if weighing.buffers is None:
             return replace(weighing, sites=sites)
         buffers = self._bounded(weighing.buffers, ", buffers", "weight of its buffers")
@@ -121,12 +125,24 @@ class Influence:
             cut = [weight for weight in before if weight > limit + CAP_TOLERANCE]
             if cut:
                 kind = self._kind(site)
-                text = f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers ({kind})"
-                self._warn(Warned(site, kind, max(cut), limit, text, len(cut)))
+                self._warn(
+                    site,
+                    kind,
+                    max(cut),
+                    limit,
+                    f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers ({kind})",
+                    len(cut),
+                )
             held = [by[site] for by in layers.values() if by.get(site, 0.0) > MAJORITY]
             if held:
-                text = f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers"
-                self._warn(Warned(site, "majority", max(held), max(held), text, len(held)))
+                self._warn(
+                    site,
+                    "majority",
+                    max(held),
+                    max(held),
+                    f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers",
+                    len(held),
+                )
         self._warn_of_excess(capped.values(), layers=count)
         if all(layers[name] == by for name, by in given.items()):
             return weighing
@@ -143,15 +159,10 @@ class Influence:
             limit = limits.get(site, 1.0)
             if weight > limit + CAP_TOLERANCE:
                 kind = self._kind(site)
-                text = f"{what} {weight:.4g} cut to {limit:.4g}{when} ({kind})"
-                self._warn(Warned(site, f"{kind}{of}", weight, limit, text))
+                self._warn(site, f"{kind}{of}", weight, limit, f"{what} {weight:.4g} cut to {limit:.4g}{when} ({kind})")
         capped = capped_weights(weights, limits) if limits else weights
         self._warn_of_excess([capped], of)
         return self._tempered(capped)
-
-    def _within(self, weights: SiteWeights) -> SiteWeights:
-        limits = self._limits(weights)
-        return self._tempered(capped_weights(weights, limits) if limits else weights)
 
     def _tempered(self, capped: SiteWeights) -> SiteWeights:
         excess = self.bounds.max_excess
@@ -166,8 +177,13 @@ class Influence:
             wanted = auto_share(max(self.num_sites, len(sites)))
         bound = 1.0 if wanted is None else feasible_bound(len(sites), float(wanted))
         if wanted is not None and bound > float(wanted) + CAP_TOLERANCE:
-            text = f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used"
-            self._warn(Warned("", "max_weight", float(wanted), bound, text))
+            self._warn(
+                "",
+                "max_weight",
+                float(wanted),
+                bound,
+                f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used",
+            )
         return {site: 1 / len(sites) if site in self.held else bound for site in sites}
 
     def _kind(self, site: str) -> str:
@@ -181,20 +197,24 @@ class Influence:
         over = [excess for excess in found if excess > most + CAP_TOLERANCE]
         if over:
             where = "" if layers is None else f" in {len(over)} of {layers} layers"
-            text = f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)"
-            self._warn(Warned("", f"max_excess{of}", max(over), most, text, None if layers is None else len(over)))
+            self._warn(
+                "",
+                f"max_excess{of}",
+                max(over),
+                most,
+                f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)",
+                None if layers is None else len(over),
+            )
 
-    def _warn(self, warning: Warned) -> None:
-        if warning not in self.warnings:
+    def _warn(self, site: str, kind: str, value: float, used: float, text: str, layers: int | None = None) -> None:
+        if (warning := Warned(site, kind, value, used, text, layers)) not in self.warnings:
             self.warnings.append(warning)
 
 
-def _of_clip(clip: Clip, factor: float) -> Warned:
+def _in_words(clip: Clip, factor: float) -> str:
     value, used = f"{clip.value:.4g}", f"{clip.used:.4g}"
-    if clip.what == VARIANCES:
-        text = f"running variance {value}, counted as 0 (max_update_norm)"
-    elif clip.what == COUNTERS:
-        text = f"a counter changed by {value}, counted as {used}, {factor:g} times the median (max_update_norm)"
-    else:
-        text = f"norm {value} of its update ({clip.what}) cut to {used}, {factor:g} times the median (max_update_norm)"
-    return Warned(clip.site, f"max_update_norm, {clip.what}", clip.value, clip.used, text)
+    most = f"{factor:g} times the median (max_update_norm)"
+    return {
+        VARIANCES: f"running variance {value}, counted as 0 (max_update_norm)",
+        COUNTERS: f"a counter changed by {value}, counted as {used}, {most}",
+    }.get(clip.what, f"norm {value} of its update ({clip.what}) cut to {used}, {most}")

@@ -28,9 +28,6 @@ class _Patience:
     again: int = 0
     alive: bool = False
 
-    def asks(self, current_round: int) -> bool:
-        return not self.drops or (self.alive and current_round >= self.again)
-
 
 class Roster:
     """Who is asked, by what the sites did so far.
@@ -115,7 +112,7 @@ class Roster:
     def _asks(self, site: str, name: str, current_round: int) -> bool:
         with self._lock:
             patience = self._patience.get((site, name))
-            return patience is None or patience.asks(current_round)
+            return patience is None or not patience.drops or (patience.alive and current_round >= patience.again)
 
     def _count(self, site: str, name: str, current_round: int) -> _Patience | None:
         patience = self._patience.setdefault((site, name), _Patience())

@@ -142,15 +142,14 @@ class Suspects:
 
     def _suspect(self, site: str, case: _Case, record: RoundRecord) -> None:
         case.suspected = True
-        done = {
-            "warn": "it counts as before",
-            "equal": "from the next round on it has the equal share at most",
-            "out": "",
-        }[self.run.suspects]
         if self.run.suspects == "out":
             case.times += 1
             case.again = record.current_round + 1 + 2**case.times
-            done = f"it is not asked before round {case.again}"
+        done = {
+            "warn": "it counts as before",
+            "equal": "from the next round on it has the equal share at most",
+            "out": f"it is not asked before round {case.again}",
+        }[self.run.suspects]
         text = (
             "its labels may be off: the common model is far worse there than at the others, and its update points "
             f"elsewhere; {done} (suspects={self.run.suspects})"

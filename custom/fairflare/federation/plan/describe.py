@@ -12,8 +12,9 @@ from fairflare.base.checks import nearest
 from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.plan.plan import TASKS_BY_KIND, dealt_to, load_task_class, make_plan
+from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
 from fairflare.methods.base.catalog import Method, all_methods, get_method, page_of
 from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import TwoPhase
@@ -70,11 +71,9 @@ def _learns(method: Method) -> tuple[str, ...]:
     found = []
     pictures = (kind for kind in TASKS_BY_KIND if not kind.startswith("volume_"))
     for kind in sorted(pictures, key=lambda kind: (kind != method.task, kind)):
-        try:
+        with suppress(ValueError):
             make_plan(method.name, task=kind)
             found.append(kind)
-        except ValueError:
-            continue
     return tuple(found)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +15,19 @@ from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import check_shared, shared_values
+from fairflare.federation.plan.task_files import (
+    BUNDLE_TASK,
+    TASKS_BY_KIND,
+    dealt_to,
+    like,
+    load_task_class,
+    of_bundle,
+    of_object,
+)
 from fairflare.methods.base.catalog import Method, get_method, method_of
 from fairflare.methods.base.papers import Paper
 from fairflare.methods.base.rule import OLD_JOB, Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
-
-TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
-#: The file that a job carries for a MONAI bundle, which lies beside it there.
-BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
-
-# Kinds of task: the file a job carries for each, with a class Task that the user may edit.
-TASKS_BY_KIND = {
-    kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
-    for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification")
-}
 
 #: What people give with --set though it is an option of the command line, where the two have other names.
 OPTIONS = {
@@ -41,10 +37,6 @@ OPTIONS = {
     **dict.fromkeys(("max_missed", "check_timeout"), ""),  # of a recipe only
     "sites": "--sites",
 }
-
-
-class TaskFileError(ValueError):
-    """A task file cannot be used; the text names it."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +101,7 @@ def make_plan(
     train_like: str | None = None,
     task_file: str | Path | None = None,
     monai_bundle: str | Path | None = None,
+    script: Script | None = None,
     **options: Any,
 ) -> Plan:
     """Puts a run together.
@@ -134,6 +127,7 @@ def make_plan(
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
+        script: with which the sites train what ``task``, an object, says of it.
         options: of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not with ``run``.
 
     Raises:
@@ -151,14 +145,18 @@ def make_plan(
     model = chosen if train_like is None else get_method(train_like)
     published = None if small else model.published(paper)
     learned = (published and published.task) or model.task
-    if own_task is not None and monai_bundle is None:
-        kind, file, task_class = _of_object(own_task, task_file)
-    elif monai_bundle is None:
+    task_class: type[Task]
+    if monai_bundle is not None:
+        kind, file = "a MONAI bundle", BUNDLE_TASK
+        task_class = of_bundle(Path(monai_bundle), task=task, task_file=task_file)
+    elif script is not None:
+        kind, file, task_class = "a script's task", script.path, type(own_task)  # type: ignore[assignment]
+    elif own_task is not None:
+        kind, file, task_class = of_object(own_task, task_file)
+    else:
         kind = choice("task", learned if task is None else task, TASKS_BY_KIND)
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
-    else:
-        kind, file, task_class = "a MONAI bundle", BUNDLE_TASK, _of_bundle(monai_bundle, task=task, task_file=task_file)
     # Another kind of task than the paper's has none of its settings, but its length.
     of_paper = {} if published is None else published.settings
     usual = {} if kind != learned else model.small if small else of_paper
@@ -195,7 +193,7 @@ def make_plan(
         raise ValueError(f"min_sites={of_plan.min_sites}, but the job has {len(names)} site(s)")
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
-    made: Task = build(task_class, learns) if own_task is None else _like(own_task, task_class, learns)
+    made: Task = build(task_class, learns) if own_task is None else like(own_task, task_class, learns)
     made.check()
     made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
@@ -206,15 +204,15 @@ def make_plan(
     rule = rule or build(chosen.rule, {**chosen.server, **server, **shared, **of_training})
     training = training or build(chosen.training, {**own, **site, **brought, **of_rule})
     check_shared(rule, training)
-    of_plan = following(of_plan, training)
-    check_run(rule, of_plan)
-    check_idle(
-        chosen, (rule, training, made, of_plan), {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
-    )
+    of_plan = _checked(of_plan, rule, training)
+    by_hand = {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
+    if vain := list(idle((rule, training, made, of_plan), by_hand)):
+        raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
     try:
-        training.check_task(made)
-        rule.check_run(of_plan.num_rounds, made)
-        of_plan.check_products(rule, made)
+        if script is None:  # what a script's data have only the sites know
+            training.check_task(made)
+            rule.check_run(of_plan.num_rounds, made)
+            of_plan.check_products(rule, made)
         if of_plan.crt_rounds and made.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
@@ -229,6 +227,7 @@ def make_plan(
         task_file=file,
         lacks=() if small else _lacks(model, published, names),
         paper=published,
+        script=script,
         monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
         brought=tuple(_in_words(brought, build(chosen.training, own))),
         instead=tuple(
@@ -251,42 +250,6 @@ def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) ->
                 raise ValueError(f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)")
 
 
-def _of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
-    """Kind of a task that is given as an object, the file that a job carries for it, and the class in that file."""
-    if task_file is not None:
-        raise ValueError("a task as an object and task_file exclude each other: give one of them")
-    cls = type(task)
-    for kind, file in TASKS_BY_KIND.items():
-        template = load_task_class(file)
-        again = cls.__mro__[1:] == template.__mro__[1:] and vars(cls).keys() == vars(template).keys()
-        if cls is template.__mro__[1] or (again and cls.__module__ == TASK_MODULE):
-            return kind, file, template
-    if cls.__name__ != "Task" or cls.__module__ in ("__main__", TASK_MODULE):
-        wanted = f"call {cls.__name__} so, in a module of its own, or give task_file"
-        raise ValueError(f"a job carries the file of your own task as task.py, and looks for Task in it: {wanted}")
-    return "this task", Path(inspect.getfile(cls)), cls
-
-
-def _like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
-    """The object as one of the class in the job's file, its synthetic data for the run's sites."""
-    if type(task) is cls and cls.__module__ != TASK_MODULE:
-        return task
-    values = {name: getattr(task, name) for name in field_names(cls)}
-    usual = {f.name: f.default for f in fields(cls) if f.name in dealt_to(1, cls)}  # type: ignore[arg-type]
-    return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
-
-
-def _of_bundle(folder: str | Path, **others: Any) -> type[Task]:
-    """The class of a bundle's task, which is not beside its file yet."""
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
-    cls: Any = load_task_class(BUNDLE_TASK)
-    cls.folder = Path(folder).expanduser().absolute()
-    found: type[Task] = cls
-    return found
-
-
 def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
     """What a task says of local training, and where the method has another value."""
     plain = LocalTraining()
@@ -296,17 +259,11 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
         yield f"{name}={value!r}" + (f" (the method's own: {own!r})" if differs else "")
 
 
-def following(run: RunSettings, training: LocalTraining) -> RunSettings:
-    """The run's settings, where it has to do something that the site half asks for."""
-    recalibrated = training.norm_statistics == "recalibrated"
-    return replace(run, norm_statistics="recalibrated") if recalibrated else run
-
-
-def check_run(rule: Rule, run: RunSettings) -> None:
-    """Refuses settings of the run in which a rule could do nothing, or which it has no use for.
+def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettings:
+    """The run's settings with what the site half asks of it.
 
     Raises:
-        ValueError: says which.
+        ValueError: one in which the rule could do nothing, or which it has no use for.
     """
     rule.check_run(run.num_rounds, None)
     run.check_aggregate(rule)
@@ -314,17 +271,8 @@ def check_run(rule: Rule, run: RunSettings) -> None:
         raise ValueError(
             f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
         )
-
-
-def check_idle(method: Method, components: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Refuses what somebody set and what does nothing in this combination.
-
-    Raises:
-        ValueError: says which, and why.
-    """
-    vain = list(idle(components, given))
-    if vain:
-        raise ValueError(f"method {method.name!r}: {'; '.join(vain)}")
+    recalibrated = training.norm_statistics == "recalibrated"
+    return replace(run, norm_statistics="recalibrated") if recalibrated else run
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -377,11 +325,6 @@ def _of_own_paper(chosen: Method, other: Paper | None, task_class: type) -> dict
     return {k: v for k, v in (told.settings.items() if told else ()) if k.partition(".")[0] in own}
 
 
-def dealt_to(sites: int, task: type) -> dict[str, Any]:
-    """The setting by which a task deals synthetic data to so many sites, where it has one."""
-    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
-
-
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
     """``3`` -> ``["site-1", "site-2", "site-3"]``; names are checked for repeats."""
     if sites is None:
@@ -419,26 +362,3 @@ def route_settings(
             hint = nearest(key, [name + dot + rest for name in known]) or ";"
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
     return parts
-
-
-def load_task_class(path: Path) -> type[Task]:
-    """The class ``Task`` of a task file.
-
-    Raises:
-        TaskFileError: no such file, no such class in it, or the file cannot be run.
-    """
-    if not path.is_file():
-        raise TaskFileError(f"task file {path} does not exist")
-    spec = importlib.util.spec_from_file_location(TASK_MODULE, path)
-    if spec is None or spec.loader is None:
-        raise TaskFileError(f"task file {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where the type hints of its classes are looked up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
-    found = getattr(module, "Task", None)
-    if not isinstance(found, type) or not issubclass(found, Task):
-        raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
-    return found

@@ -49,8 +49,8 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
         HalvesDiffer: names the first setting that differs, with both values.
     """
     for name, value in shared_values(type(rule), training).items():
-        own, one, other = getattr(rule, name), type(rule).__name__, type(training).__name__
-        if own != value:
+        if (own := getattr(rule, name)) != value:
+            one, other = type(rule).__name__, type(training).__name__
             raise HalvesDiffer(f"{name} is {own!r} in {one} and {value!r} in {other}: give both the same")
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Literal
@@ -34,6 +36,7 @@ MEMORY_FOLDER = "memory"  # what the rule keeps on disk
 KEPT = 2
 _STATE = re.compile(r"state-(\d{6,})\.json")
 _OLD_STATE = "state.json"  # before format 2
+_CHANGED = "is not what was written: its checksum differs"
 _REMEDY = "remove the checkpoint folder to start anew, or use another experiment id"
 
 
@@ -101,6 +104,7 @@ class Head(BaseModel):
 
 
 HEAD = TypeAdapter(Head)
+Check = Callable[[Mapping[str, Any]], None]  # of a state's ``extra``; may refuse it
 
 
 class CheckpointFolder:
@@ -137,11 +141,12 @@ class CheckpointFolder:
         plain = {name: tensor.clone() for name, tensor in clean_state(checkpoint.model).items()}
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         self._sums[model] = self._put(model, lambda path: save_tensors(path, plain, None, "the global model"))
+        best = _best_file(checkpoint.extra)
         head = Head(
             next_round=number,
             files={model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
             memory=self._memory_sums(),
-            best=self._best(checkpoint),
+            best={best: self._sums[best]} if best in self._sums else {},  # stays as long as it is the best
             rounds=LogHead(bytes=self.log.size, sha256=self.log.sha256),
             results=checkpoint.results,
             config=checkpoint.config,
@@ -152,7 +157,7 @@ class CheckpointFolder:
         write_whole(self._state(number), lambda path: path.write_text(text, encoding="utf-8"))
         self._remove_all_but(number)
 
-    def load(self, check: Callable[[Mapping[str, Any]], None] = lambda extra: None) -> Checkpoint | None:
+    def load(self, check: Check = lambda extra: None) -> Checkpoint | None:
         """The last checkpoint that is what was written; ``None`` when there is none at all.
 
         Args:
@@ -184,7 +189,7 @@ class CheckpointFolder:
             CheckpointError: it does not fit itself.
         """
         try:
-            found = self._read(current_round - 1, lambda extra: None)
+            found = self._read(current_round - 1)
         except _Damaged:
             return None
         for number in self._numbers():
@@ -195,47 +200,31 @@ class CheckpointFolder:
 
     def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
         """The best model so far; ``None`` when there is none, or its file is damaged or gone."""
-        name = checkpoint.extra.get("best_round")
-        path = self.folder / _model_file(name) if name is not None else None
-        if path is None or path.name not in self._sums:
+        name = _best_file(checkpoint.extra)
+        if name not in self._sums:
             return None
         try:
-            return _checked(path, self._sums[path.name], load_file)
+            return _checked(self.folder / name, self._sums[name], load_file)
         except _Damaged:
-            del self._sums[path.name]
+            del self._sums[name]
             return None
 
     # -- writing
 
     def _put(self, name: str, write: Callable[[Path], object]) -> str:
         """Writes a file; its checksum."""
-        found: list[str] = []
-
-        def and_sum(partial: Path) -> None:
-            write(partial)
-            found.append(sha256_of(partial))
-
-        write_whole(self.folder / name, and_sum)
-        return found[0]
-
-    def _best(self, checkpoint: Checkpoint) -> dict[str, str]:
-        """Name and checksum of the best model's file, which stays as long as it is the best."""
-        number = checkpoint.extra.get("best_round")
-        name = None if number is None else _model_file(number)
-        return {name: self._sums[name]} if name in self._sums else {}
+        write_whole(self.folder / name, write)
+        return sha256_of(self.folder / name)
 
     def _memory_sums(self) -> dict[str, str]:
         """Checksums of what the rule keeps on disk; a file that is as it was is not read again."""
         known, self._memory = self._memory, {}
-        for path in self._memory_files():
+        for path in sorted(p for p in (self.folder / MEMORY_FOLDER).rglob("[!.]*") if p.is_file()):
             status = path.stat()
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             before = known.get(path)
             self._memory[path] = before if before and before[0] == stamp else (stamp, sha256_of(path))
         return {str(path.relative_to(self.folder)): found for path, (_, found) in self._memory.items()}
-
-    def _memory_files(self) -> list[Path]:
-        return sorted(p for p in (self.folder / MEMORY_FOLDER).rglob("[!.]*") if p.is_file())
 
     def _remove_all_but(self, newest: int) -> None:
         """Removes what the two newest checkpoints do not name."""
@@ -244,11 +233,9 @@ class CheckpointFolder:
             if not newest - KEPT < number <= newest:
                 self._state(number).unlink()
                 continue
-            try:
+            with suppress(_Damaged):
                 head = self._head(number)
                 needed.update(head.files, head.best)
-            except _Damaged:
-                continue
         for path in self.folder.iterdir():
             if path.name.startswith(("model-", "rule-")) and path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -257,7 +244,7 @@ class CheckpointFolder:
     # -- reading
 
     def _numbers(self) -> list[int]:
-        found = (_STATE.fullmatch(path.name) for path in _inside(self.folder))
+        found = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.json"))
         return sorted(int(match.group(1)) for match in found if match)
 
     def _state(self, number: int) -> Path:
@@ -268,27 +255,32 @@ class CheckpointFolder:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             content: dict[str, Any] = state["content"]
-            whole = state["sha256"] == _sum_of(content)
+            if state["sha256"] != _sum_of(content):
+                raise _Damaged(f"{path.name} {_CHANGED}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
-        if not whole:
-            raise _Damaged(f"{path.name} is not what was written: its checksum differs")
         problems: list[str] = []
         head = read_part(HEAD, content, path.name, problems)
         if head is None or problems:
             raise _Damaged(problems[0])
         return head
 
-    def _read(self, number: int, check: Callable[[Mapping[str, Any]], None], *, salvage: bool = False) -> Checkpoint:
+    def _read(self, number: int, check: Check = lambda extra: None, *, salvage: bool = False) -> Checkpoint:
         head = self._head(number)
         check(head.extra)
-        self._check_numbers(number, head)
+        path, last = self._state(number), head.results.get("last_round", number - 1)
+        if head.next_round != number:
+            raise CheckpointError(f"{path}: next_round is {head.next_round}, must be {number}; {_REMEDY}")
+        if last != number - 1:
+            raise CheckpointError(
+                f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}"
+            )
         files = head.files
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         found = Checkpoint(
             next_round=number,
             model=_checked(self.folder / model, files[model], load_file),
-            rule=_checked(self.folder / rule, files[rule], _load_torch),
+            rule=_checked(self.folder / rule, files[rule], partial(torch.load, map_location="cpu", weights_only=True)),
             results=head.results,
             config=head.config,
             extra=head.extra,
@@ -297,10 +289,13 @@ class CheckpointFolder:
             if (self.folder / name).exists():  # of the rounds in it the rule needs only the last, and says so
                 _checked(self.folder / name, wanted)
         try:
-            self._open_log(head.rounds)
-        except _Damaged:
-            if not salvage:
-                raise
+            self.log.open_at(head.rounds.bytes)
+            problem = "" if self.log.sha256 == head.rounds.sha256 else f"{ROUNDS_FILE} {_CHANGED}"
+        except (DamagedLog, OSError) as error:
+            problem = str(error)
+        if problem and not salvage:
+            raise _Damaged(problem)
+        if problem:
             left = self.log.salvage(head.rounds.bytes)
             found.passed_over = [
                 f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
@@ -308,66 +303,47 @@ class CheckpointFolder:
         self._sums = {**head.best, model: files[model]}
         return found
 
-    def _open_log(self, wanted: LogHead) -> None:
-        try:
-            self.log.open_at(wanted.bytes)
-        except (DamagedLog, OSError) as error:
-            raise _Damaged(str(error)) from error
-        if self.log.sha256 != wanted.sha256:
-            raise _Damaged(f"{ROUNDS_FILE} is not what was written: its checksum differs")
-
-    def _check_numbers(self, number: int, head: Head) -> None:
-        path = self._state(number)
-        if head.next_round != number:
-            raise CheckpointError(f"{path}: next_round is {head.next_round}, must be {number}; {_REMEDY}")
-        last = head.results.get("last_round", number - 1)
-        if last != number - 1:
-            raise CheckpointError(
-                f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}"
-            )
-
 
 def _model_file(number: int) -> str:
     return f"model-{number:06d}.safetensors"
 
 
-def _inside(folder: Path) -> Iterator[Path]:
-    return folder.iterdir() if folder.is_dir() else iter(())
+def _best_file(extra: Mapping[str, Any]) -> str:
+    """Name of the best model's file; empty: there is none."""
+    number = extra.get("best_round")
+    return "" if number is None else _model_file(number)
 
 
 def _sum_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _load_torch(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
 def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
     """What a file holds, once its checksum is right."""
     try:
         if sha256_of(path) != wanted:
-            raise _Damaged(f"{path.name} is not what was written: its checksum differs")
+            raise _Damaged(f"{path.name} {_CHANGED}")
         return read(path)
     except (OSError, SafetensorError, RuntimeError, ValueError, UnpicklingError) as error:
         raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
 
 
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings of a run that are not as they were, with both values; the number of rounds is another matter."""
+    was, now = by_name(old), by_name(new)
+    names = sorted({*was, *now} - {"num_rounds"})
+    return [f"{n}: was {was.get(n)!r}, is {now.get(n)!r}" for n in names if was.get(n) != now.get(n)]
+
+
 def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
-    """Refuses to go on with an experiment under other settings; the number of rounds is another matter.
+    """Refuses to go on with an experiment under other settings.
 
     Raises:
         CheckpointError: names each differing setting with both values.
     """
-    was, now = by_name(old), by_name(new)
-    differing = [
-        f"{name}: was {was.get(name)!r}, is {now.get(name)!r}"
-        for name in sorted(set(was) | set(now))
-        if name != "num_rounds" and was.get(name) != now.get(name)
-    ]
-    if differing:
+    if found := differing(old, new):
         raise CheckpointError(
-            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differing)}); give the run "
+            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(found)}); give the run "
             "another experiment id, or remove the checkpoint folder"
         )
 

@@ -22,6 +22,7 @@ from fairflare.federation.record.checkpoint import (
     CheckpointFolder,
     check_same_config,
     check_same_rounds,
+    differing,
 )
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.record.models import ModelFiles
@@ -29,24 +30,18 @@ from fairflare.federation.record.run_info import following_rounds, knows
 from fairflare.methods.base.rule import State
 
 
-class Keeps(Protocol):
+class Counts(Protocol):
+    """What counts over the rounds."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Keeps(Counts, Protocol):
     """What outlives a round at the server besides the model; a :class:`fairflare.methods.base.rule.Rule` is one."""
 
-    memory_folder: Path | None
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
     def follows_num_rounds(self) -> list[str]: ...
-
-
-class Counts(Protocol):
-    """What counts over the rounds, in plain values."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Experiment:
@@ -54,13 +49,14 @@ class Experiment:
 
     Args:
         run, place: settings and folders.
-        rule: the server half; its state is kept, and it is told where its memory lies.
+        rule: the server half; its state is kept.
         journal, files: results and model files, which are taken back too.
         say: a line for the server's log.
         also: what counts over the rounds besides, by name; kept as plain values.
 
     Attributes:
         run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
+        memory: folder of what the rule keeps on disk.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class Experiment:
         self.run_id = uuid.uuid4().hex[:12]
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
-        rule.memory_folder = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
+        self.memory = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
         self._config: dict[str, Any] = {}
         self._sites: list[str] = []
 
@@ -106,8 +102,8 @@ class Experiment:
         """Lets go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
         if self.lock is not None:
             self.lock.release()
-        elif self.rule.memory_folder is not None:
-            shutil.rmtree(self.rule.memory_folder, ignore_errors=True)
+        else:
+            shutil.rmtree(self.memory, ignore_errors=True)
 
     # -- where a run begins
 
@@ -140,7 +136,7 @@ class Experiment:
         found = self.folder.load(lambda extra: _check_version(extra, self.run.experiment))
         if found is None:
             return None
-        if found.next_round == 0 and not _fits(found, self._config, self.run.experiment):
+        if found.next_round == 0 and differing(found.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None
         return found
@@ -170,16 +166,13 @@ class Experiment:
         for name in sorted(set(was) | set(now)):
             if was.get(name) != now.get(name):
                 yield f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ"
-        gone = sorted(set(found.extra["sites"]) - set(self._sites))
-        new = sorted(set(self._sites) - set(found.extra["sites"]))
-        if gone:
-            yield f"no longer in the job: {', '.join(gone)}"
-        if new:
-            yield f"new in the job: {', '.join(new)}"
+        then, here = set(found.extra["sites"]), set(self._sites)
+        for what, sites in (("no longer", then - here), ("new", here - then)):
+            if sites:
+                yield f"{what} in the job: {', '.join(sorted(sites))}"
         if found.config["num_rounds"] != self.run.num_rounds:
-            text = f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}"
             unknown = "" if knows(self.place.site_half) else "; whether the sites' training depends on it is not known"
-            yield text + unknown
+            yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
     def _take_back(self, found: Checkpoint, like: State) -> State:
         """Rule, best model and model files as they were; the global model in the network's own order."""
@@ -261,14 +254,6 @@ def writing(what: str, folder: Path) -> Iterator[None]:
             "(checkpoint_root in the server's local/fairflare.json), and start the run again; with an experiment id it "
             "goes on after the last whole round"
         ) from error
-
-
-def _fits(found: Checkpoint, config: Mapping[str, Any], experiment: str) -> bool:
-    try:
-        check_same_config(found.config, config, experiment)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _check_version(extra: Mapping[str, Any], experiment: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +63,9 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
-    def checked(
-        self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric] | None = None
-    ) -> None:
+    def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """What the sites said of their data before the first round, and what they may measure."""
-        if metrics is not None:
-            self.store.update_info(**directions_of(metrics))
-        self.store.update_info(said={site: dict(facts[site]) for site in sorted(facts)})
+        self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
@@ -140,13 +136,16 @@ class Journal:
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
-        record.warnings = list(warnings)
-        if last:
-            now = {"site_weights": record.site_weights, "layers": record.layers}
-            record.warnings += same_weights([*read_results(self.store.folder)["rounds"], now])
-        for warned in record.warnings:
-            who = f"site {warned.site!r}: " if warned.site else ""
-            self.say(f"round {record.current_round}: {who}{warned.text}", warning=True)
+        now = {"site_weights": record.site_weights, "layers": record.layers}
+        never = same_weights([*read_results(self.store.folder)["rounds"], now]) if last else []
+        self.warned([*warnings, *never], record)
+
+    def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
+        """Warnings of a round, or (``", norms"``) of an exchange in it."""
+        record.warnings = [*record.warnings, *warnings]
+        for one in warnings:
+            who = f"site {one.site!r}: " if one.site else ""
+            self.say(f"round {record.current_round}{phase}: {who}{one.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
         """A whole round."""
@@ -172,17 +171,17 @@ class Journal:
             best: what the latter is.
         """
         number = last.phase.current_round
-        for tested, which in ((last, ""), (of_best, ", best model")):
-            for left in tested.left_out if tested is not None else ():
-                self.say(f"validate{which}: site {left.site!r} left out: {left.reason}", warning=True)
-        for site in last.without(self.metric):
-            self.say(f"validate: site {site!r}: its {self.metric!r} is not finite", warning=True)
-        for site in sorted(last.phase.good):
-            if lost := printable(last.phase.stats[site]["state_lost"] or ""):
-                self.say(f"validate: site {site!r} lost some of its state: {lost}", warning=True)
+        lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
+        by_best = of_best.left_out if of_best is not None else ()
+        for text in (
+            *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
+            *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
+            *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
+            *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
+            *(f": site {s!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}" for s, names in last.suppressed.items()),
+        ):
+            self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
-        for site, names in last.suppressed.items():
-            self.say(f"validate: site {site!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {

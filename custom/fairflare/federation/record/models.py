@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -79,8 +79,7 @@ class ModelFiles:
     def load_best(self) -> dict[str, torch.Tensor]:
         """The best model, from its file."""
         content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
-        found: dict[str, torch.Tensor] = content["model"]
-        return found
+        return cast(dict[str, torch.Tensor], content["model"])
 
     def take_back(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fairflare.base.task import Metric, Task
 
 
+CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # how the classifier is trained anew
+
+
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
     """What must be the same when an experiment goes on."""
     return {
@@ -35,13 +39,8 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "training": place.site_half,
         **({} if run.anchor_as == MODEL else {"anchor_as": run.anchor_as}),
         **{n: getattr(run, n) for n in ("exchange", "update_dtype") if getattr(run, n) not in (ALL, FLOAT32)},
-        **({"retraining": retraining_of(run)} if run.crt_rounds else {}),
+        **({"retraining": {name: getattr(run, name) for name in CRT}} if run.crt_rounds else {}),
     }
-
-
-def retraining_of(run: RunSettings) -> dict[str, Any]:
-    """How the classifier is trained anew behind the method's rounds."""
-    return {name: getattr(run, name) for name in ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")}
 
 
 def info_of(
@@ -103,13 +102,11 @@ def versions() -> dict[str, str]:
     """Of this package, Python and what the results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"fairflare": __version__, "python": platform.python_version()}
-    for name in ("nvflare", "torch", "monai", "numpy"):
-        try:
+    found = dict.fromkeys(("nvflare", "torch", "monai", "numpy"), "not installed")
+    for name in found:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"fairflare": __version__, "python": platform.python_version(), **found}
 
 
 def following_rounds(rule: object, site_half: Any) -> list[str]:

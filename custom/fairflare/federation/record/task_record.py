@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -70,13 +71,10 @@ def origin(cls: type) -> tuple[str, list[str]]:
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):
             return f"{base.__module__}.{base.__name__}", list(own)
-        own |= {name: None for name, value in vars(base).items() if not _of_python(name, value)}
+        # What Python puts into a class by itself does not count: a task file that has nothing else is the packaged one.
+        named = {n: v for n, v in vars(base).items() if n != "_abc_impl"}
+        own |= {n: None for n, v in named.items() if callable(v) or not re.fullmatch("__.*__", n)}
     raise TypeError(f"{cls.__name__} is no Task")
-
-
-def _of_python(name: str, value: Any) -> bool:
-    """What Python puts into a class by itself; one of a task file that has nothing else is the packaged one."""
-    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__") and not callable(value))
 
 
 def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:

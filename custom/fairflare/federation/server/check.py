@@ -8,18 +8,19 @@ goes on without the site that it is about; where sites differ, without those tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.task import SPLIT_GLOBAL, SiteData
-from fairflare.exchange.messages import TASK_CHECK, Message, SiteTask, encode_task
-from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
-from fairflare.federation.collecting.roster import Roster
-from fairflare.federation.collecting.transport import Transport
+from fairflare.exchange.messages import TASK_CHECK, Message
+from fairflare.federation.collecting.asking import Asking
+from fairflare.federation.collecting.phase import Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.facts import GLOBAL_LIST
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
-from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES
+from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 
 if TYPE_CHECKING:
@@ -86,30 +87,26 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    if found["min_cases"] is not None:
-        found["min_cases"] = int(found["min_cases"])
-    names = found["class_names"]
-    if (
-        len(splits) + len(found["suppressed"] or ()) > MAX_LISTS
-        or len(names or ()) > MOST_CLASSES
-        or len(found["class_groups"] or ()) > MOST_CLASSES
-        or len(found[NAMES] or ()) > MOST_CLASSES
-    ):
-        raise ReportError(f"site {site!r}: more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups")
-    size = sum(map(len, (*splits, *(names or ()), *(found["class_groups"] or ()), *(found[NAMES] or ()))))
-    if size > MAX_WORDS:
-        raise ReportError(f"site {site!r}: the names in its report have {size} characters, more than {MAX_WORDS}")
-    for key in (GLOBAL_LIST, "prior", "device", "computing"):
-        found[key] = None if found[key] is None else printable(found[key])
-    for key in ("class_names", "class_groups", "suppressed", NAMES):
-        if found[key] is not None:
-            found[key] = [printable(name) for name in found[key]]
+    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES)]
+    size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
+    refuse_if(site, {
+        f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
+            lists > MAX_LISTS or max(map(len, of_classes)) > MOST_CLASSES,
+        f"the names in its report have {size} characters, more than {MAX_WORDS}": size > MAX_WORDS,
+    })  # fmt: skip
+    for field in FIELDS:
+        if (value := found.get(field.name)) is not None and field.kind in SHOWN:
+            found[field.name] = SHOWN[field.kind](value)
     if found[NAMES] is None:  # nobody asked
         del found[NAMES]
-    if found["num_classes"] is not None:
-        found["num_classes"] = int(found["num_classes"])
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
+
+
+#: What is made of a value of a site's report, by the kind of its field.
+SHOWN: dict[str, Callable[[Any], Any]] = {
+    "whole": int, "text": printable, "names": lambda names: [printable(name) for name in names],
+}  # fmt: skip
 
 
 class _Said(SiteData):
@@ -137,7 +134,7 @@ class Check:
     Args:
         task: what is learned.
         run: settings.
-        transport, roster, journal: of the run.
+        ask, journal: of the run.
         metrics: what sites may measure; gets those of the classes that they name.
     """
 
@@ -145,48 +142,34 @@ class Check:
         self,
         task: Task,
         run: RunSettings,
-        transport: Transport,
-        roster: Roster,
+        ask: Asking,
         journal: Journal,
         metrics: dict[str, Metric] | None = None,
     ) -> None:
         self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
-        self.roster, self.journal = roster, journal
+        self.roster, self.journal = ask.exchange.roster, journal
         # No grace: a site that needs long to open its data is not late.
-        self.exchange = Exchange(transport, roster, run.min_sites, 0.0, journal.tell)
+        self.ask = replace(ask, exchange=replace(ask.exchange, grace=0.0))
         self.facts: dict[str, dict[str, Any]] = {}
-        self.form: dict[str, Any] = {}  # of the task: which tensors travel
         self.synthetic: bool | None = None
 
-    def run(self, current_round: int, run_id: str) -> None:
-        """The exchange, and what follows from it.
-
-        Args:
-            current_round: the first to do.
-            run_id: see :class:`fairflare.exchange.messages.SiteTask`.
+    def run(self, current_round: int) -> None:
+        """The exchange, and what follows from it; ``current_round``: the first to do.
 
         Raises:
             RoundFailed: the run cannot begin; says who is to blame and what to do.
             ServerFault, Stopped: as in any exchange.
         """
-        run = self.settings
         before = self.journal.synthetic if current_round > 0 else None
-        task = SiteTask(
-            TASK_CHECK, {}, current_round, run.num_rounds, run.seed, experiment=run.experiment, run=run_id,
-            min_cases=run.min_cases, groups=tuple(run.groups), **self.form,
-        )  # fmt: skip
-        phase = Phase(TASK_CHECK, current_round, self.roster.known())
-        self.exchange.unless_stopped(
-            self.exchange.run(phase, encode_task(task), run.check_timeout, run.num_rounds, self._take)
-        )
+        run, sites = self.settings, self.roster.known()
+        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, groups=tuple(run.groups))
         problems = list(self._problems(phase, before))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # what the job declares no site can change
         self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
-        problems += self._unready(phase)
-        if problems:
+        if problems := [*problems, *self._unready(phase)]:
             raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
         self.synthetic = said.pop() if said else None
 
@@ -238,32 +221,31 @@ class Check:
 
         Where a run may go on without a site, one that differs from most or from the rounds before is left out.
         """
-        made_up = self._who(lambda found: found["synthetic"] is True)
-        real = self._who(lambda found: found["synthetic"] is False)
+        made_up, real = self._of_kind(True), self._of_kind(False)
         if before is not None and (made_up or real) and not (made_up if before else real):
             was, now = ("made-up", "real") if before else ("real", "made-up")
-            yield f"the rounds before were trained on {was} data, and {_names(made_up or real)} has {now} ones now"
+            yield f"the rounds before were trained on {was} data, and {', '.join(made_up or real)} has {now} ones now"
         else:
             yield from self._same(
                 phase,
                 "synthetic",
-                f"made-up data beside real ones: synthetic at {_names(made_up)}, real at {_names(real)}. Set "
-                f"'data_root' in the fairflare.json of {_names(made_up)}",
+                f"made-up data beside real ones: synthetic at {', '.join(made_up)}, real at {', '.join(real)}. "
+                f"Set 'data_root' in the fairflare.json of {', '.join(made_up)}",
                 "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
                 "two are never mixed: correct 'data_root' in its fairflare.json",
                 wanted=before,
             )
-        if real := self._who(lambda found: found["synthetic"] is False):
+        if real := self._of_kind(False):
             yield from self._classes(phase, real)
         by_value = _by_value({site: self._said(site, NAMES) for site in self.facts})
-        told = "; ".join(f"{', '.join(value)} at {_names(sites)}" for value, sites in by_value.items())
+        told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
         yield from self._same(
             phase, NAMES, f"the datalists declare the attributes differently: {told[:600]}. Declare them alike",
             "its datalist declares the attributes of 'groups' otherwise than those of most sites; correct it there",
         )  # fmt: skip
         by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
-            held = "; ".join(f"{prior!r} at {_names(sites)}" for prior, sites in by_prior.items())
+            held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
@@ -274,7 +256,7 @@ class Check:
         ):
             real = [site for site in real if site in self.facts]
             by_value = _by_value({site: self._said(site, key) for site in real})
-            told = "; ".join(f"{', '.join(value)} at {_names(sites)}" for value, sites in by_value.items())
+            told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
             problem = f"the datalists {verb} the classes differently: {told[:600]}{remedy}"
             reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
             yield from self._same(phase, key, problem, reason, among=real)
@@ -339,8 +321,9 @@ class Check:
         phase.refuse(site, self.roster.excluded[site])
         del self.facts[site]
 
-    def _who(self, fits: Any) -> list[str]:
-        return sorted(site for site, found in self.facts.items() if fits(found))
+    def _of_kind(self, synthetic: bool) -> list[str]:
+        """Sites that say that their data are made up, or that they are not."""
+        return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
 
 
 def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
@@ -354,10 +337,6 @@ def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
 def _ended(text: str) -> str:
     """A sentence; a reason may end with a question."""
     return text if text.endswith((".", "?")) else f"{text}."
-
-
-def _names(sites: list[str]) -> str:
-    return ", ".join(sites)
 
 
 def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int, say: Callable[..., None]) -> None:

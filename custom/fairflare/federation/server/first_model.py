@@ -23,9 +23,9 @@ from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
-from fairflare.federation.plan.plan import TASK_MODULE, load_task_class
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import AtHome, at_home
+from fairflare.federation.plan.task_files import TASK_MODULE, load_task_class
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task

@@ -11,24 +11,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
-from fairflare.exchange.messages import TASK_NORMS, Message, SiteTask, encode_task
+from fairflare.exchange.messages import TASK_NORMS, Message
+from fairflare.federation.collecting.asking import Asking
 from fairflare.federation.collecting.influence import Influence
-from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
 from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
-from fairflare.methods.base.reports import ReportError, read_report, shortened
+from fairflare.federation.site.sampling import refuse_if
+from fairflare.methods.base.reports import read_report, shortened
 from fairflare.methods.base.rule import State, Weighing
-from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
+from fairflare.reporting.documents import RoundRecord, Warned
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -81,31 +83,25 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
     meta = read_head(site, message, current_round)
     held = suppressed_in(read_stats(site, meta), IN_REPORT)
     found = read_report(meta.get("report"), FIELDS, site, suppressed=held)
-    images = read_report(meta, COUNTS, site)["num_samples"]
-    if images is None:
-        raise ReportError(f"site {site!r}: the answer lacks the field 'num_samples'")
-    names = found["norms"]
-    for name in names:
-        if name not in pending:
-            raise ReportError(f"site {site!r}: field 'norms' names {shortened(name)}, which is not asked for")
-    if len(set(names)) != len(names):
-        raise ReportError(f"site {site!r}: field 'norms' names a norm twice")
-    if found["more"] and not names:
-        raise ReportError(f"site {site!r}: field 'more' is true, and field 'norms' is empty")
-    for value in found["values"]:
-        if value != int(value):
-            raise ReportError(f"site {site!r}: field 'values' must hold whole numbers, got {value:.8g}")
-    widths = [pending[name] for name in names]
-    parts: dict[str, dict[str, torch.Tensor]] = {}
-    for key in ("means", "variances"):
-        if len(found[key]) != sum(widths):
-            raise ReportError(
-                f"site {site!r}: field {key!r} has {len(found[key])} entries, these norms have {sum(widths)} channels"
-            )
-        split = torch.tensor(found[key], dtype=torch.float64).split(widths)
-        parts[key] = dict(zip(names, split, strict=True))
+    images, names, sums = read_report(meta, COUNTS, site)["num_samples"], found["norms"], ("means", "variances")
+    unknown = next((name for name in names if name not in pending), None)
+    odd = next((value for value in found["values"] if value != int(value)), 0.0)
+    widths = [pending.get(name, 0) for name in names]
+    refuse_if(site, {
+        "the answer lacks the field 'num_samples'": images is None,
+        f"field 'norms' names {shortened(unknown)}, which is not asked for": unknown is not None,
+        "field 'norms' names a norm twice": len(set(names)) != len(names),
+        "field 'more' is true, and field 'norms' is empty": found["more"] and not names,
+        f"field 'values' must hold whole numbers, got {odd:.8g}": odd != 0,
+        **{
+            f"field {key!r} has {len(found[key])} entries, these norms have {sum(widths)} channels":
+                len(found[key]) != sum(widths) for key in sums
+        },
+    })  # fmt: skip
+    split = (torch.tensor(found[key], dtype=torch.float64).split(widths) for key in sums)
+    means, variances = (dict(zip(names, tensors, strict=True)) for tensors in split)
     values = {name: int(value) for name, value in zip(names, found["values"], strict=True)}
-    return NormReport(tuple(names), values, parts["means"], parts["variances"], int(images), found["more"])
+    return NormReport(tuple(names), values, means, variances, int(images), found["more"])
 
 
 @dataclass
@@ -128,25 +124,19 @@ class Recalibration:
     Args:
         task: builds the network, which says what is a batch norm.
         run: settings.
-        exchange, journal: of the run.
-        run_id: see :class:`fairflare.exchange.messages.SiteTask`.
-        too_few: makes the error of a phase with fewer than ``min_sites`` usable answers.
+        ask, journal: of the run.
     """
 
     def __init__(
         self,
         task: Task,
         run: RunSettings,
-        exchange: Exchange,
+        ask: Asking,
         journal: Journal,
-        run_id: Callable[[], str],
-        too_few: Callable[[Phase], RoundFailed],
     ) -> None:
         self.task, self.run = task, run
-        self.exchange, self.journal = exchange, journal
-        self.run_id, self.too_few = run_id, too_few
+        self.ask, self.roster, self.journal = ask, ask.exchange.roster, journal
         self._told: set[str] = set()
-        self.form: dict[str, Any] = {}  # of the task: which tensors travel
 
     def __call__(self, state: State, record: RoundRecord) -> State:
         """The model with statistics of the training images of the round's sites; the same model where none is due.
@@ -161,11 +151,11 @@ class Recalibration:
         """
         if self.run.norm_statistics != "recalibrated" or not self._norms:
             return state
-        sites = self.exchange.roster.willing(record.accepted, TASK_NORMS, record.current_round)
+        sites = self.roster.willing(record.accepted, TASK_NORMS, record.current_round)
         if len(sites) < self.run.min_sites:  # as for training: rather late ones than none
             sites = sorted(record.accepted)
         total = Phase(TASK_NORMS, record.current_round, sites)
-        total.left_out |= self.exchange.roster.why_not(sites, TASK_NORMS, record.accepted)
+        total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
         pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}
         chain = _Chain(dict(state), pending, total)
         more = True
@@ -192,20 +182,8 @@ class Recalibration:
         """Asks for the next norms and sets them; whether there are more."""
         total, run = chain.total, self.run
         live = [site for site in total.asked if site not in total.left_out]
-        task = SiteTask(
-            TASK_NORMS,
-            dict(chain.new if chain.exchanges else chain.state),
-            total.current_round,
-            run.num_rounds,
-            run.seed,
-            directives={
-                DONE: list(chain.done), EXCHANGE: chain.exchanges, ONE_PASS: run.recalibration == "one_pass",
-            },
-            experiment=run.experiment,
-            run=self.run_id(),
-            min_cases=run.min_cases, **self.form,
-        )  # fmt: skip
-        phase = Phase(TASK_NORMS, total.current_round, live, doubtful=self.exchange.roster.doubtful(live))
+        told = {DONE: list(chain.done), EXCHANGE: chain.exchanges, ONE_PASS: run.recalibration == "one_pass"}
+        state = chain.new if chain.exchanges else chain.state
         reports: dict[str, NormReport] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
@@ -213,16 +191,14 @@ class Recalibration:
             phase.bytes_in += reports[site].num_bytes
             return {}
 
-        self.exchange.run(phase, encode_task(task), run.norms_timeout, run.num_rounds, use)
-        _add(total, phase)
-        self.exchange.unless_stopped(phase)
+        _add(total, self.ask(TASK_NORMS, total.current_round, state, live, run.norms_timeout, use, directives=told))
         agreed = _agreed(reports)
         for site, said in sorted(reports.items()):
             if said.group != agreed:
                 total.refuse(site, _odd(site, said, agreed))
         usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
         if len(usable) < run.min_sites or not usable:
-            raise self.too_few(total)
+            raise self.ask.too_few(total)
         chain.exchanges += 1
         chain.images = {site: said.images for site, said in usable.items()}
         self._set(chain, usable)
@@ -230,7 +206,7 @@ class Recalibration:
 
     def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
         """The norms of these answers, which are of the same norms."""
-        influence = Influence(self.run, len(self.exchange.roster.known()))
+        influence = Influence(self.run, len(self.roster.known()))
         names = sorted(next(iter(reports.values())).names)
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
@@ -257,17 +233,8 @@ class Recalibration:
 
     def _note(self, chain: _Chain, record: RoundRecord) -> None:
         total = chain.total
-        record.phases.append(total.record())
-        for site, reason in sorted(total.left_out.items()):
-            record.left_out.append(LeftOut(site, TASK_NORMS, reason))
-            self.journal.say(
-                f"round {record.current_round}, {TASK_NORMS}: site {site!r} left out: {reason}", warning=True
-            )
-        record.warnings = [*record.warnings, *chain.warnings.values()]
-        for warned in chain.warnings.values():
-            who = f"site {warned.site!r}: " if warned.site else ""
-            text = f"round {record.current_round}, {TASK_NORMS}: {who}{warned.text}"
-            self.journal.say(text, warning=True)
+        self.journal.left_out(total, record)
+        self.journal.warned(chain.warnings.values(), record, f", {TASK_NORMS}")
         record.details = {
             **record.details,
             TASK_NORMS: {"measured": len(chain.done), "exchanges": chain.exchanges, "images": chain.images},
@@ -276,8 +243,7 @@ class Recalibration:
             f"round {record.current_round}: statistics of {len(chain.done)} batch norms from {len(total.good)} site(s) "
             f"in {chain.exchanges} exchange(s), {total.seconds:.1f} s"
         )
-        left = sorted(chain.pending)
-        if left and not self._told.issuperset(left):
+        if left := sorted(chain.pending.keys() - self._told):
             self._told |= set(left)
             self.journal.say(
                 f"norm_statistics: not in the way of an image, their statistics are averaged: {_some(left)}"

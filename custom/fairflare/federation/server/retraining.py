@@ -7,7 +7,6 @@ that they received. So the last model of the method's own rounds is validated li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.federation.plan.run_settings import RunSettings
@@ -40,22 +39,22 @@ class Retraining:
 
     def check(self, task: Task, state: State) -> None:
         """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
-        if self.run.crt_rounds and (task.has_classes is False or not of_classifier(state)):
-            raise ValueError("crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0")
-        if self.run.crt_rounds and isinstance(self.rule, SendsParts):
-            raise ValueError(
-                f"with {type(self.rule).__name__} every site has a model of its own, and there is no common one whose "
-                "classifier could be trained; set crt_rounds=0"
-            )
-        averaged = isinstance(self.rule, ReportsMean) and self.rule.report_average
-        if averaged and (self.run.crt_rounds or self.run.norm_statistics == "recalibrated"):
-            raise ValueError(
-                f"{type(self.rule).__name__} ends with a mean over its rounds, which would hold neither a retrained "
-                "classifier nor recalibrated statistics; set report_average=false, or crt_rounds=0 and "
-                "norm_statistics=average"
-            )
-        if self.run.crt_rounds and isinstance(self.rule, MakesTensors):
-            raise ValueError(f"{type(self.rule).__name__} retrains a classifier itself; set crt_rounds=0")
+        run, rule, name = self.run, self.rule, type(self.rule).__name__
+        averaged = isinstance(rule, ReportsMean) and rule.report_average
+        problems = {
+            "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0": run.crt_rounds > 0
+            and (task.has_classes is False or not of_classifier(state)),
+            f"with {name} every site has a model of its own, and there is no common one whose classifier could be "
+            "trained; set crt_rounds=0": run.crt_rounds > 0 and isinstance(rule, SendsParts),
+            f"{name} ends with a mean over its rounds, which would hold neither a retrained classifier nor "
+            "recalibrated statistics; set report_average=false, or crt_rounds=0 and norm_statistics=average": averaged
+            and (run.crt_rounds > 0 or run.norm_statistics == "recalibrated"),
+            f"{name} retrains a classifier itself; set crt_rounds=0": run.crt_rounds > 0
+            and isinstance(rule, MakesTensors),
+        }
+        for text, there in problems.items():
+            if there:
+                raise ValueError(text)
 
     def rule_at(self, current_round: int) -> Rule:
         """Server half of a round; of the final test the method's."""
@@ -79,14 +78,6 @@ class Retraining:
 
     # -- what outlives a round, of both rules
 
-    @property
-    def memory_folder(self) -> Path | None:
-        return self.rule.memory_folder
-
-    @memory_folder.setter
-    def memory_folder(self, folder: Path | None) -> None:
-        self.rule.memory_folder = folder
-
     def follows_num_rounds(self) -> list[str]:
         return self.rule.follows_num_rounds() if isinstance(self.rule, FollowsNumRounds) else []
 
@@ -96,8 +87,6 @@ class Retraining:
         return {"rule": self.rule.state_dict(), "classifier": self.classifier.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not self.run.crt_rounds:
-            self.rule.load_state_dict(state)
-            return
-        self.rule.load_state_dict(state["rule"])
-        self.classifier.load_state_dict(state["classifier"])
+        if self.run.crt_rounds:
+            self.classifier.load_state_dict(state["classifier"])
+        self.rule.load_state_dict(state["rule"] if self.run.crt_rounds else state)

@@ -19,11 +19,10 @@ from fairflare.exchange.messages import (
     TASK_ANCHOR,
     TASK_TRAIN,
     Message,
-    SiteTask,
     clean_state,
-    encode_task,
 )
 from fairflare.exchange.sent_tensors import ALL
+from fairflare.federation.collecting.asking import Asking, NobodyCould
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.collecting.final_test import FinalTest, Tested
 from fairflare.federation.collecting.phase import Exchange, Phase
@@ -44,7 +43,6 @@ from fairflare.federation.server.check import Check, check_present
 from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
-from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
 from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.reporting.global_test import global_test
@@ -53,10 +51,6 @@ from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
-
-
-class NobodyCould(RoundFailed):
-    """Sites answered, and not one could use the model: most likely it is the model."""
 
 
 class Rounds:
@@ -88,29 +82,22 @@ class Rounds:
         higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
-        self.collector = Collector(
-            rule,
-            place.run_dir / RESULTS_FOLDER / "staging",
-            run,
-            run.seed,
-            place.models_in_memory,
-            self.metrics,
-        )
+        staging = place.run_dir / RESULTS_FOLDER / "staging"
+        self.collector = Collector(rule, staging, run, run.seed, place.models_in_memory, self.metrics)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
-        self.exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.retraining = Retraining(rule, run)
         self.suspects = Suspects(run, self.metrics[task.primary_metric], transport.say)
         self.experiment = Experiment(
             run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
         )
+        rule.memory_folder = self.experiment.memory
+        exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
+        self.asking = Asking(run, exchange, self.experiment)
         parts = len(task.outcome_names()) if run.groups else 0
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
-        self.check = Check(task, run, transport, self.roster, self.journal, self.metrics)
+        self.check = Check(task, run, self.asking, self.journal, self.metrics)
         self.at_home = AtHome()
-        self._form: dict[str, Any] = {}  # which tensors travel, as the sites are told
-        self.recalibration = Recalibration(
-            task, run, self.exchange, self.journal, lambda: self.experiment.run_id, self._too_few
-        )
+        self.recalibration = Recalibration(task, run, self.asking, self.journal)
         self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
@@ -125,10 +112,13 @@ class Rounds:
         try:
             self.experiment.open()
             current_round, state = self._start()
-            self.check.run(current_round, self.experiment.run_id)
+            self.check.run(current_round)
             while current_round < self.settings.rounds_in_all + 1:
                 try:
-                    state = self._round_or_test(current_round, state)
+                    if current_round < self.settings.rounds_in_all:
+                        state = self._round(current_round, state)
+                    else:
+                        self._finish(self.rule.reported(state) if isinstance(self.rule, ReportsMean) else state)
                     current_round += 1
                 except NobodyCould as failed:
                     state = self._go_back(current_round, state, failed)
@@ -157,7 +147,7 @@ class Rounds:
         self.retraining.check(self.task, state)
         self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
         self.collector.products = products_of(self.task)
-        self.check.form = self.recalibration.form = self._form = first.form(run, makes)
+        self.asking.form.update(first.form(run, makes))
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, sites, self.transport.expected(), config)
@@ -168,12 +158,6 @@ class Rounds:
         found = self.experiment.begin(state, config, info)
         check_present(info["sites"], sites, run.min_sites, self.transport.say)
         return found
-
-    def _round_or_test(self, current_round: int, state: State) -> State:
-        if current_round < self.settings.rounds_in_all:
-            return self._round(current_round, state)
-        self._finish(self.rule.reported(state) if isinstance(self.rule, ReportsMean) else state)
-        return state
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
         """The model before the last round, with all that belongs to it; once for a round.
@@ -189,12 +173,11 @@ class Rounds:
             raise failed
         return before
 
-    # -------------------------------------------------------------------------------------------- one round
-
     def _round(self, current_round: int, state: State) -> State:
         for listener in self.listeners:
             listener.round_started(current_round)
-        self.transport.say(f"round {current_round} of {self.settings.rounds_in_all}, from 0")
+        run = self.settings
+        self.transport.say(f"round {current_round} of {run.rounds_in_all}, from 0")
         live = self.roster.live(current_round)
         out = self.suspects.left_out(live, current_round)
         record = RoundRecord(current_round=current_round, sites=[site for site in live if site not in out])
@@ -204,17 +187,15 @@ class Rounds:
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
-        form = {"anchor_as": self.settings.anchor_as if asks_again else MODEL}
-        timeout = self.settings.train_timeout
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, **form)
+        form, timeout = run.anchor_as if asks_again else MODEL, run.train_timeout
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, anchor_as=form)
         train.left_out |= {**self.roster.why_not(record.sites), **out}
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
-        self._note_left_out(train)
         record.accepted = self.collector.accepted
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
-            raise self._too_few(train)
+            raise self.asking.too_few(train)
         if asks_again and len(record.accepted) > 1:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
@@ -230,13 +211,11 @@ class Rounds:
 
     def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
         """The second phase; the anchor's memory is free again afterwards."""
-        anchor = lighter(clean_state(self.collector.anchor_model()), received, self.settings.anchor_as)
-        timeout = self.settings.anchor_timeout
-        sites = self.roster.willing(record.accepted, TASK_ANCHOR, record.current_round)
-        form = {"anchor_as": self.settings.anchor_as}
-        phase = self._ask(TASK_ANCHOR, record.current_round, anchor, sites, timeout, self._about_anchor, **form)
+        number, form, timeout = record.current_round, self.settings.anchor_as, self.settings.anchor_timeout
+        anchor = lighter(clean_state(self.collector.anchor_model()), received, form)
+        sites = self.roster.willing(record.accepted, TASK_ANCHOR, number)
+        phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor, anchor_as=form)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
-        self._note_left_out(phase)
         self.journal.left_out(phase, record)
 
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
@@ -278,7 +257,7 @@ class Rounds:
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
             for site in undefined:
                 last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
-            raise self._too_few(last.phase)
+            raise self.asking.too_few(last.phase)
         with writing("the final model", self.place.run_dir):
             self.files.save(state, number - 1)
             self._keep_best(state, last.validation, number - 1, last=True)
@@ -313,33 +292,16 @@ class Rounds:
         if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):
             self.journal.new_best(state, self.files.best)
 
-    # -------------------------------------------------------------------------------------------- one exchange
-
     def _ask(
         self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
         told = rule.directives(current_round, self.settings.num_rounds, sites)
-        besides = self.suspects.directives(sites) if name == TASK_TRAIN else {}
-        task = encode_task(
-            SiteTask(
-                name=name,
-                state=dict(state),
-                current_round=current_round,
-                num_rounds=self.settings.num_rounds,
-                seed=self.settings.seed,
-                directives={**told, **besides},
-                experiment=self.settings.experiment,
-                run=self.experiment.run_id,
-                min_cases=self.settings.min_cases,
-                each=rule.each(state) if isinstance(rule, SendsParts) else None,
-                update_dtype=self.settings.update_dtype,
-                **self._form,
-                **task_of,
-            )
-        )
-        phase = Phase(name, current_round, sorted(sites), doubtful=self.roster.doubtful(sites))
-        return self.exchange.unless_stopped(self.exchange.run(phase, task, timeout, self.settings.rounds_in_all, use))
+        if name == TASK_TRAIN:
+            told = {**told, **self.suspects.directives(sites)}
+        task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
+        task_of["update_dtype"] = self.settings.update_dtype
+        return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         training = self.collector.read_training(site, message)
@@ -351,16 +313,3 @@ class Rounds:
     def _about_anchor(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         self.collector.keep_anchor(site, self.collector.read_anchor(site, message))
         return {}
-
-    def _note_left_out(self, phase: Phase) -> None:
-        for site, reason in phase.left_out.items():
-            self.collector.reject(site, reason)
-
-    def _too_few(self, phase: Phase) -> RoundFailed:
-        answered = len(phase.asked) - len(phase.unheard)
-        kind = NobodyCould if not phase.good and answered >= self.settings.min_sites else RoundFailed
-        return kind(
-            f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
-            f"asked, min_sites={self.settings.min_sites}. Left out: {reasons(phase.left_out.items()) or 'none'}",
-            phase,
-        )

@@ -31,25 +31,22 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         for split in splits:
             next(iter(data.batches(split, batch_size=1)), None)
     told = [split for split in splits if floor.holds(split)]
-    facts: dict[str, Any] = {
+    groups = None if data.class_groups is None else data.class_groups.items()
+    # Where no names tell it, the last class is one that the site has.
+    last = sends_classes and len(told) == len(splits) and _has_many(data.num_classes, floor)
+    facts = {
         "splits": told,
         "images": [data.num_samples(split) for split in told],
-        **({"suppressed": [split for split in splits if split not in told]} if len(told) < len(splits) else {}),
-        **({"min_cases": floor.least} if floor.least > 1 else {}),
+        "suppressed": [split for split in splits if split not in told] or None,
+        "min_cases": floor.least if floor.least > 1 else None,
         "synthetic": bool(data.synthetic),
         "device": device.type,
+        GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in told else None,
+        "class_names": None if data.class_names is None else list(data.class_names),
+        "class_groups": None if groups is None else [f"{name} {number}" for name, own in groups for number in own],
+        "num_classes": data.num_classes if last or data.class_names is not None else None,
     }
-    if SPLIT_GLOBAL in told and (fingerprint := data.fingerprint(SPLIT_GLOBAL)) is not None:
-        facts[GLOBAL_LIST] = fingerprint
-    if data.class_names is not None:
-        facts["class_names"] = list(data.class_names)
-    if data.class_groups is not None:
-        facts["class_groups"] = [f"{name} {number}" for name, own in data.class_groups.items() for number in own]
-    # Where no names tell it, the last class is one that the site has.
-    last = sends_classes and all(floor.holds(split) for split in splits) and _has_many(data.num_classes, floor)
-    if data.num_classes is not None and (last or data.class_names is not None):
-        facts["num_classes"] = data.num_classes
-    return facts
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _has_many(num_classes: int | None, floor: Floor) -> bool:

@@ -51,43 +51,6 @@ TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few c
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
-def sends_classes(site: str, settings: Mapping[str, Any]) -> bool:
-    """The site's ``metrics_by_class``; default: True.
-
-    Raises:
-        SiteError: it is neither true nor false.
-    """
-    return _flag(site, settings, METRICS_BY_CLASS)
-
-
-def trains_below(site: str, settings: Mapping[str, Any]) -> bool:
-    """The site's ``train_below_min_cases``; default: True.
-
-    Raises:
-        SiteError: it is neither true nor false.
-    """
-    return _flag(site, settings, TRAINS_BELOW)
-
-
-def min_cases(site: str, settings: Mapping[str, Any]) -> int:
-    """The site's ``min_cases``; default: 1, everything may leave.
-
-    Raises:
-        SiteError: it is no number of cases.
-    """
-    chosen = settings.get(MIN_CASES, 1)
-    if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
-        raise SiteError(f"site {site!r}: setting {MIN_CASES!r} must be an integer >= 1, got {chosen!r:.80}")
-    return chosen
-
-
-def _flag(site: str, settings: Mapping[str, Any], name: str) -> bool:
-    chosen = settings.get(name, True)
-    if not isinstance(chosen, bool):
-        raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
-    return chosen
-
-
 def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics under the names that may leave a site, see :func:`fairflare.base.task.metric_name`.
 
@@ -160,11 +123,8 @@ class Gate:
             log.debug("site %s: metrics that stay at home: %s", self.site, shown)
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
         # Of a metric over classes, many values tell how many there are.
-        if not self._mean_of_images():
-            for key in OF_DRAWS:
-                reply.stats.pop(key, None)
-        for name in (CLASSES, SUPPORT):
-            reply.stats.pop(name, None)
+        for key in (CLASSES, SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
+            reply.stats.pop(key, None)
         reply.stats[AT_HOME] = True
 
     def _plain(self, name: str) -> bool:
@@ -206,10 +166,10 @@ class Gate:
 
     def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
-        if self.floor.least > 1 and request.name == TASK_NORMS:
-            fields = {field.name: field for field in norm_moments.FIELDS}
-        elif self.floor.least > 1:
-            fields = fields_of(type(getattr(self.training, "training", self.training)))
+        if self.floor.least > 1:
+            of_norms = {field.name: field for field in norm_moments.FIELDS}
+            half = type(getattr(self.training, "training", self.training))
+            fields = of_norms if request.name == TASK_NORMS else fields_of(half)
         for name, value in list(reply.report.items()):
             splits = self.training.made_of(name) if name in fields else None
             if splits is None:
@@ -234,10 +194,8 @@ class Gate:
             if not held:
                 del reply.stats[name]
                 yield IN_STATS + name
-        if request.name == TASK_VALIDATE and not self._hold((SPLIT_TEST,)):
-            reply.num_samples = None
-            yield "num_samples"
-        if request.name == TASK_NORMS and not self._hold(TRAINING):
+        counted = {TASK_VALIDATE: (SPLIT_TEST,), TASK_NORMS: TRAINING}.get(request.name, ())
+        if not self._hold(counted):
             reply.num_samples = None
             yield "num_samples"
 

@@ -11,9 +11,9 @@ import torch
 
 from fairflare.core.features.batch_norms import Forward, Unmeasurable, measure, next_group
 from fairflare.exchange.messages import SiteTask
+from fairflare.methods.base.image_batches import ImageBatches
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
-from fairflare.methods.parts.image_batches import ImageBatches
 
 KEPT = "norm_model"  # in the site's store: the model of a round, for the exchanges after the first
 #: Directives of the task ``norms``.

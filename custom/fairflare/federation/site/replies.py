@@ -13,7 +13,7 @@ from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.federation.site import groups
-from fairflare.federation.site.sampling import SAMPLING
+from fairflare.federation.site.sampling import SAMPLING, refuse_if
 from fairflare.methods.base.reports import (
     MAX_TEXT,
     NO_IMAGES,
@@ -133,9 +133,9 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
         if isinstance(reason, str) and reason.strip():
             raise ReportError(named(site, printable(reason)))
         raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
-    if message.current_round is not None and not _is_round(message.current_round, current_round):
-        answered = shortened(message.current_round)
-        raise ReportError(f"site {site!r} answered for round {answered}, asked for round {current_round}")
+    answered = message.current_round
+    if answered is not None and not (isinstance(answered, int) and answered == current_round):
+        raise ReportError(f"site {site!r} answered for round {shortened(answered)}, asked for round {current_round}")
     return meta
 
 
@@ -180,37 +180,36 @@ def read_metrics(
     Raises:
         ReportError: none where they are due, too many, one not declared or out of range (names site, metric, value).
     """
-    undefined = not_finite or ()
-    if metrics is None or (isinstance(metrics, Mapping) and not metrics):
-        if needed and not suppressed:
-            why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
-            raise ReportError(f"site {site!r}: the answer carries no metric{why}")
-        if not suppressed:
-            return {}
-        metrics = {}
-    if not isinstance(metrics, Mapping) or len(metrics) + len(undefined) + len(suppressed) > MAX_METRICS:
-        raise ReportError(f"site {site!r}: metrics must be a dict of at most {MAX_METRICS}, got {shortened(metrics)}")
-    for name in (*metrics, *undefined, *suppressed):
-        if not isinstance(name, str) or len(name) > MAX_TEXT or not METRIC_NAME.fullmatch(name):
-            raise ReportError(
-                f"site {site!r}: a metric is called {shortened(name)}; a name has letters, digits, '_', '/', '.' and "
-                f"'-', at most {MAX_TEXT}"
-            )
-    if (size := sum(map(len, (*metrics, *undefined, *suppressed)))) > MAX_NAMES:
-        raise ReportError(f"site {site!r}: the names of its metrics have {size} characters, more than {MAX_NAMES}")
-    if both := sorted({*metrics, *undefined} & {*suppressed}):
-        raise ReportError(f"site {site!r}: metric {both[0]!r} came, and is said to stay there")
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
-            raise ReportError(f"site {site!r}: metric {name!r} must be a finite number, got {shortened(value)}")
-        metric = range_of(name, declared)
-        if metric is None:
-            raise ReportError(f"site {site!r}: metric {name!r} is not declared by the job's task")
-        if not metric.holds(value):
-            raise ReportError(f"site {site!r}: metric {name!r} must lie in {metric.range}, got {shortened(value)}")
-        found[name] = float(value)
-    return {**dict.fromkeys(undefined, math.nan), **found}
+    undefined, sent = not_finite or (), {} if metrics is None else metrics
+    none = isinstance(sent, Mapping) and not sent and not suppressed
+    if none and not needed:
+        return {}
+    why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
+    many = not isinstance(sent, Mapping) or len(sent) + len(undefined) + len(suppressed) > MAX_METRICS
+    refuse_if(site, {
+        f"the answer carries no metric{why}": none,
+        f"metrics must be a dict of at most {MAX_METRICS}, got {shortened(sent)}": many,
+    })  # fmt: skip
+    names = (*sent, *undefined, *suppressed)
+    odd = [n for n in names if not isinstance(n, str) or len(n) > MAX_TEXT or not METRIC_NAME.fullmatch(n)]
+    size = sum(len(str(name)) for name in names)
+    both = sorted({*sent, *undefined} & {*suppressed})
+    refuse_if(site, {
+        f"a metric is called {shortened(next(iter(odd), ''))}; a name has letters, digits, '_', '/', '.' and '-', at "
+        f"most {MAX_TEXT}": bool(odd),
+        f"the names of its metrics have {size} characters, more than {MAX_NAMES}": size > MAX_NAMES,
+        f"metric {next(iter(both), '')!r} came, and is said to stay there": bool(both),
+    })  # fmt: skip
+    for name, value in sent.items():
+        metric, shown = range_of(name, declared), shortened(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+        lies = metric is not None and number and metric.holds(value)
+        refuse_if(site, {
+            f"metric {name!r} must be a finite number, got {shown}": not number,
+            f"metric {name!r} is not declared by the job's task": metric is None,
+            f"metric {name!r} must lie in {metric.range if metric else ''}, got {shown}": not lies,
+        })  # fmt: skip
+    return {**dict.fromkeys(undefined, math.nan), **{name: float(value) for name, value in sent.items()}}
 
 
 def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
@@ -224,10 +223,6 @@ def printable(text: str, most: int = MAX_REASON) -> str:
     """A site's words as a log, a table and a terminal may show them."""
     clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     return clean if len(clean) <= most else clean[: most - 3] + "..."
-
-
-def _is_round(answered: Any, current_round: int) -> bool:
-    return isinstance(answered, int) and answered == current_round
 
 
 def named(site: str, reason: str) -> str:

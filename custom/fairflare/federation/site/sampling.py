@@ -51,6 +51,17 @@ SAMPLING = (
 )  # fmt: skip
 
 
+def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
+    """Refuses what a site says, by the first of these problems that there is.
+
+    Raises:
+        ReportError: it is one (names the site).
+    """
+    for text, there in problems.items():
+        if there:
+            raise ReportError(f"site {site!r}: {text}")
+
+
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:
     """What of it is in a reply, as the results have it; ``None``: nothing.
 
@@ -62,23 +73,21 @@ def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> 
     Raises:
         ReportError: numbers that do not go together (names site and field).
     """
-    cases, scores, support = stats[CASES], stats[SCORES], stats[SUPPORT]
+    cases, scores, support, names = stats[CASES], stats[SCORES], stats[SUPPORT], stats[CLASSES] or ()
     for name, found, total in ((SCORES, scores, cases), (SUPPORT, support, images)):
-        if found is None:
-            continue
-        if any(value != int(value) for value in found):
-            raise ReportError(f"site {site!r}: field {name!r} must hold whole numbers")
-        if total is not None and sum(found) != total:
-            raise ReportError(f"site {site!r}: field {name!r} counts {sum(found):.0f}, the site has {total:.0f}")
-    if scores is not None and len(scores) != BINS:
-        raise ReportError(f"site {site!r}: field {SCORES!r} has {len(scores)} entries, not {BINS}")
-    if cases is not None and images is not None and cases > images:
-        raise ReportError(f"site {site!r}: field {CASES!r} is {cases:.0f}, of {images:.0f} test images")
-    names = stats[CLASSES] or ()
-    if len(set(names)) != len(names) or len(names) > MOST_CLASSES or not all(name.isprintable() for name in names):
-        raise ReportError(
-            f"site {site!r}: field {CLASSES!r} must hold at most {MOST_CLASSES} different printable names"
-        )
+        counted = sum(found or ())
+        refuse_if(site, {
+            f"field {name!r} must hold whole numbers": any(value != int(value) for value in found or ()),
+            f"field {name!r} counts {counted:.0f}, the site has {total or 0:.0f}":
+                None not in (found, total) and counted != total,
+        })  # fmt: skip
+    refuse_if(site, {
+        f"field {SCORES!r} has {len(scores or ())} entries, not {BINS}": scores is not None and len(scores) != BINS,
+        f"field {CASES!r} is {cases or 0:.0f}, of {images or 0:.0f} test images":
+            None not in (cases, images) and (cases or 0) > (images or 0),
+        f"field {CLASSES!r} must hold at most {MOST_CLASSES} different printable names":
+            len(set(names)) != len(names) or len(names) > MOST_CLASSES or not all(map(str.isprintable, names)),
+    })  # fmt: skip
     if all(stats[field.name] is None for field in SAMPLING):
         return None
     return {

@@ -73,6 +73,30 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     return {**settings, **own}
 
 
+def flag(site: str, settings: Mapping[str, Any], name: str, usual: bool = True) -> bool:
+    """A setting of a site that is true or false.
+
+    Raises:
+        SiteError: it is neither.
+    """
+    chosen = settings.get(name, usual)
+    if not isinstance(chosen, bool):
+        raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
+    return chosen
+
+
+def count(site: str, settings: Mapping[str, Any], name: str, usual: int = 1) -> int:
+    """A setting of a site that is an integer >= 1.
+
+    Raises:
+        SiteError: it is not.
+    """
+    chosen = settings.get(name, usual)
+    if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
+        raise SiteError(f"site {site!r}: setting {name!r} must be an integer >= 1, got {chosen!r:.80}")
+    return chosen
+
+
 def pick_device(site: str, wanted: str | None) -> torch.device:
     """The site's ``device`` setting, else the first GPU, else the CPU.
 
@@ -95,10 +119,9 @@ def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, An
     Raises:
         SiteError: a value of another kind (names the key).
     """
-    chosen = {key: settings.get(key, getattr(training, key)) for key in COMPUTING_KEYS}
-    for key, value in chosen.items():
-        known = (*LOWER, "fp32") if key == "precision" else (True, False)
-        if not any(value is choice or (value == choice and isinstance(value, str)) for choice in known):
-            shown = "one of " + ", ".join(map(repr, known)) if key == "precision" else "true or false"
-            raise SiteError(f"site {site!r}: setting {key!r} must be {shown}, got {value!r:.80}")
-    return Computing(**chosen)
+    precision, known = settings.get("precision", training.precision), (*LOWER, "fp32")
+    if precision not in known:
+        shown = ", ".join(map(repr, known))
+        raise SiteError(f"site {site!r}: setting 'precision' must be one of {shown}, got {precision!r:.80}")
+    flags = {key: flag(site, settings, key, getattr(training, key)) for key in COMPUTING_KEYS if key != "precision"}
+    return Computing(precision=precision, **flags)

@@ -23,52 +23,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.base.cases.floor import Floor
-from fairflare.base.cases.resampling import units_of
-from fairflare.base.machine.computing import NoSuchForm, plainly
+from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
-from fairflare.core.features.adapting import network_of, of_site
-from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
-    FLOAT32,
-    MEASURE_TRAINED,
     SPLIT_TEST,
-    SPLIT_VALIDATION,
     STATUS_FAILED,
-    STATUS_OK,
     STATUS_SKIPPED,
     TASK_ANCHOR,
     TASK_CHECK,
-    TASK_NORMS,
-    TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
-    clean_state,
 )
-from fairflare.federation.site import groups, norm_moments
-from fairflare.federation.site.examples import draw_examples, examples_folder
-from fairflare.federation.site.facts import facts_of
-from fairflare.federation.site.gate import (
-    TRAINS_BELOW,
-    Gate,
-    check_names,
-    min_cases,
-    safely_named,
-    sends_classes,
-    trains_below,
-)
-from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
-from fairflare.federation.site.site_file import DECODED, SHELL_SETTINGS, pick_computing, pick_device
-from fairflare.federation.site.site_network import SiteNetwork, whole_anchor
+from fairflare.federation.site.examples import examples_folder
+from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate, safely_named
+from fairflare.federation.site.site_file import DECODED, SHELL_SETTINGS, count, flag, pick_computing, pick_device
+from fairflare.federation.site.site_network import SiteNetwork
 from fairflare.federation.site.site_state import SiteFolder
-from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL, OwnModel
-from fairflare.methods.base.reports import MAX_TEXT, TOO_FEW
+from fairflare.federation.site.site_tasks import TASKS
+from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
+from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
-from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
 
 if TYPE_CHECKING:
     from fairflare.base.task import SiteData, Task
@@ -122,17 +101,15 @@ class SiteWorker:
         self.task = task
         self.training = training
         self.settings = dict(settings)
-        self.sends_classes = sends_classes(site, self.settings)
-        self.min_cases = min_cases(site, self.settings)
-        self.trains_below = trains_below(site, self.settings)
+        self.sends_classes = flag(site, self.settings, METRICS_BY_CLASS)
+        self.min_cases = count(site, self.settings, MIN_CASES)
+        self.trains_below = flag(site, self.settings, TRAINS_BELOW)
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         self.computing = pick_computing(site, training, self.settings)
-        threads = self.settings.get("num_threads", num_threads)
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise SiteError(f"site {site!r}: setting 'num_threads' must be an integer >= 1, got {threads!r}")
-        self.threads: int | None = threads
+        told = self.settings.get("num_threads", num_threads)
+        self.threads = None if told is None else count(site, {"num_threads": told}, "num_threads")
         self._data: SiteData | None = None
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
@@ -191,19 +168,13 @@ class SiteWorker:
         return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
-        jobs = {
-            TASK_CHECK: self._check,
-            TASK_VALIDATE: self._validate,
-            TASK_TRAIN: self._train,
-            TASK_ANCHOR: self._anchor,
-            TASK_NORMS: self._norms,
-        }
-        if request.name not in jobs:
-            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(jobs)}")
-        if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self._has_its_own(request)):
-            return jobs[request.name](request, self.state.store(request.run))  # keeps and reads nothing
+        if request.name not in TASKS:
+            raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
+        do = TASKS[request.name]
+        if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self.has_its_own(request)):
+            return do(self, request, self.state.store(request.run))  # keeps and reads nothing
         with self.state.opened(request) as store:
-            reply = jobs[request.name](request, store)
+            reply = do(self, request, store)
         if store.lost:
             reply.stats["state_lost"] = "; ".join(store.lost)[:MAX_TEXT]
             log.warning("site %s, round %d: %s", self.site, request.current_round, "; ".join(store.lost))
@@ -221,130 +192,15 @@ class SiteWorker:
         """Tensors of the model that the method keeps at this site."""
         return self.training.home.stays(self.network.of(self.task, request))
 
-    # -- the tasks
-
-    def _check(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        run = self._run(request, store)
-        check_names(self.site, [metric.name for metric in self.task.declared_metrics()])
-        model = self.network.of(self.task, request)
-        answers = self.training.check(run, model)
-        self.task.check_site(model, run.data, self.device)
-        groups.check_asked(self.site, self.task, run.data, request.groups)
-        facts = {
-            **facts_of(run.data, self.device, self.sends_classes, run.floor),
-            "personal": self._has_its_own(request),
-        }
-        facts |= {"computing": str(self.computing)} if str(self.computing) else {}
-        facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
-        return SiteReply(STATUS_OK, report={**facts, **answers})
-
-    def _train(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        try:
-            return self._trained(request, store)
-        except BaseException:  # the server has no such round of this site
-            store.forget(request.current_round)
-            self.network.forget()
-            raise
-
-    def _trained(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        run, model = self._open(request, store)
-        if not self.trains_below and not run.floor.holds("training"):
-            raise SiteError(f"site {self.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
-        home = self.training.home
-        received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        model.load_state_dict(home.measured(run, received))
-        metrics = run.metrics = self._evaluate(model, run, "validation")
-        model.load_state_dict(of_site(self.task, received, self.settings))
-        training = ClassifierRetraining.told(self.training, run.directives)
-        trained = training.train(run, model)
-        local = clean_state(model.state_dict())
-        self.network.check_unchanged(received, local)
-        report = training.report(run, model)
-        stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-        if run.directives.get(MEASURE_TRAINED):
-            stats[TRAINED_METRIC] = self._evaluate(model, run, "validation")[self.task.primary_metric]
-        if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
-            store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
-        store.save(LOCAL_MODEL, request.current_round, self.network.part(local), kept=home.local_models)
-        update = self.network.part(home.finish(run, model, received, local))
-        sent = {name: update[name] for name in training.sends(update)}
-        return SiteReply(
-            STATUS_OK,
-            update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
-            metrics=metrics,
-            report=report,
-            stats=stats,
-            num_samples=trained.num_samples,
-            num_steps=trained.num_steps,
-        )
-
-    def _anchor(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        kept = store.load_at(LOCAL_MODEL, request.current_round)
-        if kept is None:
-            why = f" ({'; '.join(store.lost)})" if store.lost else ""
-            raise SiteError(
-                f"site {self.site!r} has no local model of round {request.current_round} to compare the anchor "
-                f"with{why}",
-                skipped=True,
-            )
-        run, anchor = self._open(whole_anchor(request, store, self.site), store)
-        local = network_of(self.task).to(self.device)
-        whole = self.network.whole(kept)
-        local.load_state_dict(whole)
-        anchor.load_state_dict({name: whole[name] for name in self.stays(request)}, strict=False)  # of this round
-        report_anchor = getattr(self.training, "report_anchor", None)
-        if report_anchor is None:
-            raise SiteError(
-                f"site {self.site!r}: the server asks about an anchor, but {type(self.training).__name__} has no "
-                "anchor report; choose the training that belongs to the rule"
-            )
-        with plainly(anchor):  # what is compared differs little
-            return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
-
-    def _norms(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        state = norm_moments.with_kept(request, store, self.site)
-        run, model = self._open(replace(request, state=state), store)
-        with plainly(model):
-            report = norm_moments.report(run, model, self.training.batch_size)
-        return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
-
-    def _validate(self, request: SiteTask, store: SiteStore) -> SiteReply:
-        run, model = self._open(request, store)
-        if not request.as_sent:
-            model.load_state_dict(self.training.home.measured(run, model.state_dict()))
-        metrics = self._evaluate(model, run, "test")
-        for split in run.data.test_splits:
-            if split not in (SPLIT_TEST, SPLIT_GLOBAL):
-                further = self._evaluate(model, run, split)
-                metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
-        if SPLIT_VALIDATION in request.measure:
-            further = self._evaluate(model, run, "validation")
-            metrics.update({VALIDATED + name: value for name, value in further.items()})
-        reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
-        if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
-            # of the run's last model
-            reply.stats = self.task.sampling(model, run.data, self.device)
-        if request.groups:
-            table = groups.table_of(self.site, self.task, model, run.data, self.device, request)
-            reply.stats[groups.TABLE] = table
-        if request.resample:
-            units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-            draws = self.task.resampled(model, run.data, units.drawn(self.site, request.resample), self.device)
-            if draws is not None:
-                reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
-        draw_examples(self.examples, request, run, model, self.training)
-        return reply
-
     # -- pieces
 
-    def _evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
+    def evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
+        """The metrics of a model on a split.
+
+        What the server would refuse after a round of training is refused here, where it costs none.
+        """
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
-        self._check_metrics(metrics)
-        return metrics
-
-    def _check_metrics(self, metrics: Mapping[str, float]) -> None:
-        """The server would refuse them after a round of training; here it costs none, and the remedy is named."""
         declared = self.task.by_name()
         for name, value in metrics.items():
             metric = declared_as(name, declared)
@@ -355,14 +211,15 @@ class SiteWorker:
                     f"site {self.site!r}: metric {name!r} must lie in {metric.range}, got {value!r:.40}; "
                     f"{self.task.asks_for(name)}"
                 )
+        return metrics
 
-    def _has_its_own(self, request: SiteTask) -> bool:
+    def has_its_own(self, request: SiteTask) -> bool:
         """Whether a task of this kind is done with what the site has of its own."""
         return not request.as_sent and bool(self.training.home.model or self.stays(request))
 
-    def _open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
+    def open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
         """The task's network with the received model, and the site's own parts in it."""
-        run, model = self._run(request, store), self.network.of(self.task, request)
+        run, model = self.run(request, store), self.network.of(self.task, request)
         run.sent, home, state = self.network.sent, self.training.home, request.state
         if not request.as_sent and request.name != TASK_ANCHOR:
             # A model of the site's own is sent entries, which are no part of a model.
@@ -378,7 +235,8 @@ class SiteWorker:
             ) from e
         return run, model
 
-    def _run(self, request: SiteTask, store: SiteStore) -> SiteRun:
+    def run(self, request: SiteTask, store: SiteStore) -> SiteRun:
+        """A task as training and methods see it; opens the data where they are not yet."""
         if self._data is None:
             of_task = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
@@ -417,12 +275,14 @@ class TestedOn(Proxy):
 
     def __init__(self, inner: SiteData, test: str) -> None:
         super().__init__(inner)
-        for name in OF_A_LIST:
-            setattr(self, name, partial(self._of, getattr(inner, name), test))
+        self._test = test
 
-    @staticmethod
-    def _of(method: Callable[..., Any], test: str, split: str, *args: Any, **options: Any) -> Any:
-        return method(test if split == SPLIT_TEST else split, *args, **options)
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return partial(self._of, found) if name in OF_A_LIST else found
+
+    def _of(self, method: Callable[..., Any], split: str, *args: Any, **options: Any) -> Any:
+        return method(self._test if split == SPLIT_TEST else split, *args, **options)
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:

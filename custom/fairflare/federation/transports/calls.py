@@ -47,6 +47,12 @@ class LocalTransport:
         self.stopped = should_stop
         self._workers: dict[str, SiteWorker] = {}
 
+    def __enter__(self) -> LocalTransport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is left behind."""
+
     def sites(self) -> list[str]:
         return self.names
 

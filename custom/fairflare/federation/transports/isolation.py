@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from safetensors.torch import load as load_bytes
@@ -152,13 +153,6 @@ def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProces
     return [child for child in children if ready.intersection(child.waitables)]
 
 
-class _ToParent(logging.handlers.QueueHandler):
-    """Lines of the log go to the parent's."""
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self.queue((record, None))  # type: ignore[operator]
-
-
 def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> None:
     """A child's life: one task after the other, until the parent hangs up or dies."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -169,7 +163,7 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
         with alone, suppress(OSError):  # nobody listens any more
             pipe.send(what)
 
-    to_parent = _ToParent(say)  # type: ignore[arg-type]
+    to_parent = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=lambda record: say((record, None))))
     to_parent.setFormatter(logging.Formatter("%(message)s"))  # the parent's handlers add the rest
     logging.basicConfig(level=level, handlers=[to_parent], force=True)
     if prepare is not None:

@@ -93,20 +93,13 @@ def run_local(
         # With an experiment what sites keep must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else temporary.path
         rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
-        with _transport(jobs, plan, local, state, should_stop) as transport:
+        where = (local, state, should_stop)
+        transport = LocalTransport(plan.sites, plan.task, plan.training, *where)
+        if jobs > 1:
+            transport = ProcessTransport(jobs, plan, *where)
+        with transport:
             Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
-
-
-@contextmanager
-def _transport(
-    jobs: int, plan: Plan, local: Mapping[str, Any], state: Path, should_stop: Callable[[], bool | str]
-) -> Iterator[LocalTransport]:
-    if jobs == 1:
-        yield LocalTransport(plan.sites or [], plan.task, plan.training, local, state, should_stop)
-        return
-    with ProcessTransport(jobs, plan, local, state, should_stop) as transport:
-        yield transport
 
 
 @contextmanager

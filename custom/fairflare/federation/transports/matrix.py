@@ -36,7 +36,7 @@ class Owner(SiteWorker):
             RuntimeError: what the site kept of the run is gone or damaged.
         """
         with self.state.opened(request) as store:
-            run, model = self._open(request, store)
+            run, model = self.open(request, store)
             state = self.training.home.measured(run, model.state_dict())
             found = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         if store.lost:

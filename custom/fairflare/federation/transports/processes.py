@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, fo
 from fairflare.exchange.received_state import layout_of
 from fairflare.exchange.tensor_file import write_tensors
 from fairflare.federation.collecting.transport import Question
-from fairflare.federation.plan.plan import TASK_MODULE, load_task_class
+from fairflare.federation.plan.task_files import TASK_MODULE, load_task_class
 from fairflare.federation.site.worker import refusal
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
@@ -34,22 +35,11 @@ POLL = 0.2  # seconds between two looks whether to stop
 MODEL = "model"
 
 
-@dataclass(frozen=True)
-class _TaskFile:
-    """Where the class of a plan's task comes from: another process must have it before the task arrives there."""
-
-    path: Path
-    bundle: Path | None
-
-    @classmethod
-    def of(cls, plan: Plan) -> _TaskFile | None:
-        """``None``: the class can be imported."""
-        return cls(plan.task_file, plan.monai_bundle) if type(plan.task).__module__ == TASK_MODULE else None
-
-    def load(self) -> None:
-        found: Any = load_task_class(self.path)
-        if self.bundle is not None:
-            found.folder = self.bundle.absolute()
+def _load(file: Path, bundle: Path | None) -> None:
+    """Load the class of a plan's task: another process must have it before the task arrives there."""
+    found: Any = load_task_class(file)
+    if bundle is not None:
+        found.folder = bundle.absolute()
 
 
 class ProcessTransport(LocalTransport):
@@ -72,13 +62,10 @@ class ProcessTransport(LocalTransport):
     ) -> None:
         super().__init__(plan.sites or [], plan.task, plan.training, local, state, should_stop)
         self._folder = OwnedFolder("models")
-        file = _TaskFile.of(plan)
-        prepare = None if file is None else file.load
+        of_file = type(plan.task).__module__ == TASK_MODULE  # any other class can be imported
+        prepare = partial(_load, plan.task_file, plan.monai_bundle) if of_file else None
         self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(min(jobs, len(self.names)))]
         self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
-
-    def __enter__(self) -> ProcessTransport:
-        return self
 
     def __exit__(self, *error: object) -> None:
         for child in self._children:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.executor import Executor
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
@@ -57,9 +58,9 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     job.to_server(RunModels(), id=PERSISTOR)
     job.to_server(dict(SERVER_CONFIG))
     if plan.script is not None:
-        job.to_clients(script_executor(plan.script, packaging), tasks=list(TASKS))
-        return job
-    executor = SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
+        executor: Executor = script_executor(plan.script, packaging)
+    else:
+        executor = SiteExecutor(task=plan.task, training=plan.training, isolate=isolate)
     job.to_clients(executor, tasks=list(TASKS))
     return job
 
@@ -90,8 +91,7 @@ def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
             f"initial_ckpt {checkpoint!r} does not exist here; give a file that the job is to carry, or the absolute "
             "path of one on the server"
         )
-    carried: str = prepare_initial_ckpt(checkpoint, job)
-    return carried
+    return str(prepare_initial_ckpt(checkpoint, job))
 
 
 class _JobConfig(FedJobConfig):
@@ -105,8 +105,7 @@ class _JobConfig(FedJobConfig):
     def _get_class_path(self, obj: Any, custom_dir: str) -> str:
         carries = self.packaging != "preinstalled"
         if obj is not self.plan.task or (self.plan.script is not None and not carries):
-            path: str = super()._get_class_path(obj, custom_dir)
-            return path
+            return str(super()._get_class_path(obj, custom_dir))
         if carries:
             return "task.Task" if self.plan.script is None else f"{SCRIPT_TASK.stem}.Task"
         base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses

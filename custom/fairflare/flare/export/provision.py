@@ -159,7 +159,7 @@ def job_classes() -> list[str]:
     import them, which is their work on a user's own machine.
     """
     from fairflare.base.settings import field_names, parts_of
-    from fairflare.federation.plan.plan import TASKS_BY_KIND, load_task_class
+    from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
     from fairflare.flare.aggregator import FairAggregator
     from fairflare.flare.controller import RoundsController
     from fairflare.flare.executor import SiteExecutor

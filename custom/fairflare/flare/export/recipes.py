@@ -13,8 +13,9 @@ from nvflare.recipe.spec import Recipe
 from fairflare.base.checks import choice
 from fairflare.base.task import Task
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
-from fairflare.federation.plan.plan import TASKS_BY_KIND, make_plan
+from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
+from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.methods.base.catalog import get_method, method_of
@@ -94,11 +95,10 @@ class FairRecipe(Recipe):
         **options: Any,
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
-        if packaging == "preinstalled" and task_file is not None:
-            raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
-        if packaging == "preinstalled" and monai_bundle is not None:
-            raise ValueError("a MONAI bundle is custom code; packaging 'preinstalled' carries none")
         if packaging == "preinstalled":
+            if task_file is not None or monai_bundle is not None:
+                what = "task file" if monai_bundle is None else "MONAI bundle"
+                raise ValueError(f"a {what} is custom code; packaging 'preinstalled' carries none")
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
             chosen = method_of(rule, training) if method is None else get_method(method)

@@ -50,7 +50,11 @@ def memory_given_back() -> Iterator[Callable[[], None]]:
     stay until Python looks for cycles among all objects, which it seldom does. Objects that are there already are left
     out of the search (:func:`gc.freeze`), so that it takes milliseconds.
     """
-    _give_large_blocks_back()
+    # From now on, what is freed of blocks of 1 MB and more goes back to the system, where there is glibc. Otherwise it
+    # learns from the first freed tensor to take the next from its heaps, one for each of FLARE's many threads, and
+    # those hardly shrink.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)
     gc.collect()
     gc.freeze()
     due = [0.0]
@@ -65,13 +69,3 @@ def memory_given_back() -> Iterator[Callable[[], None]]:
         yield collect
     finally:
         gc.unfreeze()
-
-
-def _give_large_blocks_back() -> None:
-    """From now on, what is freed of blocks of 1 MB and more goes back to the system, where there is glibc.
-
-    Otherwise glibc learns from the first freed tensor to take the next from its heaps, one for each of FLARE's many
-    threads, and those hardly shrink.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)

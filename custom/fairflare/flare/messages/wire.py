@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from nvflare.apis.dxo import MetaKey
@@ -32,8 +32,7 @@ class OnDisk:
 
     def materialize(self) -> torch.Tensor:
         """Reads it."""
-        tensor: torch.Tensor = self._reference.materialize()
-        return tensor
+        return cast(torch.Tensor, self._reference.materialize())
 
     @property
     def nbytes(self) -> int:

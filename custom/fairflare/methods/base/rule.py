@@ -138,6 +138,8 @@ class Rule(ABC):
     directive_docs: ClassVar[dict[str, str]] = {}
     #: As in any class with settings: those that are gone, and what to do instead; the first that is given is named.
     retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
+    #: Attributes that outlive a round, without their underscore: plain values, tensors, and dicts and lists of these.
+    _outlive: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if gone := [name for name in GONE if hasattr(self, name)]:  # nobody would ask for it any more
@@ -198,11 +200,20 @@ class Rule(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What outlives a round: plain values and tensors, saved with the checkpoint."""
-        return {}
+        return {name: _copied(getattr(self, f"_{name}")) for name in self._outlive}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
-        checks.same_names(f"what {type(self).__name__} keeps", (), "the checkpoint", state, of="value")
+        checks.same_names(f"what {type(self).__name__} keeps", self._outlive, "the checkpoint", state, of="value")
+        for name, value in state.items():
+            setattr(self, f"_{name}", _copied(value))
+
+
+def _copied(value: Any) -> Any:
+    """Dicts and lists anew, with the same tensors, which nobody changes in place."""
+    if isinstance(value, dict):
+        return {key: _copied(entry) for key, entry in value.items()}
+    return list(map(_copied, value)) if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------------------------------------ capabilities

@@ -18,8 +18,10 @@ from fairflare.core.features.joint_pass import looks_at_images_alone
 from fairflare.core.features.layers import layers_of
 from fairflare.core.features.units import units
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
+from fairflare.core.weighting import CKA_RANGE
+from fairflare.methods.base.image_batches import ImageBatches
+from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
 from fairflare.methods.base.training import LocalTraining, SiteRun
-from fairflare.methods.parts.image_batches import ImageBatches
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,27 @@ ESTIMATORS = {
     "minibatch_biased": "minibatch_biased",
     "minibatch_unbiased": "minibatch_unbiased",
 }
+#: What a site reports about the anchor.
+ANCHOR_FIELDS = (
+    Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
+    Field(
+        "cka", "vector", low=CKA_RANGE[0], high=CKA_RANGE[1], nan_ok=True, same_length_as="layers",
+        doc="how alike the features of the local model and of the anchor are, by layer: CKA, or cosine",
+        reveals="how far the site's images are from the others', not what is on them; the Gram matrices of the "
+        "features stay at the site",
+        of=TRAINING,
+    ),
+    Field(
+        "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
+        doc="1 - `cka`, precise when small", of=TRAINING,
+    ),
+    Field(
+        "units", "names", same_length_as="layers", required=False,
+        doc="of each layer the first one of its unit, from the order in which the network runs; the same at every "
+        "site",
+        keep="every `layer_granularity` but `unit`", of=NO_IMAGES,
+    ),
+)  # fmt: skip
 FEW = 100  # images for each pass: of more the products of all pairs may take longer than the passes
 SPLITS = {"train": "training", "val": "validation"}
 

@@ -33,11 +33,13 @@ class Downloads(SendsParts):
         "in it (`own_weight`); nothing of the others"
     }
 
+    _outlive: ClassVar[tuple[str, ...]] = ("first", "before", "names", "told")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._first: dict[str, torch.Tensor] = {}
         self._before: dict[str, torch.Tensor] = {}
-        self._names: frozenset[str] = frozenset()
+        self._names: list[str] = []
         self._told: dict[str, dict[str, float]] = {}
 
     @abstractmethod
@@ -61,7 +63,7 @@ class Downloads(SendsParts):
                 "do; run it with fairflare.flare.controller.RoundsController"
             )
         self._before = dict(inputs.received)
-        self._names = frozenset(inputs.parameters)
+        self._names = sorted(inputs.parameters)
         self._told = {site: {"share": float(shares[site]), "own_weight": float(weights[site])} for site in inputs.sites}
 
     def begin_round(self, received: State) -> None:
@@ -74,7 +76,7 @@ class Downloads(SendsParts):
     def each(self, state: State) -> Callable[[str], State]:
         alone = threading.Lock()  # one download is made at a time
         first, before, told = self._first, self._before, self._told
-        names = self._names
+        names = frozenset(self._names)
 
         def of(site: str) -> State:
             if site not in told:
@@ -83,16 +85,3 @@ class Downloads(SendsParts):
                 return self.part(Steps(state, before, names), told[site]["share"])
 
         return of
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "first": dict(self._first),
-            "before": dict(self._before),
-            "names": sorted(self._names),
-            "told": {site: dict(entry) for site, entry in self._told.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._first, self._before = dict(state["first"]), dict(state["before"])
-        self._names = frozenset(state["names"])
-        self._told = {site: {k: float(v) for k, v in entry.items()} for site, entry in state["told"].items()}

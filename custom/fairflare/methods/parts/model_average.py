@@ -54,9 +54,10 @@ class ReportsMean(Rule):
         return self._average
 
     def state_dict(self) -> dict[str, Any]:
-        return {"average": self._kept().state_dict()}
+        return {**super().state_dict(), "average": self._kept().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({name: value for name, value in state.items() if name != "average"})
         self._kept().load_state_dict(state["average"])
 
 

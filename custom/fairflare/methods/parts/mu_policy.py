@@ -10,17 +10,16 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from fairflare.base.checks import listed
 from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
 from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
 from fairflare.core.agents.q_learning import CAPACITY
-from fairflare.core.qmix import REWARD_DELAY, QMix
-
-if TYPE_CHECKING:
-    from fairflare.methods.base.rule import RoundInputs
+from fairflare.core.qmix import QMix, learning_rounds, warmup_in
+from fairflare.methods.base.rule import RoundInputs
 
 log = logging.getLogger(__name__)
 SHOWN = 8  # names in a message
@@ -40,7 +39,10 @@ def _no_percentage(zeta: Any) -> Any:
     return zeta
 
 
+#: Values of mu to choose from.
 Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
+#: Target accuracy of the reward.
+Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
 class MuPolicy(Part):
@@ -163,13 +165,11 @@ class QMixMu(MuPolicy):
     """
 
     kind: ClassVar[str] = "qmix"
-    retired: ClassVar[dict[str, str]] = {
-        "share_agents": "it is agents=shared or =own now",
-        **dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE),
-    }
+    retired: ClassVar[dict[str, str]] = dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE)
+    retired["share_agents"] = "it is agents=shared or =own now"
     actions: Actions | None = None
     agents: Literal["auto", "own", "shared"] = "auto"
-    zeta: Annotated[Fraction, BeforeValidator(_no_percentage)] = 0.95
+    zeta: Zeta = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
     hidden: PositiveInt = 64
@@ -192,31 +192,31 @@ class QMixMu(MuPolicy):
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
             return ""
-        known = self._agents.agents
-        names = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
         return (
             f"site {site!r} joined after the first round; FedMRL has an agent for each site from the start "
-            f"({names}): start a new run"
+            f"({listed(self._agents.agents, SHOWN)}): start a new run"
         )
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         if self._agents is None:
             self._steps = round(self.explore * inputs.num_rounds)
-            self._warmup = self._warmup_in(inputs.num_rounds)
+            self._warmup = warmup_in(inputs.num_rounds, self.warmup)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
             if self._agents.shared and self.agents == "auto":
                 log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
+        reports = {site: inputs.reports[site] for site in inputs.sites}
+        counts = {site: report["num_validation"] for site, report in reports.items()}  # NaN where withheld
         accuracy = global_accuracy(
-            {site: inputs.reports[site]["global_accuracy"] for site in inputs.sites},
-            {site: _counted(inputs.reports[site]["num_validation"]) for site in inputs.sites},
+            {site: report["global_accuracy"] for site, report in reports.items()},
+            {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
         )
         earned = None if accuracy is None else reward(accuracy, self.zeta)
-        epsilon = self._agents.epsilon
-        last = inputs.current_round == inputs.num_rounds - 1
-        step, loss = self._agents.end_round(self._observations(inputs), earned, done=last)
+        values: dict[str, float | None] = {"reward": earned, "epsilon": self._agents.epsilon}
+        done = inputs.current_round == inputs.num_rounds - 1
+        step, loss = self._agents.end_round(self._observations(inputs), earned, done=done)
         self._mu = self._agents.chosen(step)
-        values = {"reward": earned, "epsilon": epsilon, "q_tot": self._agents.joint_value(step), "td_loss": loss}
+        values |= {"q_tot": self._agents.joint_value(step), "td_loss": loss}
         return {name: value for name, value in values.items() if value is not None}
 
     def _observations(self, inputs: RoundInputs) -> dict[str, Sequence[float]]:
@@ -229,9 +229,8 @@ class QMixMu(MuPolicy):
             entropy = self._entropy.get(site)
             if entropy is not None:  # where sites do not agree on the number of classes
                 entropy = max(entropy, -math.log(self._classes))
-            share = inputs.num_samples[site] / total
-            loss = report["train_loss"]
-            seen[site] = observation(entropy, share, report["accuracy"], loss, num_classes=self._classes)
+            measured = inputs.num_samples[site] / total, report["accuracy"], report["train_loss"]
+            seen[site] = observation(entropy, *measured, num_classes=self._classes)
         return seen
 
     def _new_agents(self, names: set[str], run_seed: int) -> QMix:
@@ -242,21 +241,15 @@ class QMixMu(MuPolicy):
             eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
         )  # fmt: skip
 
-    def _warmup_in(self, num_rounds: int) -> int:
-        return min(self.warmup, max(num_rounds // 4, 1))
-
-    def _learning_rounds(self, num_rounds: int) -> int:
-        return max(num_rounds - REWARD_DELAY - self._warmup_in(num_rounds) + 1, 0)
-
     @property
     def enough(self) -> int:
         """Rounds a run needs for the agents to learn something."""
-        return next(rounds for rounds in count(1) if self._learning_rounds(rounds) >= FEWEST)
+        return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
 
     def _warn(self, num_rounds: int) -> None:
         if self._warmup < self.warmup:
             log.info("warm-up of %d instead of %d transitions, a quarter of the rounds", self._warmup, self.warmup)
-        rounds = self._learning_rounds(num_rounds)
+        rounds = learning_rounds(num_rounds, self.warmup)
         if rounds < FEWEST:
             self.warnings.append(
                 f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
@@ -267,9 +260,8 @@ class QMixMu(MuPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         agents = None if self._agents is None else self._agents.state_dict()
-        own = {"entropy": dict(self._entropy), "classes": self._classes}
-        own |= {"steps": self._steps, "warmup": self._warmup}
-        return {**super().state_dict(), **own, "agents": agents}
+        lengths = {"classes": self._classes, "steps": self._steps, "warmup": self._warmup}
+        return {**super().state_dict(), "entropy": dict(self._entropy), **lengths, "agents": agents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -280,11 +272,6 @@ class QMixMu(MuPolicy):
             names = set(state["agents"]["settings"]["agents"])
             self._agents = self._new_agents(names, run_seed=0)  # whatever it is: their generator is in the state
             self._agents.load_state_dict(state["agents"])
-
-
-def _counted(number: float) -> float:
-    """A number of images; 0 where the site withholds it, and with it the accuracy."""
-    return 0.0 if math.isnan(number) else number
 
 
 @settings

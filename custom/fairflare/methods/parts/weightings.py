@@ -5,19 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fairflare.base.settings import (
-    Flag,
-    NonNegative,
-    NonNegativeInt,
     Part,
-    Positive,
-    PositiveInt,
     field_names,
     settings,
 )
-from fairflare.core.som import SelfOrganizingMap
+from fairflare.core.som import MapSettings, SelfOrganizingMap
 from fairflare.core.weighting import uniform_weights
 from fairflare.exchange.tensor_folder import TensorFolders
 from fairflare.methods.base.rule import RoundInputs, sample_weights
@@ -70,22 +65,8 @@ class Uniform(Weighting):
 
 
 @settings
-class BySom(Weighting):
+class BySom(MapSettings, Weighting):
     """By a self-organizing map of the local models; see :class:`fairflare.core.som.SelfOrganizingMap`.
-
-    Args:
-        grid: rows and columns of the map.
-        init: where neurons start: "sample", around the mean of the first local models, or "uniform", U[0, 1) as in the
-            paper.
-        space: what is on the map: "weights", the local models, or "updates", local minus received.
-        sigma_0: radius of the neighbourhood in the first round.
-        kappa: decay of the radius per round.
-        sigma_min: least radius.
-        eta: learning rate of the map.
-        epochs: passes over the sites in a round.
-        sigma_w: width of the weights.
-        restart: a new map every round; nothing is kept on disk.
-        seed: of the neurons' starts; ``None``: the run's.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.3.
@@ -94,21 +75,9 @@ class BySom(Weighting):
     kind: ClassVar[str] = "som"
     needs_received: ClassVar[bool] = True
 
-    grid: tuple[PositiveInt, PositiveInt] = (5, 5)
-    init: Literal["sample", "uniform"] = "sample"
-    space: Literal["weights", "updates"] = "weights"
-    sigma_0: Positive = 2.0
-    kappa: NonNegative = 0.1
-    sigma_min: Positive = 0.5
-    eta: Positive = 0.5
-    epochs: PositiveInt = 1
-    sigma_w: Positive = 1.0
-    restart: Flag = False
-    seed: NonNegativeInt | None = None
-
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in field_names(type(self))}
-        self._map = SelfOrganizingMap(**{**given, "seed": self.seed or 0})
+        self._map = SelfOrganizingMap(**given)
         self._neurons: TensorFolders | None = None
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:

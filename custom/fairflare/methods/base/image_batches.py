@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fairflare.methods.base.training import SiteRun
+from fairflare.methods.base.site_run import SiteRun
 
 
 @dataclass

@@ -1,0 +1,109 @@
+"""A server's optimizer in the sum of the models: what becomes of the mean change, tensor by tensor."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import TypeAlias
+
+import torch
+
+from fairflare.base import checks
+from fairflare.core.aggregation.low_rank import Products
+from fairflare.core.aggregation.tensor_mean import check_finite, sq_norm
+
+log = logging.getLogger(__name__)
+State: TypeAlias = Mapping[str, torch.Tensor]
+
+
+class Movement:
+    """What becomes of the mean change of the trained tensors before the model takes it: a method's optimizer.
+
+    Args:
+        move: is given the mean change, ``names -> w - w^r`` in float64, and gives back the change to apply: the same
+            names and shapes, finite. The mean of a tensor is made when it is asked for, each time anew, so that
+            nothing of the model's size waits. The mapping itself given back: the plain average.
+        types: of the tensors that it is about, by name.
+        start: gives what the sites started from; ``None``: the states are changes themselves. Called when the first
+            tensor is asked for.
+        buffers: weight by site of the other floating tensors, as in :func:`weighted_average`; default: as the rest.
+        products: averages low-rank adapters, of models, where ``move`` gives ``change`` itself.
+
+    Attributes:
+        length: of the change that was applied, as a factor of the mean change's; 1 where either is not known.
+    """
+
+    def __init__(
+        self,
+        move: Callable[[State], State],
+        types: Mapping[str, torch.dtype],
+        start: Callable[[], State | None],
+        buffers: Mapping[str, float] | None = None,
+        products: Products | None = None,
+    ) -> None:
+        self.move, self.types, self.buffers, self.products = move, types, buffers, products
+        self.start = cache(start)
+        self._squares: dict[str, float] = {}
+        self._moved: dict[str, float] = {}
+
+    @property
+    def length(self) -> float:
+        total = math.fsum(self._squares[name] for name in self._moved if name in self._squares)
+        return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
+
+    def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
+        """Makes the new tensors by name; ``None``: the change stays as it is.
+
+        Args:
+            mean: of the sites' tensors of a name, float64.
+
+        Raises:
+            ValueError: what ``move`` gives has other names, or (when a tensor is made) another shape, or is not finite.
+        """
+
+        def change(name: str) -> torch.Tensor:
+            found, start = mean(name), self.start()
+            found = found if start is None else found.sub_(start[name])
+            self._squares[name] = sq_norm({name: found})
+            return found
+
+        changes = Made(self.types, change)
+        moved = self.move(changes)
+        if moved is changes:
+            return None
+        checks.same_names("what move() gives", moved, "the mean change", changes, of="tensor")
+
+        def make(name: str) -> torch.Tensor:
+            step, start, dtype = moved[name].double(), self.start(), self.types[name]
+            like = step if start is None else start[name]
+            checks.same_shape(f"what move() gives of tensor {name!r}", step, "the model", like)
+            check_finite(step, f"what move() gives of tensor {name!r}")
+            self._moved[name] = sq_norm({name: step})
+            total = step if start is None else step + like
+            most = torch.finfo(dtype).max
+            if float(total.abs().max() if total.numel() else 0.0) > most:
+                log.warning("the change takes tensor %r beyond %s; cut to its largest number", name, dtype)
+                total = total.clamp(-most, most)
+            return total.to(dtype, copy=True)
+
+        return make
+
+
+class Made(Mapping[str, torch.Tensor]):
+    """Tensors by name, each made when it is asked for, and every time anew."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

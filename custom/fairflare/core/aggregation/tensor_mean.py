@@ -1,0 +1,197 @@
+"""What is made of one tensor of all sites: a weighted mean, median or trimmed mean, block by block in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+HELD = 2**27  # bytes of one tensor at the sites that are read before they are added
+#: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
+#: float64 block of this size fits the second-level cache.
+_BLOCK = 32768
+_TIE = 1e-12  # a sum of weights this close to one half is one half
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    r"""What is made of the sites' values of a number, with their weights.
+
+    Attributes:
+        kind: ``"mean"``; ``"median"``: the weighted median (half of the weight lies below it and half above; the middle
+            where two values are); ``"trimmed_mean"``: the weighted mean of what lies between the weighted quantiles
+            ``trim`` and 1 - ``trim``, a site that one of them cuts through with the part inside.
+        trim: share of the weight that is left out at either end, in (0, 0.5).
+
+    Source:
+        Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, with weights in place of counts.
+    """
+
+    kind: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: float = 0.25
+
+
+MEAN = Aggregate()
+
+
+class NotFinite(ValueError):
+    """The average is not finite: a tensor is not, or the weights sum to a bit more than 1."""
+
+
+class RobustMiddle:
+    """Weighted median or trimmed mean of one tensor over the sites; all of them wait."""
+
+    def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
+        self.name, self.first_site, self.how = name, first_site, how
+        self.like = first.detach().new_empty(()).expand(first.shape)
+        self.dtype = first.dtype
+        self._waiting: list[tuple[torch.Tensor, float]] = []
+
+    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+        self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self._waiting.append((tensor.detach().to(self.like.device).reshape(-1), weight))
+
+    def result(self, floor: bool, wide: bool = False) -> torch.Tensor:
+        tensors = [tensor for tensor, _ in self._waiting]
+        if not self.dtype.is_floating_point:
+            middle = torch.stack([tensor.long() for tensor in tensors]).median(0).values
+            return middle.to(self.dtype).reshape(self.like.shape)
+        weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
+        dtype = torch.float64 if wide else self.dtype
+        found = torch.empty(self.like.numel(), dtype=dtype, device=self.like.device)
+        for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
+            middle = self._middle(torch.stack([part.double() for part in parts]), weights)
+            block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
+        if not all_finite(found):
+            raise NotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
+        return found.reshape(self.like.shape)
+
+    def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Of (sites, numbers), over the sites."""
+        values, order = values.sort(dim=0, stable=True)
+        weights = weights[order]
+        above = weights.cumsum(0)
+        if self.how.kind == "median":
+            bounds = ((above >= 0.5 - _TIE), (above > 0.5 + _TIE))  # the last sum is 1: there is always a first
+            low, high = (values.gather(0, reached.int().argmax(0, keepdim=True))[0] for reached in bounds)
+            return low / 2 + high / 2
+        trim = self.how.trim
+        kept = (above.clamp(max=1 - trim) - (above - weights).clamp(min=trim)).clamp_(min=0.0)
+        return values.where(kept > 0, 0.0).mul_(kept).sum(0).div_(kept.sum(0))
+
+
+class WeightedMean:
+    """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
+
+    def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
+        """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
+        self.name, self.first_site = name, first_site
+        self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
+        self.dtype = first.dtype
+        self.total = None if first.is_floating_point() else first.detach().clone()  # of what waits no more
+        self._hold, self._held = hold, 0  # bytes
+        self._waiting: list[tuple[torch.Tensor, float]] = []
+
+    def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:
+        self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        tensor = tensor.detach().to(self.like.device)
+        if not tensor.is_floating_point():
+            assert self.total is not None
+            self.total = torch.maximum(self.total, tensor)
+            return
+        self._waiting.append((tensor.reshape(-1), weight))
+        self._held += tensor.nbytes
+        if self._held > self._hold:
+            self._add_waiting()
+
+    def _add_waiting(self) -> torch.Tensor:
+        """The sum so far, flat, in float64."""
+        if self.total is None:
+            self.total = torch.zeros(self.like.numel(), dtype=torch.float64, device=self.like.device)
+        scratch = self._room()
+        for total, parts in self._blocks(self.total):
+            self._add(total, parts, scratch)
+        self._waiting.clear()
+        self._held = 0
+        return self.total
+
+    def _blocks(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """The tensor block by block, beside those of what waits."""
+        for block, *parts in zip(flat.split(_BLOCK), *(part.split(_BLOCK) for part, _ in self._waiting), strict=True):
+            yield block, parts
+
+    def _add(self, total: torch.Tensor, parts: list[torch.Tensor], scratch: torch.Tensor) -> None:
+        """Number by number in the order of the sites, however many wait: the bits are the same."""
+        for part, (_, weight) in zip(parts, self._waiting, strict=True):
+            # Product and sum are two operations: a fused one rounds differently from machine to machine.
+            total.add_(scratch[: len(total)].copy_(part).mul_(weight))
+
+    def _room(self) -> torch.Tensor:
+        return torch.empty(min(_BLOCK, self.like.numel()), dtype=torch.float64, device=self.like.device)
+
+    def result(self, floor: bool, wide: bool = False) -> torch.Tensor:
+        if not self.dtype.is_floating_point:
+            assert self.total is not None
+            return self.total.to(self.dtype)
+        floor = floor and self.name.rpartition(".")[2] == "running_var"
+        if wide or self.total is not None:
+            total = self._add_waiting()
+            mean = (total.clamp_(min=0.0) if floor else total).to(torch.float64 if wide else self.dtype)
+        else:  # all sites at once: no sum of the tensor's size
+            mean = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
+            room, scratch = self._room(), self._room()
+            for block, parts in self._blocks(mean):
+                total = room[: len(block)].zero_()
+                self._add(total, parts, scratch)
+                block.copy_(total.clamp_(min=0.0) if floor else total)
+        if not all_finite(mean):
+            raise NotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+        return mean.reshape(self.like.shape)
+
+
+def check_finite(tensor: torch.Tensor, where: str) -> None:
+    if not all_finite(tensor):
+        raise ValueError(f"{where} is not finite")
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
+    if not tensor.is_floating_point():
+        return True
+    return all(
+        math.isfinite(block.sum(dtype=torch.float32 if block.element_size() < 4 else None).item())
+        or bool(torch.isfinite(block).all())
+        for block in blocks(tensor)
+    )
+
+
+def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
+    return torch.split(tensor.detach().reshape(-1), _BLOCK)
+
+
+def sq_norm(update: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> float:
+    """Squared L2 norm over the tensors of an update, accumulated in float64.
+
+    Args:
+        update: any state.
+        names: tensors to include; every floating tensor when None (integer counters are not part of a norm).
+
+    Returns:
+        The sum of squares, ``>= 0``; 0 for no tensor.
+
+    Raises:
+        ValueError: a name that is not in ``update``, or a tensor that is not finite.
+    """
+    parts = []
+    for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
+        if name not in update:
+            raise ValueError(f"tensor {name!r} is not in the update")
+        squares = [block.double().square().sum().item() for block in blocks(update[name])]
+        if not all(map(math.isfinite, squares)):
+            raise ValueError(f"squared norm of tensor {name!r} is not finite")
+        parts.extend(squares)
+    return math.fsum(parts)

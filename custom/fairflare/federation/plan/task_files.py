@@ -1,0 +1,91 @@
+"""The file that a job carries for its task, and the class ``Task`` in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fairflare.base.settings import field_names
+from fairflare.base.task import Task
+
+TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
+#: The file that a job carries for a MONAI bundle, which lies beside it there.
+BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
+
+# Kinds of task: the file a job carries for each, with a class Task that the user may edit.
+TASKS_BY_KIND = {
+    kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
+    for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification")
+}
+
+
+class TaskFileError(ValueError):
+    """A task file cannot be used; the text names it."""
+
+
+def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
+    """Kind of a task that is given as an object, the file that a job carries for it, and the class in that file."""
+    if task_file is not None:
+        raise ValueError("a task as an object and task_file exclude each other: give one of them")
+    cls = type(task)
+    for kind, file in TASKS_BY_KIND.items():
+        template = load_task_class(file)
+        again = cls.__mro__[1:] == template.__mro__[1:] and vars(cls).keys() == vars(template).keys()
+        if cls is template.__mro__[1] or (again and cls.__module__ == TASK_MODULE):
+            return kind, file, template
+    if cls.__name__ != "Task" or cls.__module__ in ("__main__", TASK_MODULE):
+        wanted = f"call {cls.__name__} so, in a module of its own, or give task_file"
+        raise ValueError(f"a job carries the file of your own task as task.py, and looks for Task in it: {wanted}")
+    return "this task", Path(inspect.getfile(cls)), cls
+
+
+def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
+    """The object as one of the class in the job's file, its synthetic data for the run's sites."""
+    if type(task) is cls and cls.__module__ != TASK_MODULE:
+        return task
+    values = {name: getattr(task, name) for name in field_names(cls)}
+    usual = {f.name: f.default for f in fields(cls) if f.name in dealt_to(1, cls)}  # type: ignore[arg-type]
+    return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
+
+
+def of_bundle(folder: Path, **others: Any) -> type[Task]:
+    """The class of a bundle's task, which is not beside its file yet."""
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
+    found = load_task_class(BUNDLE_TASK)
+    found.folder = folder.expanduser().absolute()  # type: ignore[attr-defined]
+    return found
+
+
+def dealt_to(sites: int, task: type) -> dict[str, Any]:
+    """The setting by which a task deals synthetic data to so many sites, where it has one."""
+    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
+
+
+def load_task_class(path: Path) -> type[Task]:
+    """The class ``Task`` of a task file.
+
+    Raises:
+        TaskFileError: no such file, no such class in it, or the file cannot be run.
+    """
+    if not path.is_file():
+        raise TaskFileError(f"task file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(TASK_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise TaskFileError(f"task file {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where the type hints of its classes are looked up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
+    found = getattr(module, "Task", None)
+    if not isinstance(found, type) or not issubclass(found, Task):
+        raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
+    return found

@@ -1,0 +1,169 @@
+"""What each task does at a site: functions of the worker, the request and what the site keeps, called by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fairflare.base.cases.resampling import units_of
+from fairflare.base.machine.computing import plainly
+from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.core.features.adapting import network_of, of_site
+from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
+from fairflare.exchange.messages import (
+    FLOAT32,
+    MEASURE_TRAINED,
+    SPLIT_TEST,
+    SPLIT_VALIDATION,
+    STATUS_OK,
+    TASK_ANCHOR,
+    TASK_CHECK,
+    TASK_NORMS,
+    TASK_TRAIN,
+    TASK_VALIDATE,
+    SiteReply,
+    SiteTask,
+    clean_state,
+)
+from fairflare.federation.site import groups, norm_moments
+from fairflare.federation.site.examples import draw_examples
+from fairflare.federation.site.facts import facts_of
+from fairflare.federation.site.gate import TRAINS_BELOW, check_names
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
+from fairflare.federation.site.site_network import whole_anchor
+from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
+from fairflare.methods.base.reports import TOO_FEW
+from fairflare.methods.base.training import SiteError, SiteStore
+from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
+
+if TYPE_CHECKING:
+    from fairflare.federation.site.worker import SiteWorker
+
+
+def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Open the data and say what the site has."""
+    run = worker.run(request, store)
+    check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
+    model = worker.network.of(worker.task, request)
+    answers = worker.training.check(run, model)
+    worker.task.check_site(model, run.data, worker.device)
+    groups.check_asked(worker.site, worker.task, run.data, request.groups)
+    facts = {
+        **facts_of(run.data, worker.device, worker.sends_classes, run.floor),
+        "personal": worker.has_its_own(request),
+    }
+    facts |= {"computing": str(worker.computing)} if str(worker.computing) else {}
+    facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
+    return SiteReply(STATUS_OK, report={**facts, **answers})
+
+
+def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Measure the received model, train it, and report."""
+    try:
+        return _trained(worker, request, store)
+    except BaseException:  # the server has no such round of this site
+        store.forget(request.current_round)
+        worker.network.forget()
+        raise
+
+
+def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    run, model = worker.open(request, store)
+    if not worker.trains_below and not run.floor.holds("training"):
+        raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
+    home = worker.training.home
+    received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(home.measured(run, received))
+    metrics = run.metrics = worker.evaluate(model, run, "validation")
+    model.load_state_dict(of_site(worker.task, received, worker.settings))
+    training = ClassifierRetraining.told(worker.training, run.directives)
+    trained = training.train(run, model)
+    local = clean_state(model.state_dict())
+    worker.network.check_unchanged(received, local)
+    report = training.report(run, model)
+    stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
+    if run.directives.get(MEASURE_TRAINED):
+        stats[TRAINED_METRIC] = worker.evaluate(model, run, "validation")[worker.task.primary_metric]
+    if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
+        store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
+    store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
+    update = worker.network.part(home.finish(run, model, received, local))
+    sent = {name: update[name] for name in training.sends(update)}
+    return SiteReply(
+        STATUS_OK,
+        update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
+        metrics=metrics,
+        report=report,
+        stats=stats,
+        num_samples=trained.num_samples,
+        num_steps=trained.num_steps,
+    )
+
+
+def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Report about the average of the local models."""
+    kept = store.load_at(LOCAL_MODEL, request.current_round)
+    if kept is None:
+        why = f" ({'; '.join(store.lost)})" if store.lost else ""
+        raise SiteError(
+            f"site {worker.site!r} has no local model of round {request.current_round} to compare the anchor with{why}",
+            skipped=True,
+        )
+    run, anchor = worker.open(whole_anchor(request, store, worker.site), store)
+    local = network_of(worker.task).to(worker.device)
+    whole = worker.network.whole(kept)
+    local.load_state_dict(whole)
+    anchor.load_state_dict({name: whole[name] for name in worker.stays(request)}, strict=False)  # of this round
+    report_anchor = getattr(worker.training, "report_anchor", None)
+    if report_anchor is None:
+        raise SiteError(
+            f"site {worker.site!r}: the server asks about an anchor, but {type(worker.training).__name__} has no "
+            "anchor report; choose the training that belongs to the rule"
+        )
+    with plainly(anchor):  # what is compared differs little
+        return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
+
+
+def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Measure the inputs of the norms whose turn it is."""
+    state = norm_moments.with_kept(request, store, worker.site)
+    run, model = worker.open(replace(request, state=state), store)
+    with plainly(model):
+        report = norm_moments.report(run, model, worker.training.batch_size)
+    return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
+
+
+def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Test the model that was sent."""
+    run, model = worker.open(request, store)
+    if not request.as_sent:
+        model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
+    metrics = worker.evaluate(model, run, "test")
+    for split in run.data.test_splits:
+        if split not in (SPLIT_TEST, SPLIT_GLOBAL):
+            further = worker.evaluate(model, run, split)
+            metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+    if SPLIT_VALIDATION in request.measure:
+        further = worker.evaluate(model, run, "validation")
+        metrics.update({VALIDATED + name: value for name, value in further.items()})
+    reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+    if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
+        # of the run's last model
+        reply.stats = worker.task.sampling(model, run.data, worker.device)
+    if request.groups:
+        table = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
+        reply.stats[groups.TABLE] = table
+    if request.resample:
+        units = units_of(run.data.cases("test"), run.data.num_samples("test"))
+        draws = worker.task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
+        if draws is not None:
+            reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
+    draw_examples(worker.examples, request, run, model, worker.training)
+    return reply
+
+
+#: What a site does, by the task's name.
+TASKS: dict[str, Callable[[SiteWorker, SiteTask, SiteStore], SiteReply]] = {
+    TASK_CHECK: check, TASK_VALIDATE: validate, TASK_TRAIN: train, TASK_ANCHOR: anchor, TASK_NORMS: norms,
+}  # fmt: skip

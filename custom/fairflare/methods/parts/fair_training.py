@@ -1,0 +1,147 @@
+r"""FedMRL's site half (part A): a proximal term, and a fairness term that pulls a site's loss to the mean of all.
+
+Sahoo et al., MICCAI 2024; :mod:`fairflare.methods.fed_mrl` has the paper and the server half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import Flag, NonNegative, Positive, settings
+from fairflare.core import losses
+from fairflare.core.agents.mu_rewards import told_entropy
+from fairflare.methods.base.training import SiteRun, criterion_loss
+from fairflare.methods.fed_prox import ProximalTraining, Pull
+from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score_in
+
+
+@dataclass
+class _Fair(Pull):
+    """Of one task: also the mean loss of the sites, gradient factors, and what the batches lost."""
+
+    mean_loss: float | None = None
+    factor: float | None = None  # of the whole round, with fair_mode "epoch"
+    factors: list[float] = field(default_factory=list)  # of the batches so far, within their limits
+    batches: list[tuple[int, float, int]] = field(default_factory=list)  # (epoch, criterion, samples) so far
+
+
+@settings
+class FairProximalTraining(ReportsScore, ProximalTraining):
+    r"""FedMRL, site half (part A).
+
+    .. math:: J = \ell_b + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell_b - \bar F)^2
+
+    The mean loss F of the sites comes from the server and is a constant of the round, so the first and third term have
+    the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. Where it turns round (a site far better than
+    the mean would be made worse), the factor stays at ``fair_clamp``. Round 0 has no fairness term. Adam does not see
+    the scale of a gradient: with it the factor is on the learning rate of the step instead, unless the loss is literal.
+
+    Args:
+        optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; "task", a MONAI bundle's own.
+        use_fair: the fairness term; False: without it (ablation of part A).
+        fair_weight: lambda, the weight of the fairness term.
+        fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
+        fair_max: largest gradient factor.
+        fair_mode: ``"batch"``: the factor follows each batch; ``"epoch"``: once a round from the mean loss of the
+            received model over the whole training set.
+        share_entropy: report the entropy of the labels (one number about the site's class balance) to one decimal,
+            without the classes that have too few cases; False, as in a preinstalled job: the server uses a neutral
+            value.
+
+    Source:
+        Sahoo et al., Eqs. (3), (6), (9).
+    """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max", "fair_mode")
+    }
+
+    optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
+    use_fair: Flag = True
+    fair_weight: NonNegative = 1.0
+    fair_clamp: NonNegative | None = 0.0
+    fair_max: Positive = 10.0
+    fair_mode: Literal["batch", "epoch"] = "batch"
+    share_entropy: Flag = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fair_clamp is not None and self.fair_clamp > self.fair_max:
+            raise ValueError(f"fair_clamp must be at most fair_max={self.fair_max!r}, got {self.fair_clamp!r}")
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        pull = self.pull(run, model)
+        own = run.own = _Fair(pull.mu, pull.received)
+        told = run.directives.get("mean_loss")
+        if self.use_fair and self.fair_weight > 0 and told is not None and math.isfinite(told):
+            own.mean_loss = float(told)
+            if self.fair_mode == "epoch":
+                own.factor = self._clamped(mean_loss(self, run, model) - own.mean_loss)
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        own = criterion_loss(self, run, model(inputs), targets)
+        run.own.batches.append((run.epoch, float(own.detach()), len(inputs)))
+        return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
+
+    def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
+        """The criterion with the fairness term: in value where the loss is literal, in gradient where it is clamped."""
+        if told.mean_loss is None:
+            return own
+        if told.factor is None and self.fair_clamp is None:
+            return own + self.fair_weight * losses.fairness_term(own, told.mean_loss)
+        factor = self._clamped(float(own.detach()) - told.mean_loss) if told.factor is None else told.factor
+        told.factors.append(factor)
+        return own if self._on_rate else factor * own
+
+    @property
+    def _on_rate(self) -> bool:
+        return self.optimizer != "sgd" and self.fair_clamp is not None
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        loss = closure()
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if self._on_rate and run.own.factors:
+            for group in optimizer.param_groups:
+                group["lr"] *= run.own.factors[-1]
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return loss
+
+    def _clamped(self, excess: float) -> float:
+        factor = 1 + 2 * self.fair_weight * excess
+        return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        # The last of a given number of steps may be those of a pass that has just begun: then all of them count.
+        whole = self.local_steps is not None
+        last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
+        counts = run.data.class_counts("training")
+        told = run.floor.counts("training") if self.share_entropy else None
+        return {
+            "train_loss": math.fsum(value * n for value, n in last) / sum(n for _, n in last),
+            "accuracy": score(self, run, model, "validation"),
+            "global_accuracy": score_in(run, run.metrics),
+            "num_validation": run.data.num_samples("validation"),
+            "entropy": told_entropy(told.tolist()) if told is not None and bool(told.any()) else None,
+            "num_classes": len(counts) if counts is not None else None,
+            "mu": run.own.mu,
+            "clamped": self._share_clamped(run.own.factors),
+        }
+
+    def _share_clamped(self, factors: Sequence[float]) -> float | None:
+        if not factors or self.fair_clamp is None:
+            return None
+        return sum(factor <= self.fair_clamp or factor >= self.fair_max for factor in factors) / len(factors)

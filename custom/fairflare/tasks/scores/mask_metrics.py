@@ -130,7 +130,7 @@ class MaskMetrics:
             return
         inside = counts.any(0).nonzero()
         if len(inside):  # without what fills an image up
-            box = tuple(slice(int(low), int(high) + 1) for low, high in zip(*inside.aminmax(dim=0), strict=True))
+            box: Any = tuple(slice(int(low), int(high) + 1) for low, high in zip(*inside.aminmax(dim=0), strict=True))
             found, truth = found[(..., *box)], truth[(..., *box)]
         self._known.append(spacing is not None)
         sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
@@ -157,7 +157,7 @@ class MaskMetrics:
             values |= {f"{self.size}_error": abs(error), f"{self.size}_over": np.maximum(error, 0)}
             values[f"{self.size}_under"] = np.maximum(-error, 0)
         common: dict[str, Any] = {"include_background": True, "spacing": list(sizes)}
-        measures = {
+        measures: dict[str, tuple[Any, float, float]] = {
             "hd95": (lambda *pair: compute_hausdorff_distance(*pair, percentile=95, **common), 0.0, diagonal),
             "assd": (lambda *pair: compute_average_surface_distance(*pair, symmetric=True, **common), 0.0, diagonal),
             "surface_dice": (lambda *pair: compute_surface_dice(*pair, [self.tolerance], **common), 1.0, 0.0),

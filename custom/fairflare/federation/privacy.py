@@ -196,7 +196,9 @@ def _directives() -> list[Row]:
 
 
 #: So that a table has the metrics by class; those by group leave where each has several classes.
+MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
-    "segmentation": {"num_classes": 2},
+    "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
+    "volume_segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "classification": {"phantom": "endoscopy"},
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -130,9 +130,8 @@ class MaskMetrics:
             return
         inside = counts.any(0).nonzero()
         if len(inside):  # without what fills an image up
-            low, high = inside.aminmax(dim=0)
-            for axis, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True), start=1):
-                found, truth = (one.narrow(axis, first, last - first + 1) for one in (found, truth))
+            box: Any = tuple(slice(int(low), int(high) + 1) for low, high in zip(*inside.aminmax(dim=0), strict=True))
+            found, truth = found[(..., *box)], truth[(..., *box)]
         self._known.append(spacing is not None)
         sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
         for name, values in self._of_image(found[None].cpu(), truth[None].cpu(), sizes, spacing is not None).items():
@@ -158,7 +157,7 @@ class MaskMetrics:
             values |= {f"{self.size}_error": abs(error), f"{self.size}_over": np.maximum(error, 0)}
             values[f"{self.size}_under"] = np.maximum(-error, 0)
         common: dict[str, Any] = {"include_background": True, "spacing": list(sizes)}
-        measures: dict[str, tuple[Callable[..., Any], float, Any]] = {
+        measures: dict[str, tuple[Any, float, float]] = {
             "hd95": (lambda *pair: compute_hausdorff_distance(*pair, percentile=95, **common), 0.0, diagonal),
             "assd": (lambda *pair: compute_average_surface_distance(*pair, symmetric=True, **common), 0.0, diagonal),
             "surface_dice": (lambda *pair: compute_surface_dice(*pair, [self.tolerance], **common), 1.0, 0.0),

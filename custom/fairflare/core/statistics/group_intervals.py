@@ -167,6 +167,6 @@ def _of_gap(groups: list[Sums], measure: Measure) -> Ends:
         (value, low, high), (against, least, most) = found[one][part], found[other][part]
         below = value - against - np.hypot(value - low, most - against)
         above = value - against + np.hypot(high - value, against - least)
-        ends.append([max(below, -above, 0 * below), max(-below, above)])
+        ends.append([np.maximum(0.0, max(below, -above)), max(-below, above)])
     lowest, highest = np.max(ends, 0)  # NaN where one of them is
-    return float(lowest), float(min(highest, 1.0) if np.isfinite(highest) else highest)
+    return float(lowest) + 0.0, float(np.minimum(highest, 1.0))  # no minus before 0

@@ -96,7 +96,7 @@ def _auc(sums: Sums, error: float) -> Array:
         return np.full((1, 3), np.nan)
     area, root = np.mean(found, 0)
     half = -ndtri(error / 2) * root if root > 0 else np.nan
-    return np.clip([[area, area - half, area + half]], 0, 1)
+    return np.asarray(np.clip([[area, area - half, area + half]], 0, 1))
 
 
 def _dice(sums: Sums, error: float) -> Array:
@@ -110,7 +110,7 @@ def _dice(sums: Sums, error: float) -> Array:
         return np.array([[mean.mean(), np.nan, np.nan]])
     scatter = np.maximum(squares[known] - count * mean**2, 0) / (count - 1)
     half = stdtrit(least - 1, 1 - error / 2) * np.sqrt(scatter / count).mean()
-    return np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1)
+    return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
 #: Needed sums and measure, by metric of a group and by gap.

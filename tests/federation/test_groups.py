@@ -195,6 +195,8 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     section = section_of(of_one(page_run(results)))
     assert section is not None
     assert section.parts[0].alt.startswith("By sex, ")
+    assert "sex of 2 test images is unknown: in no gap." in section.notes
+    assert section.parts[0].alt not in [part.caption for part in section.parts]  # the sentence stands once
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
     assert "Groups of people" in page
     assert "accuracy_gap" in page

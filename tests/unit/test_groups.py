@@ -12,7 +12,8 @@ from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, 
 from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
 from fairflare.data.attributes import Attribute, UndeclaredValue, groups_of, read_declared
-from fairflare.reporting.groups import by_group, group_rows
+from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
+from fairflare.reporting.layout import interval
 
 BINS, SURE = 40, 7
 
@@ -195,6 +196,41 @@ def test_results_and_rows() -> None:
     rows = {(row[2], row[3]): row[4] for row in group_rows(2, found)}
     assert rows["", "sex=F/accuracy"] == whole["groups"]["F"]["accuracy"]
     assert rows["site-1", "sex/equalised_odds"] == found["sites"]["site-1"]["sex"]["gaps"]["equalised_odds"]
+
+
+def test_what_is_in_no_figure_is_said() -> None:
+    """Who has no value, groups that nobody is of, and one group alone."""
+    labels, scores, groups = made(2, 60)
+    names = ("<40", "40-60", ">=60", "unknown")
+    numbers = {"<40": groups == 0, ">=60": groups == 1, "unknown": groups == 2}
+    nobody = np.zeros(60, bool)
+    of = {"site-1": {f"age={name}": sums(labels, scores, numbers.get(name, nobody)) for name in names}}
+    alone = {"site-1": {f"age={name}": sums(labels, scores, nobody if name != "<40" else ~nobody) for name in names}}
+    results = {"groups": by_group(of, {"site-1": []}, BINS, SURE)}
+    missing = f"age of {(groups == 2).sum()} test images is unknown: in no gap."
+    assert group_notes(results) == [missing, "No test image at any site is of age 40-60: in no figure."]
+    results["groups"]["kept"] = {"site-2": ["age=40-60"]}
+    assert [line.partition(" (")[0] for line in group_notes(results)] == [
+        missing, "Groups of people that stay at a site and are in no figure",
+    ]  # fmt: skip
+    results = {"groups": by_group(alone, {}, BINS, SURE)}
+    assert captions(results) == ["By age, fewer than two groups have a value over all sites."]
+    assert group_notes(results) == ["No test image at any site is of age 40-60, >=60: in no figure."]
+    assert group_notes({"groups": None}) == captions({"groups": None}) == []
+
+
+def test_a_caption_says_how_sure_a_gap_is() -> None:
+    labels, scores, groups = made(2, 400)
+    same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
+    (told,) = captions({"groups": by_group(same, {}, BINS, SURE)})
+    assert told.startswith("By x, over all sites the groups have the same auc ([0.000, ")
+    assert "which may be chance" in told
+    worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
+    found = by_group(worse, {}, BINS, SURE)
+    (told,) = captions({"groups": found})
+    low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
+    assert low > 0
+    assert f"below the best ({interval(low, high)}); the largest gap in sensitivity" in told
 
 
 def test_shapes_are_those_of_the_sums() -> None:

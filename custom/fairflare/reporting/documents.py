@@ -34,8 +34,7 @@ SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
 
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals.
-LAYER_DIGITS = 8
-CKA_DECIMALS = 6
+LAYER_DIGITS, CKA_DECIMALS = 8, 6
 
 
 def _given(value: Any) -> Any:
@@ -64,8 +63,7 @@ Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # by site
 Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its test images are in no interval")]
 
 
-# ------------------------------------------------------------------------------------------------ a round
-# Plain dataclasses: while a round goes on they hold what no file does (NaN, arrays, records of a rule).
+# ---------------------------- a round: plain dataclasses, which hold what no file does (NaN, arrays, records of a rule)
 
 
 @dataclass(frozen=True)
@@ -301,8 +299,8 @@ class OfGroups(_Part):
     all: dict[str, Figure | None] = {}
     gaps: dict[str, Figure | None] = {}
     worst: dict[str, str] = {}
-    intervals: dict[str, dict[str, list[Figure | None]]] = {}
-    gap_intervals: dict[str, list[Figure | None]] = {}
+    intervals: dict[str, dict[str, tuple[Figure | None, Figure | None]]] = {}
+    gap_intervals: dict[str, tuple[Figure | None, Figure | None]] = {}
 
 
 class Groups(_Part):

@@ -9,7 +9,7 @@ from fairflare.core.statistics.group_intervals import gap_intervals, intervals_o
 from fairflare.core.statistics.group_metrics import LABELS, SCALED, gaps_of, images_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import Sums, added
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, number
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, number
 
 UNKNOWN = "unknown"  # as fairflare.data.attributes has it, the last group
 POOLED = "all sites"
@@ -151,14 +151,21 @@ def _sure(pooled: Mapping[str, Any], gap: str) -> str:
     return f" ({interval(low, high)}{', which may be chance' if low == 0 else ''})"
 
 
-def kept_notes(results: Mapping[str, Any]) -> list[str]:
-    """Which groups, and classes of groups, stay at the sites and are in no figure, a sentence; none where all leave."""
-    found = results.get("groups") or {"kept": {}}
-    kept = [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]
-    if not kept:
-        return []
-    why = "fewer cases than min_cases, or needed to hide one with fewer"
-    return [f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(kept)}."]
+def group_notes(results: Mapping[str, Any]) -> list[str]:
+    """What is in no figure of groups: without a value, without images, and what stays at a site; nothing: all is."""
+    found = results.get("groups") or {"attributes": {}, "kept": {}}
+    notes = []
+    for attribute in found["attributes"]:
+        images = {group: of[OF_IMAGES] for group, of in found["pooled"][attribute]["groups"].items()}
+        kept = {name for names in found["kept"].values() for name in names}
+        if without := images.pop(UNKNOWN, 0):
+            notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
+        if empty := [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]:
+            notes.append(f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.")
+    if stays := [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]:
+        why = "fewer cases than min_cases, or needed to hide one with fewer"
+        notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
+    return notes
 
 
 def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:

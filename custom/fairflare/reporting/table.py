@@ -11,7 +11,7 @@ from fairflare.base import checks
 from fairflare.core.fairness import declared_as, summarize
 from fairflare.reporting.compare.standing import interval_cell, recall_of, shown_behind
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.groups import captions, group_tables, kept_notes
+from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, printed, wrapped
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.values import (
@@ -92,7 +92,7 @@ def _parts(results: Results, metric: str | None) -> tuple[list[Table], list[str]
     found = [table, *([classes] if classes else [])]
     if metric is None:
         found += group_tables(results)
-        legend += [*captions(results), *kept_notes(results)]
+        legend += [*captions(results), *group_notes(results)]
     return found, legend + run_notes(results, metric)
 
 

@@ -96,8 +96,7 @@ def _auc(sums: Sums, error: float) -> Array:
         return np.full((1, 3), np.nan)
     area, root = np.mean(found, 0)
     half = -ndtri(error / 2) * root if root > 0 else np.nan
-    bounds: Array = np.clip([[area, area - half, area + half]], 0, 1)
-    return bounds
+    return np.asarray(np.clip([[area, area - half, area + half]], 0, 1))
 
 
 def _dice(sums: Sums, error: float) -> Array:
@@ -111,8 +110,7 @@ def _dice(sums: Sums, error: float) -> Array:
         return np.array([[mean.mean(), np.nan, np.nan]])
     scatter = np.maximum(squares[known] - count * mean**2, 0) / (count - 1)
     half = stdtrit(least - 1, 1 - error / 2) * np.sqrt(scatter / count).mean()
-    bounds: Array = np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1)
-    return bounds
+    return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
 #: Needed sums and measure, by metric of a group and by gap.
@@ -169,6 +167,6 @@ def _of_gap(groups: list[Sums], measure: Measure) -> Ends:
         (value, low, high), (against, least, most) = found[one][part], found[other][part]
         below = value - against - np.hypot(value - low, most - against)
         above = value - against + np.hypot(high - value, against - least)
-        ends.append([max(below, -above, 0 * below), max(-below, above)])
+        ends.append([np.maximum(0.0, max(below, -above)), max(-below, above)])
     lowest, highest = np.max(ends, 0)  # NaN where one of them is
-    return float(lowest), float(min(highest, 1.0) if np.isfinite(highest) else highest)
+    return float(lowest) + 0.0, float(np.minimum(highest, 1.0))  # no minus before 0

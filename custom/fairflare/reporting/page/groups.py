@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.reporting.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_tables, kept_notes
+from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_notes, group_tables
 from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
 from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
@@ -31,7 +31,7 @@ def groups(material: Material) -> Section | None:
         told = caption(found, attribute)
         parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), MARKS, told))
     parts += group_tables(run.document)
-    notes = kept_notes(run.document)
+    notes = group_notes(run.document)
     if material.reference:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
         parts.append(gap_table(rows, material.reference))

@@ -84,7 +84,7 @@ def test_without_matplotlib_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     (line,) = draw_pictures(results(["a", "b"]), tmp_path)
     assert "matplotlib is not installed" in line
-    assert "fairflare[plots]" in line
+    assert "fairflare[page]" in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,13 +1,30 @@
-"""An error in somebody's own code, in one line for whoever wrote it."""
+"""An error in somebody's own code, or of a package that is not installed, in one line for whoever can mend it."""
 
 from __future__ import annotations
 
 import sysconfig
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # characters of the error's own text
+#: Name of the package and the extra that brings it, by what is imported.
+EXTRAS = {
+    "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
+    "pydicom": ("pydicom", "data"), "matplotlib": ("matplotlib", "page"), "jinja2": ("jinja2", "page"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+}  # fmt: skip
+
+
+def lacking_package(error: BaseException | None) -> str | None:
+    """The sentence for an error that comes of a package of an extra that is not installed; None: it does not."""
+    while error is not None:
+        name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if name in EXTRAS:
+            return _needs(*EXTRAS[name])
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def in_one_line(error: BaseException) -> str:
@@ -21,6 +38,16 @@ def in_one_line(error: BaseException) -> str:
     own = [frame for frame in frames if not _installed(frame.filename)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+
+
+def lacking_for_pages() -> str | None:
+    """The sentence where no page can be made on this machine."""
+    absent = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    return _needs(*EXTRAS[absent[0]]) if absent else None
+
+
+def _needs(package: str, extra: str) -> str:
+    return f"this needs the package {package}, which is not installed: pip install 'fairflare[{extra}]'"
 
 
 def _installed(file: str) -> bool:

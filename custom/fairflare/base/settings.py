@@ -35,9 +35,9 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
-from typing_extensions import dataclass_transform
 
 from fairflare.base import checks
+from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fairflare.base.own_errors import lacking_package
 from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
 from fairflare.cli.data.doctor import doctor
@@ -19,7 +20,7 @@ from fairflare.cli.model.predict import predict
 from fairflare.cli.model.similarity import similarity
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
-from fairflare.cli.screen import console
+from fairflare.cli.screen import console, say
 from fairflare.cli.show import report, show
 
 app = typer.Typer(
@@ -61,8 +62,14 @@ for more in (compare, examples, landscape, report, similarity):
 
 
 def main() -> None:
-    """Entry point."""
-    app()
+    """Entry point. A package of an extra that is not installed is one line."""
+    try:
+        app()
+    except Exception as error:
+        if (lacking := lacking_package(error)) is None:
+            raise
+        say(lacking, mark="[red]error[/red]: ")
+        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":

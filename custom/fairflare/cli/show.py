@@ -78,7 +78,7 @@ def _write_picture(found: Sequence[Mapping[str, Any]], path: Path, metric: str |
     try:
         save_picture(draw_sites(found[0], metric), path)
     except ImportError as error:
-        raise ValueError("--picture needs matplotlib: pip install 'fairflare[plots]'") from error
+        raise ValueError("--picture needs matplotlib: pip install 'fairflare[page]'") from error
 
 
 def report(

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import jinja2
-
 from fairflare.base.checks import in_words
 from fairflare.base.settings import build
 from fairflare.base.task import Metric, Task
@@ -23,10 +21,6 @@ from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import anchor_fields
 from fairflare.methods.crt import ClassifierAverage
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("fairflare.federation", "templates"), trim_blocks=True, keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-)  # fmt: skip
 Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
@@ -89,7 +83,13 @@ def page() -> str:
     Raises:
         ValueError: a declared field has no ``doc`` (names it).
     """
-    return TEMPLATES.get_template("privacy.md").render(
+    import jinja2
+
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("fairflare.federation", "templates"), trim_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return templates.get_template("privacy.md").render(
         table=_table, fields=FIELDS, metrics_by_class=METRICS_BY_CLASS, min_cases=MIN_CASES, trains_below=TRAINS_BELOW,
         max_reason=MAX_REASON, with_every_method=_all_methods(), stays=_stays(), by_task=_tasks(),
         checked=[field_row(field, TASK_CHECK) for field in check.FIELDS],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from nvflare.apis.analytix import AnalyticsDataType
@@ -12,12 +14,34 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
-from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.transport import Listener, RoundRecord
 
+log = logging.getLogger(__name__)
 EVENT = "analytix_log_stats"
+
+if find_spec("tensorboard"):
+    from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+else:
+
+    class TBAnalyticsReceiver(AnalyticsReceiver):  # type: ignore[no-redef]
+        """Stands for FLARE's receiver where TensorBoard is not installed: the curves are not written."""
+
+        def __init__(self, tb_folder: str = "tb_events", events: list[str] | None = None) -> None:
+            super().__init__(events=events)
+            self.tb_folder = tb_folder
+
+        def initialize(self, fl_ctx: Any) -> None:
+            """Says so."""
+            log.warning("no curves for TensorBoard: it is not installed (pip install 'fairflare[tensorboard]')")
+
+        def save(self, fl_ctx: Any, shareable: Any, record_origin: str) -> None:
+            """Keeps nothing."""
+
+        def finalize(self, fl_ctx: Any) -> None:
+            """Has nothing to close."""
 
 
 class TensorBoard(TBAnalyticsReceiver):

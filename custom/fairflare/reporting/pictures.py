@@ -1,6 +1,6 @@
 """Pictures of a run from its results: what every site gets; FedMRL's map, and mu of every site over the rounds.
 
-They need matplotlib (``pip install 'fairflare[plots]'``), which is imported only when there is something to draw.
+They need matplotlib (``pip install 'fairflare[page]'``), which is imported only when there is something to draw.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) ->
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        return ["no pictures: matplotlib is not installed (pip install 'fairflare[plots]')"]
+        return ["no pictures: matplotlib is not installed (pip install 'fairflare[page]')"]
     info = results.get("info") or {}
     title = str(info.get("label") or info.get("method") or "")
     if info.get("synthetic"):

@@ -97,7 +97,7 @@ def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) ->
         try:
             write_files(runner.folder, "matrix", partial(draw_matrix, found))
         except ImportError:
-            say("no picture of the matrix: it needs matplotlib (pip install 'fairflare[plots]')")
+            say("no picture of the matrix: it needs matplotlib (pip install 'fairflare[page]')")
     return found
 
 

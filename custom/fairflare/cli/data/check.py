@@ -210,6 +210,6 @@ def _write_pictures(
         try:
             histogram(site, bars, names)
         except ImportError:
-            _tell(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[plots]')")
+            _tell(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[page]')")
     (out / COUNTS).write_text(csv_text(rows), encoding="utf-8")
     _tell(f"counts, and pictures of the images themselves (keep them where the images are): {out}")

@@ -25,6 +25,7 @@ from fairflare.cli.screen import AsJson, console, one_document, user_errors
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
 SPLITS = ("training", "validation")
+EXTRAS = {"data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard"}
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -122,12 +123,17 @@ def packages() -> Iterator[Finding]:
     yield Finding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)
-        if wanted.marker is not None:  # an extra
+        extra = next((name for name in EXTRAS if wanted.marker and wanted.marker.evaluate({"extra": name})), None)
+        if wanted.marker is not None and extra is None:  # for developers, or of one method
             continue
         try:
             found = version(wanted.name)
         except PackageNotFoundError:
-            yield Finding(wanted.name, "problem", f"not installed; {wanted} is needed")
+            lacks = f"not installed; {Requirement(text.partition(';')[0])} is needed"
+            if extra is None:
+                yield Finding(wanted.name, "problem", lacks)
+            else:
+                yield Finding(wanted.name, "warning", f"{lacks} for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'")
             continue
         fits = wanted.specifier.contains(found, prereleases=True)
         yield Finding(wanted.name, "ok" if fits else "problem", found if fits else f"{found}; {wanted} is needed")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import RUN, Data, Overwrite, takes_plan
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
@@ -132,6 +133,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
     say(f"results: {found}", console)
     if (page := found.with_name(PAGE_FILE)).is_file():
         say(f"page: {page}", console)
+    elif lacking := lacking_for_pages():
+        say(f"no page: {lacking}", console)
     return 0
 
 

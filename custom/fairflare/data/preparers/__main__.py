@@ -129,7 +129,7 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         print(f"\nimages of training, validation and test\n{counting.as_text(counted, names)}", end="")
     for line in _patients(unknown, by_name):
         print(line)
-    drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[plots]')"
+    drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[page]')"
     print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest.get("volumes", {}).items():

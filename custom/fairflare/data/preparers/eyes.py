@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from typing_extensions import Unpack
-
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.phantoms.fundus import GRADE_COUNTS, GRADES
 from fairflare.data.preparers.common import (

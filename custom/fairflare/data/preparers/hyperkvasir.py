@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from typing_extensions import Unpack
-
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import Unpack
 
 from fairflare.base.checks import whole
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.common import Item, Preparer, Writing, mask_items, npz_files, write_sites
 from fairflare.data.preparers.options import option

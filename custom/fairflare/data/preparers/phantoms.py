@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from typing_extensions import Unpack
-
 from fairflare.base.checks import choice, whole
+from fairflare.base.for_types import Unpack
 from fairflare.base.settings import field_names
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
 from fairflare.data.phantoms.prostate import SLICES

@@ -9,8 +9,7 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Unpack
-
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Unpack
 
 from fairflare.base.checks import choice
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.preparers.common import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import Unpack
 
+from fairflare.base.for_types import Unpack
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, npz_files, read_arrays, write_pool
 
 RED_CELLS = (

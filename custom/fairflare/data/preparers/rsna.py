@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from typing_extensions import Unpack
 
 from fairflare.base.checks import choice, number, whole
+from fairflare.base.for_types import Unpack
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.partitions import apportion

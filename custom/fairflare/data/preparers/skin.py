@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Unpack
-
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import iid_partition
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS

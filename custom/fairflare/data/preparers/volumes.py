@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Unpack
 
 from fairflare.base.checks import choice
+from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file

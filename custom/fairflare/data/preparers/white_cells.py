@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from typing_extensions import Unpack
-
 from fairflare.base.checks import choice
+from fairflare.base.for_types import Unpack
 from fairflare.data.preparers.common import (
     Dealing,
     Item,

@@ -12,11 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
 
-from typing_extensions import Unpack
-
 from fairflare import __version__
 from fairflare.base.checks import whole
 from fairflare.base.disk.files import sha256_of
+from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers import counts as counting

@@ -25,7 +25,7 @@ import torch
 from fairflare.base.cases.floor import Floor
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
@@ -298,15 +298,14 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
         return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
     # SiteError and DataError carry a text for the server; of anything else only the kind may leave the site.
     public = getattr(error, "public", None)
+    if lacking := lacking_package(error):
+        public = f"site {site!r}: {lacking}"
     if public:
         log.warning("%s", error)
     else:
         log.warning("site %s, task %s failed", site, task, exc_info=error)
-    told = (
-        in_one_line(error)
-        if tells_all and not isinstance(error, OSError)
-        else f"{_kind(error)} (details in the site's log)"
-    )
+    tell = tells_all and not isinstance(error, OSError)
+    told = in_one_line(error) if tell else f"{_kind(error)} (details in the site's log)"
     kind = f"site {site!r}: {task} failed with {told}"
     return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.script_runner import FrameworkType
 from nvflare.recipe.spec import Recipe
 
@@ -18,6 +17,7 @@ from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
+from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.base.catalog import get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
@@ -149,7 +149,7 @@ class FairRecipe(Recipe):
 
                 components[key] = MLflow.like(component)
         others = [c for key, c in components.items() if key != TENSORBOARD]
-        if any(isinstance(component, TBAnalyticsReceiver) for component in others):
+        if any(isinstance(component, TensorBoard.__base__) for component in others):
             components.pop(TENSORBOARD, None)
 
     def _apply_per_site_config(self, config: dict[str, dict[str, Any]]) -> None:

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
-
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
+from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.page import (
     course,
     groups,
@@ -112,6 +111,8 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
         html = render(page, pictures, files=False)
         write_whole(path, lambda partial_file: partial_file.write_text(html, encoding="utf-8"), durable=False)
     except Exception as error:
+        if lacking := lacking_package(error):
+            return [f"no page: {lacking}"]
         return [
             f"the page could not be made: {type(error).__name__}: {printable(error)} (fairflare report tries again)"
         ]
@@ -176,6 +177,8 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         pictures: by name.
         files: whether pictures and tables lie beside it, so that links to them make sense.
     """
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fairflare.reporting.page", "templates"),
         autoescape=True,

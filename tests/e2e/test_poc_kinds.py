@@ -1,11 +1,14 @@
 """One method of each kind in FLARE's POC mode: one model, parts that stay at the sites, another model for each site,
-training at the server. Each gives the figures and the bits of a run in one process."""
+training at the server, two phases. A frozen encoder, which every participant reads from a file of its own, does not
+travel; each gives the figures and the bits of a run in one process in which all travels. And a site without that file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from fairflare.cli.commands import app
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe, StatsRecipe
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
 
-from .poc_tools import SERVER, PocSystem, poc_system
+from .poc_tools import SERVER, PocSystem, end_processes, poc_system, wait_for
 from .test_every_job import ALSO, CLASSES, TINY, TONES, model_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(600)]
@@ -27,12 +32,29 @@ KINDS = {
     "parts stay at the sites": ("ditto", TINY),
     "another model for each site": ("cgsv", TINY),
     "training at the server": ("creff", {**CLASSES, **ALSO["creff"], **TONES}),
+    "two phases, killed in the second": ("fed_lwr", TINY),
 }
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Networks of another training; ``wrong``: of yet another."""
+    folder, found = tmp_path_factory.mktemp("encoders"), {}
+    tasks = {"wrong": SegmentationTask(**TINY), "segmentation": SegmentationTask(**TINY)}
+    of_classes = {name: CLASSES[name] for name in ("image_size", "features", "max_pool")}
+    tasks["classification"] = ClassificationTask(**of_classes)
+    for seed, (name, task) in enumerate(tasks.items()):
+        torch.manual_seed(seed)
+        state = {key: tensor for key, tensor in task.build_model().state_dict().items() if not key.startswith("head.")}
+        torch.save(state, folder / f"{name}.pt")
+        found[name] = str(folder / f"{name}.pt")
+    return found
 
 
 @pytest.fixture(scope="module")
 def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PocSystem]:
     with poc_system(tmp_path_factory.mktemp("poc"), SITES) as system:
+        system.env["NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"] = "3"  # for word of a site that is gone
         for name in (SERVER, *SITES):
             system.allow(name)
         for name in SITES:
@@ -42,26 +64,62 @@ def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PocSystem]:
         system.stop()
 
 
+def give(poc: PocSystem, **by_name: str) -> None:
+    """The encoder's file of each participant; of one that is not named: that of ``all``."""
+    for name in (SERVER, *SITES):
+        path = by_name.get(name.replace("-", "_"), by_name["all"])
+        poc.edit_local(name, "fairflare.json", lambda c, path=path: c.update(initial_weights=path))
+
+
+def frozen(method: str, tiny: dict[str, Any], **options: Any) -> FairRecipe:
+    settings = {**FOR_HOSPITALS, **tiny, "local_epochs": 1, "freeze": "encoder", "initial_keys": {}}
+    given = {"num_rounds": 3, "min_sites": 2, **options}
+    return FairRecipe(method, sites=SITES, packaging="preinstalled", settings=settings, **given)
+
+
+def results_of(workspace: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((workspace / "fairflare" / "results.json").read_text())
+    return found
+
+
+def killed(poc: PocSystem, folder: Path, phase: tuple[str, int]) -> None:
+    """Submits a job and ends its processes, at the server and at the sites, when the sites are asked in a phase."""
+    job = poc.submit(folder)
+    events = poc.run_dir(job) / "fairflare" / "progress.jsonl"
+
+    def asked() -> bool:
+        lines = events.read_text().splitlines() if events.exists() else []
+        told = [json.loads(line) for line in lines if line.endswith("}")]
+        return any(e["kind"] == "phase" and (e["phase"], e["current_round"]) == phase for e in told)
+
+    wait_for(f"{phase[0]} of round {phase[1]}", asked, 240, period=0.02)
+    ended = end_processes(poc.mark, lambda command: job in command)
+    assert len(ended) == 1 + len(SITES), ended
+    assert "FINISHED:COMPLETED" not in poc.wait(job, 120)
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_method_of_each_kind(kind: str, poc: PocSystem, tmp_path: Path) -> None:
+def test_a_method_of_each_kind(kind: str, poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
     method, tiny = KINDS[kind]
-    recipe = FairRecipe(
-        method, sites=SITES, num_rounds=3, packaging="preinstalled", min_sites=2,
-        settings={**FOR_HOSPITALS, **tiny, "local_epochs": 1},
-    )  # fmt: skip
+    file = files["segmentation" if tiny is TINY else "classification"]
+    give(poc, all=file)
+    recipe = frozen(method, tiny, exchange="trainable", experiment=method)
     recipe.export(str(tmp_path / "jobs"))
+    if "killed" in kind:
+        killed(poc, tmp_path / "jobs" / recipe.name, ("anchor", 1))
     job = poc.submit(tmp_path / "jobs" / recipe.name)
     said = poc.wait(job, 400)
     assert "FINISHED:COMPLETED" in said
     workspace = poc.download(job)
-    results = json.loads((workspace / "fairflare" / "results.json").read_text())
+    results = results_of(workspace)
     assert results["status"] == "completed"
+    assert results["info"].get("resumed_at_round") == (1 if "killed" in kind else None)
     assert [(r["accepted"], r["left_out"]) for r in results["rounds"]] == [(SITES, [])] * 3
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        here = run_local(recipe.plan, tmp_path / "here")
+        here = run_local(frozen(method, tiny).plan, tmp_path / "here", {"initial_weights": file})
     finally:
         torch.set_num_threads(threads)
     document = json.loads((here / "results.json").read_text())
@@ -69,8 +127,38 @@ def test_a_method_of_each_kind(kind: str, poc: PocSystem, tmp_path: Path) -> Non
     assert results["groups"] == document["groups"]
     assert (results["groups"] is not None) == ("groups" in tiny)
     expected, found = model_of(here.parent), model_of(workspace)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert found.keys() < expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    read = torch.load(file, weights_only=True)
+    stayed = [name for name in expected if name not in found]
+    assert stayed
+    assert all(torch.equal(expected[name], read[name]) for name in stayed)
+
+
+@pytest.mark.parametrize("kind", ["wrong", "absent"])
+def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
+    """It is out by name: of the whole run, which ends, or, where the job says so, of a run without it."""
+    theirs = files["wrong"] if kind == "wrong" else str(tmp_path / "absent.pt")
+    give(poc, all=files["segmentation"], site_2=theirs)
+    goes_on = {"require_all_sites": False, "min_sites": 1} if kind == "wrong" else {}
+    recipe = frozen("fed_avg", TINY, num_rounds=1, exchange="trainable", **goes_on)
+    recipe.export(str(tmp_path / "jobs"))
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    said = poc.wait(job, 200)
+    results = results_of(poc.download(job))
+    if kind == "absent":
+        assert "FINISHED:COMPLETED" not in said
+        assert results["status"] == "failed"
+        assert "site 'site-2': its network, of which only a part is sent, cannot be built here" in results["reason"]
+        assert theirs not in json.dumps(results)
+        return
+    assert "FINISHED:COMPLETED" in said
+    assert results["status"] == "completed"
+    (record,) = results["rounds"]
+    assert record["accepted"] == ["site-1"]
+    (out,) = record["left_out"]
+    assert out["site"] == "site-2"
+    assert "the part of the network that is not sent (exchange='trainable') is another one" in out["reason"]
 
 
 def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:

@@ -144,3 +144,15 @@ def test_a_run_in_one_process_plans_without_flare() -> None:
 
 def test_work_of_a_child_is_done_in_another_process() -> None:
     assert in_child(os.getpid) != os.getpid()
+
+
+@pytest.mark.long
+def test_a_server_begins_without_what_only_the_results_need() -> None:
+    """Each of these costs every server megabytes for the whole run."""
+    heavy = ("scipy", "jinja2", "pandas", "matplotlib", "sklearn", "monai", "rich", "PIL", "fairflare.reporting.page")
+    program = (
+        "import sys\nimport fairflare.flare.controller, fairflare.flare.persistor\n"
+        f"found = sorted(set({heavy!r}) & set(sys.modules))\nassert not found, found\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr

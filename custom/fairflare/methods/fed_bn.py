@@ -6,7 +6,6 @@ Li et al., ICLR 2021. The authors' code finds the norms by ``bn`` in a tensor's 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,18 +24,24 @@ class FedBNTraining(LocalTraining):
     """FedBN, site half: scale, shift and running statistics of the norms are the site's own.
 
     Args:
-        norms: ``"batch"``: batch norms (the paper); ``"all"``: instance, group, layer and RMS norms too.
+        norms: ``"batch"``: batch norms (the paper); ``"all"``: instance, group, layer and RMS norms too; ``"auto"``:
+            batch norms, and all kinds in a network that has none.
 
     Source:
         Li et al., ICLR 2021, Algorithm 1.
     """
 
-    norms: Literal["batch", "all"] = "batch"
+    norms: Literal["auto", "batch", "all"] = "auto"
 
     @property
     def home(self) -> Home:
         doc = "scale, shift and running statistics of the norms (`norms`: which kinds)"
-        return Home(self, partial(norm_tensors, kind=self.norms), doc)
+        return Home(self, self._named, doc)
+
+    def _named(self, model: torch.nn.Module) -> list[str]:
+        if self.norms == "auto":
+            return norm_tensors(model, "batch") or norm_tensors(model, "all")
+        return norm_tensors(model, self.norms)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         if not self.home.stays(model):

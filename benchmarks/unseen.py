@@ -1,0 +1,150 @@
+"""Seen, unseen and adapted figures of ``fairflare compare --hold-out each`` as rows of a comparison.
+
+    python benchmarks/unseen.py few DATA                 # at most 60 training and 12 validation images a site
+    python benchmarks/unseen.py rows COMPARISON --out TABLES
+    python tools/write_results.py --take TABLES --page unseen --table white_cells --title "..."
+
+Each row of the comparison becomes up to three: ``ROW, seen`` (a site's mean over the runs that it was part of),
+``ROW`` (each site by the model that was trained without it) and ``ROW, adapted`` (that model with norm statistics of
+the site's own training images). All three have a value and draws of the test images for each site and seed, so that
+the differences and intervals are those of ``fairflare compare``. Rows that lack a run are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fairflare.core.features.batch_norms import recalibrate
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.site_file import own_settings
+from fairflare.federation.transports import unseen
+from fairflare.reporting.compare.comparison import compare
+from fairflare.reporting.compare.difference_table import difference_table
+from fairflare.reporting.compare.differences import differences
+from fairflare.reporting.compare.unseen import Unseen, read_unseen
+from fairflare.reporting.results import read_results
+
+FEW = {"training": 60, "validation": 12}
+Value = tuple[float, list[float | None]]  # of the test split, and on the draws of its images
+
+
+def few(folder: Path) -> None:
+    """Shortens the datalists of a prepared folder, evenly over their lists; the test splits stay whole."""
+    for file in sorted(folder.glob("*/datalist.json")):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        for split, most in FEW.items():
+            of = told[split]
+            told[split] = of if len(of) <= most else [of[i * len(of) // most] for i in range(most)]
+        file.write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def adapted(place: Path, told: dict[str, Any], found: Unseen, metric: str) -> Unseen:
+    """The test of the adapted model with its draws, which a run's document does not keep; kept beside it.
+
+    Raises:
+        ValueError: its figure is not the document's.
+    """
+    file = place / unseen.RUN_DIR / "fairflare" / "adapted.json"
+    if not file.exists():
+        plan = make_plan(**told["plan"])
+        network, _ = unseen.common_model(plan, place)
+        data = plan.task.open_site(found.site, own_settings(told["local"], found.site))
+        with torch.no_grad():
+            recalibrate(network, lambda: (x for x, *_ in data.batches("training", batch_size=unseen.BATCH)))
+        again = unseen._tested(plan, network.state_dict(), found.site, told["local"], lambda: False)
+        file.write_text(again.model_dump_json(indent=1), encoding="utf-8")
+    again = Unseen.model_validate_json(file.read_text(encoding="utf-8"))
+    if not math.isclose(again.metrics[metric] or 0.0, found.adapted[metric] or 0.0, abs_tol=1e-6):
+        raise ValueError(f"{place}: adapted again has {again.metrics[metric]}, the run {found.adapted[metric]}")
+    return again
+
+
+def rows(folder: Path, out: Path) -> None:
+    """Writes what ``tools/write_results.py --take`` reads."""
+    values: dict[tuple[str, int], dict[str, list[Value]]] = defaultdict(lambda: defaultdict(list))
+    bases: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any]]] = {}
+    units: dict[str, Any] = {}
+    places = [file.parent for file in sorted(folder.glob("runs/*/run.json"))]
+    sites = sorted({json.loads((place / "run.json").read_text())["held_out"] for place in places})
+    for place in places:
+        told = json.loads((place / "run.json").read_text(encoding="utf-8"))
+        if not (place / unseen.RUN_DIR / "fairflare" / "unseen.json").exists():
+            continue
+        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_results, read_unseen))
+        metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
+        units |= run["resampled_units"]
+        kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}
+        if found.metrics:
+            kinds[label] = [(found.site, found.metrics[metric], found.resampled)]
+        if found.adapted:
+            again = adapted(place, told, found, metric)
+            kinds[f"{label}, adapted"] = [(again.site, again.metrics[metric], again.resampled)]
+        for row, of in kinds.items():
+            bases[row, seed] = (run, told["plan"])
+            for site, value, draws in of:
+                values[row, seed][site].append((value, draws))
+    runs = []
+    shutil.rmtree(out, ignore_errors=True)
+    wanted = {seed for _, seed in bases}
+    for (row, seed), of in values.items():
+        runs_of_site = len(sites) - 1 if row.endswith(", seen") else 1
+        if sorted(of) != sites or any(len(each) != runs_of_site for each in of.values()):
+            print(f"{row}, seed {seed}: runs are missing, left out")
+            continue
+        base, plan = bases[row, seed]
+        mean = {site: fmean(value for value, _ in each) for site, each in of.items()}
+        drawn = {site: [fmean(at) for at in zip(*(d for _, d in each), strict=True)] for site, each in of.items()}
+        info = {**base["info"], "label": row, "sites": sites, "measured": "common"}
+        name = base["info"]["primary_metric"]
+        test = {site: {name: value} for site, value in mean.items()}
+        content = {**base, "info": info, "test": test, "resampled": drawn, "left_out": []}
+        content["resampled_units"] = {site: units[site] for site in sites}
+        runs.append(content)
+        own = out / "runs" / f"{row}-seed{seed}".replace(" ", "_")
+        (own / "fairflare").mkdir(parents=True)
+        (own / "run.json").write_text(json.dumps({"plan": {**plan, "label": row}}))
+        (own / "fairflare" / "results.json").write_text(json.dumps(content))
+    labels = list(dict.fromkeys(run["info"]["label"] for run in runs))
+    for label in labels:
+        if sum(run["info"]["label"] == label for run in runs) < len(wanted):
+            print(f"{label}: fewer than {len(wanted)} seeds")
+    order = sorted(runs, key=lambda run: (not run["info"]["label"].startswith("FedAvg"), labels.index(run["info"]["label"])))
+    (out / "table.csv").write_text(compare(order, style="csv") + "\n")
+    references = [label for label in labels if f"{label}, adapted" in labels]
+    references.sort(key=lambda label: label != "FedAvg")
+    parts = []
+    for reference in references:
+        pairs = order if reference == "FedAvg" else [
+            run for run in order if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
+        ]
+        parts.append(difference_table(differences(pairs, reference), reference, style="csv").splitlines())
+    (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
+    sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
+    (out / "provenance.json").write_text(json.dumps({"sessions": sessions}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["few", "rows"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.what == "few":
+        few(given.folder)
+    elif given.out is None:
+        parser.error("rows needs --out")
+    else:
+        rows(given.folder, given.out)
+
+
+if __name__ == "__main__":
+    main()

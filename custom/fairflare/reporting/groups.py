@@ -86,7 +86,7 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
         if group != UNKNOWN or values[OF_IMAGES] != 0
     ]
     gaps = list(of_all["gaps"])
-    sure = [gap for gap in gaps if gap in of_all["gap_intervals"]]
+    sure = [gap for gap in gaps if gap in of_all.get("gap_intervals", ())]
     heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if gap in sure else [gap] for gap in gaps)]
     return [
         Table(
@@ -105,7 +105,7 @@ def _gap_cell(of: Mapping[str, Any], gap: str, sure: bool) -> Cell:
     value = of["gaps"].get(gap)
     if not sure:
         return None if value is None else float(value)
-    ends = of["gap_intervals"].get(gap, (None, None))
+    ends = of.get("gap_intervals", {}).get(gap, (None, None))
     told = interval(*ends)
     return Shown(number(value) + ("" if told == MISSING else f" {told}"), [value, *ends])
 
@@ -145,7 +145,7 @@ def captions(results: Mapping[str, Any]) -> list[str]:
 
 def _sure(pooled: Mapping[str, Any], gap: str) -> str:
     """Behind a gap: its interval, and whether it may be chance."""
-    low, high = pooled["gap_intervals"].get(gap) or (None, None)
+    low, high = pooled.get("gap_intervals", {}).get(gap) or (None, None)
     if low is None or high is None:
         return " (how sure is not known)"
     return f" ({interval(low, high)}{', which may be chance' if low == 0 else ''})"
@@ -156,7 +156,7 @@ def group_notes(results: Mapping[str, Any]) -> list[str]:
     found = results.get("groups") or {"attributes": {}, "kept": {}}
     notes = []
     for attribute in found["attributes"]:
-        images = {group: of[OF_IMAGES] for group, of in found["pooled"][attribute]["groups"].items()}
+        images = {group: of.get(OF_IMAGES) for group, of in found["pooled"][attribute]["groups"].items()}
         kept = {name for names in found["kept"].values() for name in names}
         if without := images.pop(UNKNOWN, 0):
             notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
@@ -176,7 +176,7 @@ def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
         for attribute, of in attributes.items():
             told = {f"{attribute}={group}/{name}": v for group, m in of["groups"].items() for name, v in m.items()}
             told |= {f"{attribute}/{name}": value for name, value in of["gaps"].items()}
-            for name, ends in of["gap_intervals"].items():
+            for name, ends in of.get("gap_intervals", {}).items():
                 told |= {f"{attribute}/{name}/{end}": v for end, v in zip(("low", "high"), ends, strict=True)}
             rows += [[number_of, "groups", site, name, value] for name, value in told.items()]
     kept = [(site, name) for site, names in found["kept"].items() for name in names]

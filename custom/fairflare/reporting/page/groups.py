@@ -63,7 +63,7 @@ def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
         heights = [math.nan if value is None else value for value in values]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
         for x, of in zip(across, places.values(), strict=True):
-            low, high = of["intervals"].get(group, {}).get(metric) or (None, None)
+            low, high = of.get("intervals", {}).get(group, {}).get(metric) or (None, None)
             if low is not None and high is not None:
                 axes.plot([x, x], [low, high], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])

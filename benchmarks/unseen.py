@@ -114,18 +114,31 @@ def rows(folder: Path, out: Path) -> None:
         (own / "run.json").write_text(json.dumps({"plan": {**plan, "label": row}}))
         (own / "fairflare" / "results.json").write_text(json.dumps(content))
     labels = list(dict.fromkeys(run["info"]["label"] for run in runs))
-    for label in labels:
+    for label in list(labels):
         if sum(run["info"]["label"] == label for run in runs) < len(wanted):
-            print(f"{label}: fewer than {len(wanted)} seeds")
-    order = sorted(runs, key=lambda run: (not run["info"]["label"].startswith("FedAvg"), labels.index(run["info"]["label"])))
+            print(f"{label}: fewer than {len(wanted)} seeds, left out")
+            labels.remove(label)
+    for place in out.glob("runs/*"):
+        if json.loads((place / "run.json").read_text())["plan"]["label"] not in labels:
+            shutil.rmtree(place)
+    runs = [run for run in runs if run["info"]["label"] in labels]
+    order = sorted(
+        runs, key=lambda run: (not run["info"]["label"].startswith("FedAvg"), labels.index(run["info"]["label"]))
+    )
     (out / "table.csv").write_text(compare(order, style="csv") + "\n")
     references = [label for label in labels if f"{label}, adapted" in labels]
     references.sort(key=lambda label: label != "FedAvg")
     parts = []
     for reference in references:
-        pairs = order if reference == "FedAvg" else [
-            run for run in order if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
-        ]
+        pairs = (
+            order
+            if reference == "FedAvg"
+            else [
+                run
+                for run in order
+                if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
+            ]
+        )
         parts.append(difference_table(differences(pairs, reference), reference, style="csv").splitlines())
     (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]

@@ -24,7 +24,7 @@ def test_hippocampus_volumes_to_a_page(real_data: Path, tmp_path: Path) -> None:
     fairflare("stats", "--data", data, "--out", tmp_path / "stats")
     assert (tmp_path / "stats" / "stats.html").is_file()
     fairflare(
-        "compare", "fed_avg", "fed_bn", "--data", data, "--task", "volume_segmentation", "--seeds", "1",
+        "compare", "fed_avg", "fed_bn", "--data", data, "--seeds", "1",
         "--rounds", "2", "--out", out, "--set", "patches=1", "--set", 'metrics=["hd95"]',
     )  # fmt: skip
     fairflare("report", out)

@@ -270,7 +270,7 @@ def _series(
 
     As it suits the sites' own images, where there are such and nothing else is said.
     """
-    from fairflare.cli.data.own_images import suited
+    from fairflare.cli.data.own_images import kind_by_manifest, suited
     from fairflare.federation.plan.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
@@ -286,6 +286,7 @@ def _series(
     if given["sites"] is None:
         raise ValueError("a comparison needs the number or the names of the sites")
     given["sites"] = run_sites(given["sites"], local)
+    given.update(kind_by_manifest(Path(data) if data else None, given))
     series = Series(**given)
     quick = series.small and not series.task_file
     more = suited(

@@ -104,6 +104,15 @@ def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dic
     return found
 
 
+def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"task": kind}`` where data that ``prepare`` wrote need another kind of task than a method's own; says it."""
+    names = ("task", "task_file", "monai_bundle", "script")
+    kind = None if data is None or any(told.get(name) for name in names) else manifest_of(data).get("kind")
+    if kind:
+        say(f"as the data's manifest says: --task {kind}")
+    return {"task": kind} if kind else {}
+
+
 def manifest_of(data: Path) -> dict[str, Any]:
     """What ``prepare`` noted of the data set that a path is of or in; empty: it is of no such."""
     for folder in (data, *data.absolute().parents[:2]):

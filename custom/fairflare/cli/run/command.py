@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
-    from fairflare.cli.data.own_images import suited
+    from fairflare.cli.data.own_images import kind_by_manifest, suited
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.reporting.results import mark_ended
@@ -75,6 +75,7 @@ def run(
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
+        plan.update(kind_by_manifest(site_file, plan))
         made = _recipe if not in_process else PlanHere
         recipe: Any = made(**plan)
         quick = plan["small"] and not plan["task_file"]

@@ -103,7 +103,9 @@ def rows(folder: Path, out: Path) -> None:
         base, plan = bases[row, seed]
         mean = {site: fmean(value for value, _ in each) for site, each in of.items()}
         drawn = {site: [fmean(at) for at in zip(*(d for _, d in each), strict=True)] for site, each in of.items()}
-        info = {**base["info"], "label": row, "sites": sites, "measured": "common"}
+        info = {**base["info"], "label": row, "sites": sites}
+        if not row.endswith(", seen"):
+            info["measured"] = "common"
         name = base["info"]["primary_metric"]
         test = {site: {name: value} for site, value in mean.items()}
         content = {**base, "info": info, "test": test, "resampled": drawn, "left_out": []}
@@ -142,7 +144,13 @@ def rows(folder: Path, out: Path) -> None:
         parts.append(difference_table(differences(pairs, reference), reference, style="csv").splitlines())
     (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
+    used = {place.name for place in places if _label(place) in {label.removesuffix(", seen") for label in labels}}
+    sessions = [told for told in sessions if used & set(told["runs"])]  # others began runs of rows that are left out
     (out / "provenance.json").write_text(json.dumps({"sessions": sessions}))
+
+
+def _label(place: Path) -> str:
+    return str(json.loads((place / "run.json").read_text(encoding="utf-8"))["plan"]["label"])
 
 
 def main() -> None:

@@ -135,3 +135,9 @@ def test_curves_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "no curves for TensorBoard: it is not installed (pip install 'fairflare[tensorboard]')" in done.stderr
+
+
+def test_a_chain_of_errors_with_a_circle_ends() -> None:
+    first, second = ValueError("a"), ModuleNotFoundError("b", name="another")
+    first.__cause__, second.__context__ = second, first
+    assert lacking_package(first) is None

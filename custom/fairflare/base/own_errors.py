@@ -19,7 +19,9 @@ EXTRAS = {
 
 def lacking_package(error: BaseException | None) -> str | None:
     """The sentence for an error that comes of a package of an extra that is not installed; None: it does not."""
-    while error is not None:
+    seen: set[int] = set()  # a chain of errors may have a circle
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if name in EXTRAS:
             return _needs(*EXTRAS[name])

@@ -203,7 +203,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small = ["--in-process", "--sites", "2", "--rounds", "1", "--keep-local-models", *settings]
         done = fairflare("run", "fed_avg", *small)
         assert done.exit_code == 0, done.output
-    for name in ("fed_lwr-seed0", "trial-seed0", "mine-seed0", "first"):
+    for name in ("fed_lwr-seed0", "trial-seed0", "first"):
         (folder / "runs" / name).symlink_to("fed_avg-seed0")
     (folder / "results").mkdir()
     (folder / "results" / "$job").symlink_to(folder / "runs" / "fed_avg-seed0")
@@ -227,6 +227,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"{p.parent.name}/{p.name},{p.parent.name}" for p in sorted((folder / "FOLDER").glob("*/*.png"))]
     (folder / "FOLDER" / "list.csv").write_text("\n".join(["file,diagnosis", *rows]) + "\n")
     (folder / "task.py").write_text("from fairflare.tasks.segmentation import SegmentationTask as Task\n")
+    mine = shutil.copytree(folder / "runs" / "fed_avg-seed0", folder / "runs" / "mine-seed0")
+    shutil.copy(folder / "task.py", mine / "server" / "simulate_job" / "fairflare")
     (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "my_task.py").write_text(code)
     write_bundle(folder / "my_bundle")

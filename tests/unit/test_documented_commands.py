@@ -184,7 +184,7 @@ def test_a_comparison_is_accepted(command: str, tmp_path: Path, monkeypatch: pyt
     if "--data" in words:
         data = Path(words[words.index("--data") + 1])
         data.parent.mkdir(parents=True, exist_ok=True)
-        data.write_text('{"sites": {"a": {"data_root": "a"}, "b": {"data_root": "b"}}}')
+        data.write_text('{"sites": {"a": {"data_root": "a"}, "b": {"data_root": "b"}, "c": {"data_root": "c"}}}')
     done = fairflare(*words)
     assert done.exit_code == 0, done.output
 

@@ -272,9 +272,9 @@ class _Opened:
         if slices is not None:
             if number is None and slices != 1:
                 reason = (
-                    f"it is a volume of {slices} slices; pick one with the key 'slice', make slices of them with `fairflare "
-                    "prepare volumes --slices axial`, or learn whole volumes with --task volume_segmentation (or "
-                    "volume_classification)"
+                    f"it is a volume of {slices} slices; pick one with the key 'slice', make slices of them with "
+                    "`fairflare prepare volumes --slices axial`, or learn whole volumes with "
+                    "--task volume_segmentation (or volume_classification)"
                 )
                 raise self.unreadable(reason)
             if (number or 0) >= slices:

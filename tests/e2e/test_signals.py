@@ -126,7 +126,7 @@ def check_gone(run: Running) -> None:
     assert run.alive() == []
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "group", "jobs", "code", "reason"),
     [

@@ -132,6 +132,7 @@ def test_what_the_server_sends(tmp_path: Path) -> None:
     torch.testing.assert_close(difference["0.bias"], sent["train", 1].params["0.bias"] + 0.2)
 
 
+@pytest.mark.long
 def test_weights_and_bytes_of_a_run(tmp_path: Path) -> None:
     found = {}
     for form in ("model", "bf16", "difference"):

@@ -82,6 +82,7 @@ def _averaged(tmp_path: Path, bundle: Path, local: dict[str, Any]) -> Path:
     return tmp_path / "averaged"
 
 
+@pytest.mark.long
 def test_it_learns(tmp_path: Path, bundle: Path, local: dict[str, Any]) -> None:
     settings = {"local_epochs": 6}
     found = run(tmp_path, bundle, local, num_rounds=5, settings=settings)

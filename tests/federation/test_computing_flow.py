@@ -104,7 +104,7 @@ def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_p
         run(tmp_path, local={"sites": {"site-2": {key: value}}})
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s"])
 def test_steps_that_overflow_are_left_out_and_not_counted(
     method: str, tmp_path: Path, monkeypatch: Any, caplog: Any

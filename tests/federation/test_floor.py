@@ -121,6 +121,7 @@ def reporting() -> list[str]:
     return sorted({*kinds.values(), "fed_avg"})
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", reporting())
 def test_nothing_of_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
     """Of a site whose every list is below the floor; the run goes on with it, and by its name."""

@@ -347,6 +347,7 @@ def liar() -> Any:
     return module
 
 
+@pytest.mark.long
 @every_method
 def test_one_liar_of_six(method: Any, liar: Any) -> None:
     """Words: at most the bound, and less in the next honest round; models: about one honest step."""
@@ -368,6 +369,7 @@ def test_one_liar_of_six(method: Any, liar: Any) -> None:
         assert all(w.value < 0.3 for w in held.records[1].warnings)
 
 
+@pytest.mark.long
 @every_method
 def test_two_liars_of_six_never_hold_half(method: Any, liar: Any) -> None:
     """In an exported job, in any layer and round, though they lie in each; and one alone a quarter."""

@@ -41,6 +41,7 @@ def open_to_others(folder: Path) -> list[str]:
     return [f"{mode(path):o} {path.relative_to(folder.parent)}" for path in wrong]
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize(
     ("method", "settings"),

@@ -110,6 +110,7 @@ def test_a_process_that_dies_costs_its_site_the_round(tmp_path: Path) -> None:
     assert "site-2" in found["rounds"][1]["accepted"]  # in a process of its own again
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_run_that_is_stopped_leaves_no_process(deaf: bool, tmp_path: Path) -> None:
     plan, local = slow(tmp_path, deaf=deaf)

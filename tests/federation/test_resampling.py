@@ -76,6 +76,7 @@ def test_dice_of_each_image_by_hand(tmp_path: Path) -> None:
         assert results["test"][site]["dice"] == pytest.approx(np.mean(scores), abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_metric_over_classes_on_each_draw(tmp_path: Path) -> None:
     results, model = done(plan("classification", bootstrap=COUNT), tmp_path)
     data = plan("classification").task.open_site("site-2", {})
@@ -87,6 +88,7 @@ def test_a_metric_over_classes_on_each_draw(tmp_path: Path) -> None:
     assert results["resampled_units"]["site-2"] == {"unit": "images", "count": len(labels)}
 
 
+@pytest.mark.long
 def test_a_site_that_keeps_its_classes_keeps_these_values_too(tmp_path: Path) -> None:
     local = {"sites": {"site-2": {"metrics_by_class": False}}}
     results, _ = done(plan("classification", bootstrap=COUNT), tmp_path / "classes", local)

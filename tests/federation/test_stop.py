@@ -255,7 +255,7 @@ def isolated(folder: Path, *, seconds: float = 0.05, deaf: bool = False) -> tupl
     return reply, time.monotonic() - at[0]
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_child_process_ends_with_the_job(tmp_path: Path, deaf: bool) -> None:
     reply, took = isolated(tmp_path, deaf=deaf)

@@ -98,6 +98,7 @@ def test_a_class_is_as_any_other(name: str) -> None:
     assert issubclass(cls, FairRecipe)
 
 
+@pytest.mark.long
 def test_a_recipe_can_be_told_from_its_class_in_another_process() -> None:
     code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())(sites=3).plan.sites)"
     asked = subprocess.run(

@@ -204,6 +204,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Turns]:
     return made
 
 
+@pytest.mark.long
 def test_every_site_gets_the_same_bits_with_few_pieces_under_way(cells, monkeypatch):
     server, sites = cells
     generator = torch.Generator().manual_seed(3)

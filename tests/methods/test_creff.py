@@ -364,6 +364,7 @@ def finished(tmp_path_factory):
     return run(tmp_path_factory.mktemp("creff"))
 
 
+@pytest.mark.long
 def test_the_server_makes_the_classifier_and_the_rest_is_fed_avg(finished, tmp_path):
     results, states = finished
     assert results["status"] == "completed"

@@ -289,7 +289,7 @@ def uninterrupted(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), "fed_mas", {"crt_weights": "method", "projector_dim": 96})
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.parametrize("at", [2, 3])
 def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path, at):
     """Gradients of the encoder, left by the round before in the same process, must not count when they are clipped."""

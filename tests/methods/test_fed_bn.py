@@ -111,6 +111,7 @@ def test_a_network_without_such_a_norm_is_refused_before_training(tmp_path) -> N
     assert made.results["info"]["measured"] == "personal"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ["segmentation", "classification"])
 @pytest.mark.parametrize("method", ["solo", "fed_bn", "ditto", "fed_avg", "fed_lwr"])
 def test_both_kinds_of_task(tmp_path: Path, method: str, kind: str) -> None:

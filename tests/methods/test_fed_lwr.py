@@ -506,6 +506,7 @@ def test_a_steadied_run_of_three_rounds(tmp_path):
         assert two["smoothed"] == pytest.approx(expected, rel=1e-4)  # results are rounded
 
 
+@pytest.mark.long
 def test_a_steadied_run_goes_on_with_the_same_bits(tmp_path):
     settings = {**TINY, **STEADY}
     models = []

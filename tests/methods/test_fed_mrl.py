@@ -960,6 +960,7 @@ def test_everything_is_recorded(whole):
         assert (found / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.long
 def test_mu_of_a_round_is_the_choice_of_the_round_before(whole):
     """The replay in the checkpoint against the sites' own reports."""
     results, _, folder = whole
@@ -1123,7 +1124,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
         assert not same(states[one], states[other]), (one, other)
 
 
-@pytest.mark.many
+@pytest.mark.long
 @pytest.mark.many
 @pytest.mark.parametrize("policy", ["random", "qmix"])
 def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):

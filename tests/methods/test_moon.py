@@ -134,6 +134,7 @@ def test_without_mu_it_is_fed_avg_to_the_bit(worker):
     assert not same(train(with_mu, 1).update, plain.update)
 
 
+@pytest.mark.long
 def test_a_repeated_round_starts_from_the_same_previous_model(worker, tmp_path):
     """A new process for each task; then the server asks for rounds 2 and 1 again: a restart, and a step back."""
     state = initial()

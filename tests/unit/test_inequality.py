@@ -351,6 +351,7 @@ def _behind(found: Compared, values: Numbers) -> npt.NDArray[np.bool_]:
     return (found.p_sites <= 0.05) & (values < found.expected)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("deal", "lag"), [(_shares, 0.4), (_scores, 0.12), (_errors, 0.1)])
 def test_equal_sites_are_told_apart_in_one_run_of_twenty_and_a_bad_one_is_found(deal: Deal, lag: float) -> None:
     generator = np.random.default_rng(11)

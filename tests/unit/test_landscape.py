@@ -327,6 +327,7 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert (out / "landscape.csv").read_bytes() == before
 
 
+@pytest.mark.long
 def test_one_site_of_a_file_and_another_split(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "fairflare.json"
     file.write_text(json.dumps({"phantom": True, "phantom_seed": 5}))

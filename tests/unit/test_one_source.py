@@ -152,6 +152,7 @@ def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "differences.csv").exists()
 
 
+@pytest.mark.long
 def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:
     rows = read_material(folder, reference="fed_avg").rows
     assert set_apart(rows) == {"short": "one seed", "lacking": "fewer sites"}
@@ -169,6 +170,7 @@ def test_the_last_models_of_one_run_are_a_column_of_its_table(folder: Path) -> N
     assert "--last is for several runs" in done.output
 
 
+@pytest.mark.long
 def test_damaged_draws_are_not_used_and_named(folder: Path, tmp_path: Path) -> None:
     runs = [read_results(path / "server/simulate_job/fairflare") for path in in_order(folder)]
     chosen = [run for run in runs if run["info"]["label"] in ("fed_avg", "noisy")]

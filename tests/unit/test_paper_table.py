@@ -151,6 +151,7 @@ def test_rows_without_a_sweep_have_no_figure(tmp_path: Path) -> None:
     assert sweep(read_material(tmp_path)) is None
 
 
+@pytest.mark.long
 def test_the_page_has_the_figure(comparison: Path) -> None:
     page = write_report(comparison, comparison / "page")
     assert "Against a setting" in page.read_text(encoding="utf-8")

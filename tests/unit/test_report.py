@@ -128,6 +128,7 @@ def test_a_large_comparison_is_small_and_alone(big):
     assert re.search(r"<text[^>]*>site-6</text>", html), "letters are letters: they can be searched and read aloud"
 
 
+@pytest.mark.long
 def test_every_reader_finds_their_way(big):
     _, _, read = big
     kinds = [tag for tag, _ in read.tags]

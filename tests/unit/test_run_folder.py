@@ -19,6 +19,7 @@ def run(*more: str) -> Result:
     return CliRunner().invoke(cli.app, [*fixed, *(part for text in SMALL for part in ("--set", text)), *more])
 
 
+@pytest.mark.long
 def test_a_refused_continuation_leaves_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "runs/fed_avg-seed0/server/simulate_job/fairflare/results.json"

@@ -14,23 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from fairflare.core.features.batch_norms import recalibrate
-from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports import unseen
 from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.compare.difference_table import difference_table
 from fairflare.reporting.compare.differences import differences
-from fairflare.reporting.compare.unseen import Unseen, read_unseen
+from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
 
 FEW = {"training": 60, "validation": 12}
@@ -47,27 +41,6 @@ def few(folder: Path) -> None:
         file.write_text(json.dumps(told, indent=1), encoding="utf-8")
 
 
-def adapted(place: Path, told: dict[str, Any], found: Unseen, metric: str) -> Unseen:
-    """The test of the adapted model with its draws, which a run's document does not keep; kept beside it.
-
-    Raises:
-        ValueError: its figure is not the document's.
-    """
-    file = place / unseen.RUN_DIR / "fairflare" / "adapted.json"
-    if not file.exists():
-        plan = make_plan(**told["plan"])
-        network, _ = unseen.common_model(plan, place)
-        data = plan.task.open_site(found.site, own_settings(told["local"], found.site))
-        with torch.no_grad():
-            recalibrate(network, lambda: (x for x, *_ in data.batches("training", batch_size=unseen.BATCH)))
-        again = unseen._tested(plan, network.state_dict(), found.site, told["local"], lambda: False)
-        file.write_text(again.model_dump_json(indent=1), encoding="utf-8")
-    again = Unseen.model_validate_json(file.read_text(encoding="utf-8"))
-    if not math.isclose(again.metrics[metric] or 0.0, found.adapted[metric] or 0.0, abs_tol=1e-6):
-        raise ValueError(f"{place}: adapted again has {again.metrics[metric]}, the run {found.adapted[metric]}")
-    return again
-
-
 def rows(folder: Path, out: Path) -> None:
     """Writes what ``tools/write_results.py --take`` reads."""
     values: dict[tuple[str, int], dict[str, list[Value]]] = defaultdict(lambda: defaultdict(list))
@@ -79,15 +52,14 @@ def rows(folder: Path, out: Path) -> None:
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
         if not (place / unseen.RUN_DIR / "fairflare" / "unseen.json").exists():
             continue
-        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_results, read_unseen))
+        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_results, Unseen.read))
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
         units |= run["resampled_units"]
         kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}
         if found.metrics:
             kinds[label] = [(found.site, found.metrics[metric], found.resampled)]
         if found.adapted:
-            again = adapted(place, told, found, metric)
-            kinds[f"{label}, adapted"] = [(again.site, again.metrics[metric], again.resampled)]
+            kinds[f"{label}, adapted"] = [(found.site, found.adapted[metric], found.adapted_resampled)]
         for row, of in kinds.items():
             bases[row, seed] = (run, told["plan"])
             for site, value, draws in of:

@@ -40,7 +40,8 @@ def held_out(folder: Path) -> Path:
 def test_the_intervals_are_over_the_seeds() -> None:
     (row,) = unseen_of(runs()).rows
     by_seed = {
-        "seen": 0.7 + np.array(NOISE), "unseen": 0.5 - np.array(NOISE), "gap": 0.2 + 2 * np.array(NOISE)
+        "seen": 0.7 + np.array(NOISE), "unseen": 0.5 - np.array(NOISE), "gap": 0.2 + 2 * np.array(NOISE),
+        "gain": 0.6 - (0.5 - np.array(NOISE)),
     }  # fmt: skip
     for name, values in by_seed.items():
         low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
@@ -67,13 +68,35 @@ def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
     assert not row.sure["gap"].half > 1e-9
 
 
+def test_the_gain_of_one_seed_is_over_the_same_patients() -> None:
+    """Of a model and the adapted one on the same draws: only what adaptation itself does differently scatters."""
+    made = np.random.default_rng(1)
+    luck, more = made.normal(0, 0.1, (3, 200)), made.normal(0, 0.02, (3, 200))
+    found = runs(1)
+    for results, unseen in found:
+        at = "ABC".index(unseen.site)
+        results["resampled"] = {
+            s: (results["test"][s]["dice"] + luck["ABC".index(s)]).tolist() for s in results["test"]
+        }
+        results["resampled_units"] = {s: {"unit": "patients", "count": 10} for s in results["test"]}
+        unseen.resampled, unseen.unit, unseen.units = (UNSEEN[unseen.site] + luck[at]).tolist(), "patients", 10
+        unseen.adapted_resampled = (0.6 + luck[at] + more[at]).tolist()
+    (row,) = unseen_of(found).rows
+    assert row.sure["gain"].mean == pytest.approx(0.1)
+    scatter = float((more * np.sqrt(10 / 9)).mean(0).std(ddof=1))
+    assert 1.9 * scatter < row.sure["gain"].half < 2.4 * scatter
+    for _, unseen in found:
+        unseen.adapted_resampled = []  # of an older run: one seed and no draws of the adapted model
+    assert np.isnan(unseen_of(found).rows[0].sure["gain"].half)
+
+
 def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
     page = write_report(held_out(tmp_path / "c"), tmp_path / "out").read_text()
     assert "3 sites left out in turn" in page
     assert "Unseen hospitals: fed_avg has 0.51" not in page
     assert "fed_avg has 0.50 ± 0.06 at sites that it was not trained at and 0.70 ± 0.06 at those that it was" in page
     assert "over 3 seeds" in page
-    assert "With norm statistics of its own images a site has 0.600" in page
+    assert "With norm statistics of its own images a site has 0.600 (0.10 ± 0.06 more, beyond noise)" in page
     assert (tmp_path / "out" / "figures" / "unseen.svg").is_file()
 
 

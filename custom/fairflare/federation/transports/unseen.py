@@ -83,7 +83,8 @@ def at_unseen(
         data = plan.task.open_site(site, own_settings(local, site))
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
-        found.adapted = _tested(plan, network.state_dict(), site, local, should_stop).metrics
+        adapted = _tested(plan, network.state_dict(), site, local, should_stop)
+        found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
     found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found
 

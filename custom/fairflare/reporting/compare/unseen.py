@@ -17,7 +17,11 @@ from fairflare.reporting.compare.differences import Units, draws_of
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
+Parts: TypeAlias = tuple[int, int, int]  # signs of seen, unseen and adapted in a figure
 Draws: TypeAlias = tuple[Units, tuple[float, ...]]  # what a site drew, and the metric on each draw
+
+
+KEPT = ("unseen", "gap", "gain")  # figures whose intervals are in the table
 
 
 class Unseen(Beside):
@@ -30,7 +34,8 @@ class Unseen(Beside):
         best: of the model that validated best at the sites of the run; empty: there is none, or it is not common.
         best_is_last: that model is the last one.
         images: in its test split.
-        resampled: the primary metric on draws of its test patients; empty: none were made.
+        resampled, adapted_resampled: the primary metric of the model and of the adapted one on draws of its test
+            patients, the same draws; empty: none were made.
         unit, units: what was drawn (``patients``, ``volumes`` or ``images``), and how many of them it has.
         reason: why there is no figure; empty: there is one.
     """
@@ -45,6 +50,7 @@ class Unseen(Beside):
     best_is_last: bool = False
     images: int | None = None
     resampled: list[float | None] = Field(default_factory=list)
+    adapted_resampled: list[float | None] = Field(default_factory=list)
     unit: str = ""
     units: int | None = None
     reason: str = ""
@@ -57,9 +63,10 @@ class UnseenRow:
     Attributes:
         label: of the method.
         seeds: with any figure.
-        seen, unseen, worst, gap, adapted, best: over the seeds that have all left-out sites; see :func:`unseen_table`.
+        seen, unseen, worst, gap, adapted, gain, best: over the seeds that have all left-out sites; see
+            :func:`unseen_table`.
         each: of each left-out site, over all seeds.
-        sure: of ``seen``, ``unseen`` and ``gap``, how sure they are.
+        sure: of ``seen``, ``unseen``, ``gap`` and, where there is one, ``gain``, how sure they are.
         over: what these intervals are over, in words; empty: there are none.
         personal: the seen sites are measured with models of their own.
         reason: why an unseen site gets no figure; empty: it has one.
@@ -72,6 +79,7 @@ class UnseenRow:
     worst: Spread
     gap: Spread
     adapted: Spread
+    gain: Spread
     best: Spread
     each: dict[str, Spread]
     sure: dict[str, Certainty]
@@ -129,6 +137,7 @@ class _Run:
     adapted: float
     best: float
     draws: dict[str, Draws]  # by site, the left-out one among them
+    adapted_draws: tuple[float, ...]  # of the adapted model there; empty: none
     document: Unseen
     personal: bool
 
@@ -143,12 +152,17 @@ class _Run:
         kinds = (unseen.metrics, unseen.adapted, unseen.best)
         last, adapted, best = (math.nan if (v := of.get(metric)) is None else v for of in kinds)
         at = {site: draws_of(run, site, metric) for site in by_site}
-        if unseen.resampled and metric == run["info"]["primary_metric"]:
-            values = tuple(math.nan if v is None else v for v in unseen.resampled)
-            at[unseen.site] = ((unseen.unit, unseen.units), values)
+        primary = metric == run["info"]["primary_metric"]
+        drawn, again = (
+            tuple(math.nan if v is None else v for v in values) if primary else ()
+            for values in (unseen.resampled, unseen.adapted_resampled)
+        )
+        if drawn:
+            at[unseen.site] = ((unseen.unit, unseen.units), drawn)
         draws = {site: told for site, told in at.items() if told is not None}
         seen = summarize(by_site_of(run, metric), higher_is_better=higher).mean
-        return cls(seen, by_site, last, adapted, best, draws, unseen, run["info"].get("measured") == "personal")
+        personal = run["info"].get("measured") == "personal"
+        return cls(seen, by_site, last, adapted, best, draws, again, unseen, personal)
 
 
 def _row(label: str, by_seed: Mapping[int, Mapping[str, _Run]], sites: Sequence[str], higher: bool) -> UnseenRow:
@@ -159,20 +173,23 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, _Run]], sites: Sequence[
     }
     worst = [_worst([one.unseen for one in by.values()], higher) for by in whole.values()]
     gaps = [seen - unseen for seen, unseen in zip(means["seen"], means["unseen"], strict=True)]
+    gains = [adapted - unseen for adapted, unseen in zip(means["adapted"], means["unseen"], strict=True)]
     each = {site: spread([by[site].unseen for by in by_seed.values() if site in by]) for site in sites}
     every = [one for by in by_seed.values() for one in by.values()]
     sure, over = _sure(list(whole.values()))
     reasons = sorted({one.document.reason for one in every if one.document.reason})
     return UnseenRow(
         label, len(by_seed), **{name: spread(of) for name, of in means.items()}, worst=spread(worst), gap=spread(gaps),
-        each=each, sure=sure, over=over, personal=any(one.personal for one in every), reason="; ".join(reasons),
+        gain=spread(gains), each=each, sure=sure, over=over, personal=any(one.personal for one in every),
+        reason="; ".join(reasons),
     )  # fmt: skip
 
 
 def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], str]:
-    """How sure seen, unseen and gap are, and over what, each as a mean of terms of the sites.
+    """How sure seen, unseen, gap and gain are, and over what, each as a mean of terms of the sites.
 
-    A site that is seen in some runs and unseen in another is tested on the same patients, which are in the gap once.
+    A site that is seen in some runs and unseen in another is tested on the same patients, which are in the gap once; so
+    are those of a left-out site by the model and by the adapted one, which are in the gain once.
     """
     runs = [one for by in whole for one in by.values()]
     names = sorted({site for one in runs for site in one.tested})
@@ -188,9 +205,13 @@ def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], st
     known = same and all(site in one.draws for one in runs for site in one.tested)
     counts = [n or math.inf for site in names for _, n in units[site]] if known else [math.inf] * len(names)
     found = {}
-    for name, of_seen, of_unseen in (("seen", 1, 0), ("unseen", 0, 1), ("gap", 1, -1)):
-        terms = [_terms(by, names, of_seen, of_unseen, None) for by in whole]
-        drawn = np.stack([_terms(by, names, of_seen, of_unseen, max(many)) for by in whole]) if known else None
+    parts_of: dict[str, Parts] = {"seen": (1, 0, 0), "unseen": (0, 1, 0), "gap": (1, -1, 0)}
+    if all(math.isfinite(one.adapted) for one in runs):
+        parts_of["gain"] = (0, -1, 1)
+    for name, of in parts_of.items():
+        terms = [_terms(by, names, of, None) for by in whole]
+        here = known and (name != "gain" or all(len(one.adapted_draws) == max(many) for one in runs))
+        drawn = np.stack([_terms(by, names, of, max(many)) for by in whole]) if here else None
         if drawn is not None:
             drawn = drawn[:, :, np.isfinite(drawn).all((0, 1))]
             drawn = drawn if drawn.shape[-1] > 1 else None
@@ -202,15 +223,19 @@ def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], st
     return found, " and ".join(parts) + (" of one seed" if parts and not sure.seeds else "")
 
 
-def _terms(by: Mapping[str, _Run], names: Sequence[str], of_seen: int, of_unseen: int, draws: int | None) -> Any:
+def _terms(by: Mapping[str, _Run], names: Sequence[str], of: Parts, draws: int | None) -> Any:
     """What each site adds to a seed's figure, times the number of sites: (sites,), or (sites, draws)."""
+    of_seen, of_unseen, of_adapted = of
     terms = np.zeros((len(names),) if draws is None else (len(names), draws))
     for one in by.values():
         for site, value in one.by_site.items():
             own = value if draws is None else np.array(one.draws[site][1])
             terms[names.index(site)] += of_seen * own * len(names) / (len(by) * len(one.by_site))
         own = one.unseen if draws is None else np.array(one.draws[one.document.site][1])
-        terms[names.index(one.document.site)] += of_unseen * own * len(names) / len(by)
+        there = of_unseen * own
+        if of_adapted:
+            there = there + of_adapted * (one.adapted if draws is None else np.array(one.adapted_draws))
+        terms[names.index(one.document.site)] += there * len(names) / len(by)
     return terms
 
 
@@ -242,7 +267,8 @@ def unseen_table(
     Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
     are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
     less unseen. "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training
-    images, which takes no labels; "best" is "unseen" of the models that validated best at the sites that trained.
+    images, which takes no labels, and "gain" is that less "unseen"; "best" is "unseen" of the models that validated
+    best at the sites that trained.
     Seeds without all of the left-out sites are left out of them and named.
 
     Args:
@@ -266,19 +292,24 @@ def unseen_cells(found: UnseenSites) -> Table:
     """The table of :func:`unseen_table`."""
     rows: list[list[Cell]] = []
     for row in found.rows:
-        ends = [[c.mean - c.half, c.mean + c.half] for name in ("unseen", "gap") if (c := row.sure.get(name))]
-        ends = ends or [[math.nan] * 2] * 2
+        ends = {name: [c.mean - c.half, c.mean + c.half] for name, c in row.sure.items()}
+        shown = {name: Shown(interval(*of), of) for name in KEPT for of in [ends.get(name, [math.nan] * 2)]}
         rows.append(
-            [row.label, row.seeds, row.seen, row.unseen, Shown(interval(*ends[0]), ends[0]), row.worst, row.gap,
-             Shown(interval(*ends[1]), ends[1]), row.adapted, row.best, *row.each.values()]
+            [row.label, row.seeds, row.seen, row.unseen, shown["unseen"], row.worst, row.gap, shown["gap"],
+             row.adapted, row.gain, shown["gain"], row.best, *row.each.values()]
         )  # fmt: skip
-    names = ["method", "seeds", "seen", "unseen", "unseen 95 %", "unseen worst", "gap", "gap 95 %", "adapted", "best"]
+    names = [
+        "method", "seeds", "seen", "unseen", "unseen 95 %", "unseen worst", "gap", "gap 95 %", "adapted", "gain",
+        "gain 95 %", "best",
+    ]  # fmt: skip
     heads = [[f"{name} mean", f"{name} sd"] for name in (*names, *found.sites)]
     heads[:2] = [["method"], ["seeds"]]
-    heads[4], heads[7] = ["unseen low", "unseen high"], ["gap low", "gap high"]
+    for name in KEPT:
+        heads[names.index(f"{name} 95 %")] = [f"{name} low", f"{name} high"]
     caption = (
-        f"{found.metric} where the models were trained (seen) and where not (unseen); gap: seen less unseen; a site's "
-        "column is of models that were trained without it. Mean ± population standard deviation over the seeds."
+        f"{found.metric} where the models were trained (seen) and where not (unseen); gap: seen less unseen; gain: "
+        "adapted less unseen; a site's column is of models that were trained without it. Mean ± population standard "
+        "deviation over the seeds."
     )
     return Table("unseen", caption, [*names, *found.sites], rows, csv_columns=heads)
 

@@ -70,18 +70,22 @@ def _figure(row: UnseenRow, name: str) -> str:
 
 def _in_words(row: UnseenRow) -> str:
     """``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ± 0.02 where it was, ...``; or why it has none."""
-    adapted = f" With norm statistics of its own images a site has {number(row.adapted.mean)}."
+    gain = f" ({_figure(row, 'gain')} more{_noise(row, 'gain')})" if math.isfinite(row.gain.mean) else ""
+    adapted = f" With norm statistics of its own images a site has {number(row.adapted.mean)}{gain}."
     adapted = adapted if math.isfinite(row.adapted.mean) else ""
     if not math.isfinite(row.unseen.mean):
         reason = row.reason or "a left-out site has no figure"
         return f"{row.label} gives an unseen site nothing as it is: {reason}.{adapted}"
     over = f"± is half a 95 % interval over {row.over}" if row.over else "one seed and no draws: how sure is not known"
-    gap = row.sure.get("gap")
-    told = "" if gap is None or math.isnan(gap.half) else ", beyond noise" if gap.p < 0.05 else ", within noise"
     return (
         f"{row.label} has {_figure(row, 'unseen')} at sites that it was not trained at and {_figure(row, 'seen')} at "
-        f"those that it was (gap {_figure(row, 'gap')}{told}; {over}).{adapted}"
+        f"those that it was (gap {_figure(row, 'gap')}{_noise(row, 'gap')}; {over}).{adapted}"
     )
+
+
+def _noise(row: UnseenRow, name: str) -> str:
+    sure = row.sure.get(name)
+    return "" if sure is None or math.isnan(sure.half) else ", beyond noise" if sure.p < 0.05 else ", within noise"
 
 
 def _short(row: UnseenRow) -> str:

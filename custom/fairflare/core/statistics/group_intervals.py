@@ -22,7 +22,6 @@ from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.core.statistics.group_sums import CALIBRATION, CONFUSION, DICE, HISTOGRAM, Array, Sums
@@ -43,6 +42,8 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     Returns:
         (parts, 3): share, lower and upper end; NaN where ``count`` is 0.
     """
+    from scipy.special import ndtri  # a server that begins needs no SciPy
+
     z = -ndtri(error / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = hits / count
@@ -80,6 +81,8 @@ def _told(sums: Sums, error: float) -> Array:
 
 def _auc(sums: Sums, error: float) -> Array:
     """Mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
+    from scipy.special import ndtri
+
     found = []
     for positive, negative in sums[HISTOGRAM][positives(len(sums[HISTOGRAM]))]:
         m, n = positive.sum(), negative.sum()
@@ -100,6 +103,8 @@ def _auc(sums: Sums, error: float) -> Array:
 
 
 def _dice(sums: Sums, error: float) -> Array:
+    from scipy.special import stdtrit
+
     count, total, squares = sums[DICE].T
     if not (count > 0).any():
         return np.full((1, 3), np.nan)

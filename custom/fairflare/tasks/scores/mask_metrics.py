@@ -130,8 +130,9 @@ class MaskMetrics:
             return
         inside = counts.any(0).nonzero()
         if len(inside):  # without what fills an image up
-            box: Any = tuple(slice(int(low), int(high) + 1) for low, high in zip(*inside.aminmax(dim=0), strict=True))
-            found, truth = found[(..., *box)], truth[(..., *box)]
+            low, high = inside.aminmax(dim=0)
+            box: Any = (..., *(slice(int(a), int(b) + 1) for a, b in zip(low, high, strict=True)))
+            found, truth = found[box], truth[box]
         self._known.append(spacing is not None)
         sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
         for name, values in self._of_image(found[None].cpu(), truth[None].cpu(), sizes, spacing is not None).items():

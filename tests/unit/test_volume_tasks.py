@@ -114,7 +114,7 @@ def test_a_slice_of_a_volume_is_refused(tmp_path: Path) -> None:
 
 def test_the_2d_task_names_the_ways_out(tmp_path: Path) -> None:
     written(tmp_path, np.eye(4))
-    with pytest.raises(DataError, match=r"--task volume_segmentation.*--slices"):
+    with pytest.raises(DataError, match=r"--slices.*--task volume_segmentation"):
         next(iter(opened(SegmentationTask(), tmp_path).batches("test", batch_size=1)))
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from fairflare.base.stopping import StoppableData
+from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.tasks.placing import back_in_place, centred, inner_size, masks_placed, overlaps, smooth
 from fairflare.tasks.segmentation import SegmentationTask
@@ -374,3 +375,15 @@ def test_slices_of_a_file_are_of_one_volume(tmp_path: Path) -> None:
     found = np.clip((volume - volume.min()) / (high - volume.min()), 0, 1) > 0.5
     assert result["volume_dice"] == pytest.approx(dice(found, mask > 0), rel=1e-6)
     assert result["dice"] == pytest.approx(np.mean([dice(found[..., k], mask[..., k] > 0) for k in range(4)]), rel=1e-6)
+
+
+def test_the_kind_of_task_is_the_manifests_where_nobody_says_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "manifest.json").write_text('{"kind": "volume_segmentation"}')
+    file = tmp_path / "fairflare.json"
+    assert kind_by_manifest(file, {"task": None}) == {"task": "volume_segmentation"}
+    assert "--task volume_segmentation" in "".join(capsys.readouterr())
+    assert kind_by_manifest(file, {"task": "segmentation"}) == {}
+    assert kind_by_manifest(file, {"task": None, "monai_bundle": "b"}) == {}
+    assert kind_by_manifest(None, {"task": None}) == {}

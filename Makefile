@@ -82,10 +82,14 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2
 	$(BIN)/python benchmarks/bench_beside.py $(if $(FLOWER),--flower-python $(FLOWER))
 
+# All open questions about a GPU in one run of at most half an hour.
+bench-gpu: export OMP_NUM_THREADS = 1
 bench-gpu: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --device cuda --packages
 	$(BIN)/python benchmarks/bench_cka.py --device cuda --packages --case b32
-	$(BIN)/python benchmarks/bench_training.py --paper
+	$(BIN)/python benchmarks/bench_training.py --paper --repeat 3
+	$(BIN)/python benchmarks/bench_gpu.py
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

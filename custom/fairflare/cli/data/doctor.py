@@ -207,6 +207,7 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         if site and resources.get("allow_log_streaming", True):
             text = f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}"
             yield Finding("log streaming", "warning", text)
+        yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
             yield Finding("signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}")
@@ -214,6 +215,17 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield Finding("allow list", "problem", f"{found}: {error}")
     for certificate in sorted([*startup.glob("*.crt"), *startup.glob("rootCA.pem")]):
         yield _expiry(certificate)
+
+
+def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
+    """Whether what outlives a job is where it outlives the job's container."""
+    launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
+    own = local / "fairflare.json"
+    if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
+        text = (
+            f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount"
+        )
+        yield Finding(key, "warning", text)
 
 
 def _rights(local: Path) -> Iterator[Finding]:

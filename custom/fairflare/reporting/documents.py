@@ -301,6 +301,7 @@ class OfGroups(_Part):
     worst: dict[str, str] = {}
     intervals: dict[str, dict[str, tuple[Figure | None, Figure | None]]] = {}
     gap_intervals: dict[str, tuple[Figure | None, Figure | None]] = {}
+    curves: dict[str, list[list[Figure]]] = {}
 
 
 class Groups(_Part):

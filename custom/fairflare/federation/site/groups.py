@@ -43,7 +43,8 @@ ASKED = "with `groups`: "
 FIELDS = (
     Field(
         NAMES, "names", required=False,
-        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of",
+        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of; "
+        "`everybody=all`: of no attribute, all images",
         keep="leave `attributes` out of the datalist", of=(),
     ),
     *(

@@ -278,6 +278,7 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
 
     from fairflare.data.reading import turn_and_size
     from fairflare.prediction import masks
+    from fairflare.tasks.placing import back_in_place
 
     task: Any = predictor.task
     labels = masks.labels_of(task)
@@ -288,7 +289,7 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
     for found in predictor(image.file):
         numbers.append(found.slice)
         if wanted.probabilities:
-            sure.append(masks.back_in_place(found.probabilities.double(), (height, width), task.resize).numpy())
+            sure.append(back_in_place(found.probabilities.double(), (height, width), task.resize).numpy())
         found_labels = masks.label_map(found.probabilities, labels, wanted.threshold)
         planes.append(masks.in_size(found_labels, height, width, task.resize))
     whole = planes[0] if numbers[0] is None else np.stack(planes, axis=2)

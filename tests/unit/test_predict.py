@@ -365,6 +365,26 @@ def test_a_lower_threshold_finds_more(segmented: Path, kinds: Path, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
+def test_probabilities_lie_beside_the_masks(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    for image, ending in (("grey.png", ".npy"), ("volume.nii.gz", ".nii.gz")):
+        out = tmp_path / ending
+        done = fairflare(segmented / "run", kinds / image, "--out", out, "--probabilities", "--threshold", "0.4")
+        assert done.exit_code == 0, done.output
+        stem = image.partition(".")[0]
+        (mask,) = out.glob(f"{stem}_mask.*")
+        file = out / f"{stem}_probability_1{ending}"
+        if ending == ".npy":
+            found, labels = np.load(file), np.asarray(Image.open(mask)) > 0
+        else:
+            of_mask, of_file = nibabel.load(mask), nibabel.load(file)
+            np.testing.assert_array_equal(of_file.affine, of_mask.affine)
+            found, labels = of_file.get_fdata(), of_mask.get_fdata() > 0
+        assert found.shape == labels.shape
+        assert 0 <= found.min() < found.max() <= 1
+        np.testing.assert_array_equal(found.astype(np.float32) > np.float32(0.4), labels)
+        assert fairflare(segmented / "run", kinds / image, "--out", out, "--probabilities").exit_code == 2  # is there
+
+
 def test_a_damaged_image_costs_that_image(segmented: Path, kinds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()

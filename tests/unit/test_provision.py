@@ -48,8 +48,11 @@ def test_kits_of_the_walk_through(tmp_path):
     for name in ("localhost", "hospital-a", "hospital-b", "hospital-c"):
         resources = local(kits, name, "resources.json")
         # FLARE's own list stays as it is, or its stock components would be refused.
-        default = local(kits, name, "resources.json.default")["class_allow_list"]
-        assert resources["class_allow_list"] == [*default, *job_classes()]
+        listed = resources["class_allow_list"]
+        assert listed[-len(job_classes()) :] == job_classes()
+        assert "nvflare.app_common.np.np_trainer.NPTrainer" in listed
+        # `nvflare deploy prepare` goes by the default.
+        assert local(kits, name, "resources.json.default") == resources
         policy = local(kits, name, "authorization.json")
         assert policy == AUTHORIZATION
         assert {role.get("byoc", "none") for role in policy["permissions"].values()} == {"none"}
@@ -107,9 +110,10 @@ def test_what_is_not_asked_for_is_not_written(tmp_path):
     assert not (kits / "hospital-a" / "local" / "privacy.json").exists()
     assert local(kits, "hospital-a", "fairflare.json") == {"min_cases": 5}  # the privacy floor
     assert local(kits, "hospital-a", "resources.json")["allow_log_streaming"] is True
-    server, default = (local(kits, "localhost", f) for f in ("resources.json", "resources.json.default"))
-    assert server["servers"] == default["servers"]
-    assert server["components"] == default["components"]
+    server = local(kits, "localhost", "resources.json")
+    assert [entry["heart_beat_timeout"] for entry in server["servers"]] == [600]
+    (manager,) = (c for c in server["components"] if c["id"] == "job_manager")
+    assert manager["args"]["uri_root"].startswith("/tmp/nvflare")
 
 
 def test_settings_for_an_unknown_site(tmp_path):

@@ -11,6 +11,7 @@ from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
 from fairflare.cli.data.doctor import doctor
 from fairflare.cli.data.phantom import phantom
+from fairflare.cli.data.policies import policies
 from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
@@ -54,7 +55,7 @@ def prepare(ctx: typer.Context) -> None:
 
 
 app.command("list")(list_methods)
-for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor):
+for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor, policies):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
 for more in (compare, examples, landscape, report, similarity):

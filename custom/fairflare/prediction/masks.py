@@ -92,6 +92,25 @@ def overlay_name(name: str) -> str:
     return f"{stem_of(name)}_overlay.png"
 
 
+def probability_file(mask: Path, part: int) -> Path:
+    """``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` of the first structure; beside a PNG a ``.npy``."""
+    ending = suffix_of(mask)
+    kept = ending if ending in (*VOLUMES, *ARRAYS) else ".npy"
+    return mask.with_name(f"{mask.name[: -len('_mask' + ending)]}_probability_{part + 1}{kept}")
+
+
+def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
+    """A file for each structure beside the mask, float32 in [0, 1]; 0 where the image was cut off.
+
+    Args:
+        mask: file that :func:`write_mask` wrote.
+        found: (structures, height, width), of a volume (structures, height, width, slices).
+        image, turn: as there.
+    """
+    for part, values in enumerate(found):
+        write_mask(probability_file(mask, part), values.astype(np.float32), image, turn)
+
+
 def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
     """A mask as a file like its image's.
 

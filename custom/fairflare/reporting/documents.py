@@ -1,7 +1,6 @@
 """What a run writes, declared once: the server writes it, log and checkpoint keep it, tables and pages read it.
 
-The keys are explained in ``docs/results.md``; a change of meaning raises :data:`SCHEMA_VERSION`. A key of an older
-document that is not there, or null, has its default here.
+``docs/results.md`` explains the keys. A change of meaning raises SCHEMA_VERSION; what an older one lacks is default.
 """
 
 from __future__ import annotations
@@ -301,6 +300,7 @@ class OfGroups(_Part):
     worst: dict[str, str] = {}
     intervals: dict[str, dict[str, tuple[Figure | None, Figure | None]]] = {}
     gap_intervals: dict[str, tuple[Figure | None, Figure | None]] = {}
+    curves: dict[str, list[list[Figure]]] = {}
 
 
 class Groups(_Part):

@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
-from fairflare.core.statistics.group_metrics import LABELS, SCALED, gaps_of, images_of, metrics_of, worst_of
-from fairflare.core.statistics.group_sums import Sums, added
+from fairflare.core.statistics.group_metrics import LABELS, SCALED, curves_of, gaps_of, images_of, metrics_of, worst_of
+from fairflare.core.statistics.group_sums import ALL_IMAGES, EVERYBODY, Sums, added
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, number
 
 UNKNOWN = "unknown"  # as fairflare.data.attributes has it, the last group
 POOLED = "all sites"
 OF_IMAGES = "images"
-EVERYBODY = "all"
+IN_ALL = "all"
+SENTENCES: Mapping[str, tuple[str, Any]] = {
+    "ece": ("the told probability is off on average (ece) by", max),
+    "auc": ("the area under the ROC curve is", min),
+    "dice": ("Dice is", min),
+}
 OVER = (
     "In brackets the 95 % interval over the images, as if each were of another patient, for all groups and classes "
     "together; one that begins at 0 may be chance."
@@ -61,6 +66,8 @@ def _of_attributes(sums: Mapping[str, Sums], attributes: Mapping[str, Sequence[s
             "intervals": {group: intervals_of(of) for group, of in own.items()},
             "gap_intervals": gap_intervals(known),
         }
+        if attribute == EVERYBODY:
+            found[attribute] |= {"gaps": {}, "worst": {}, "gap_intervals": {}, "curves": curves_of(whole)}
     return found
 
 
@@ -79,10 +86,23 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     places = _places(found, attribute)
     of_all = places[POOLED]
     metrics = [name for name in of_all["all"] if name != OF_IMAGES]
+    if attribute == EVERYBODY:
+        body: list[list[Cell]] = [
+            [place, *(_cell(found, place, attribute, ALL_IMAGES, of["all"], name) for name in (OF_IMAGES, *metrics))]
+            for place, of in places.items()
+        ]
+        return [
+            Table(
+                "of_everybody",
+                "All test images of each site; how well the told probability fits.",
+                ["site", OF_IMAGES, *metrics],
+                body,
+            )
+        ]
     rows: list[list[Cell]] = [
         [place, group, *(_cell(found, place, attribute, group, values, name) for name in (OF_IMAGES, *metrics))]
         for place, of in places.items()
-        for group, values in [*of["groups"].items(), (EVERYBODY, of["all"])]
+        for group, values in [*of["groups"].items(), (IN_ALL, of["all"])]
         if group != UNKNOWN or values[OF_IMAGES] != 0
     ]
     gaps = list(of_all["gaps"])
@@ -90,7 +110,7 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if gap in sure else [gap] for gap in gaps)]
     return [
         Table(
-            f"groups_{attribute}", f"Groups of {attribute} on the test images; {EVERYBODY}: those that were told.",
+            f"groups_{attribute}", f"Groups of {attribute} on the test images; {IN_ALL}: those that were told.",
             ["site", attribute, OF_IMAGES, *metrics], rows, lead=2,
         ),
         Table(
@@ -121,6 +141,8 @@ def _cell(
 def caption(found: Mapping[str, Any], attribute: str) -> str:
     """Who has the lowest value of an attribute's groups, by how much, and how sure it is, in one sentence."""
     pooled = found["pooled"][attribute]
+    if attribute == EVERYBODY:
+        return of_everybody(found, "ece" if "ece" in pooled["all"] else "dice")
     metric = next((name for name in reversed(SCALED) if pooled["all"].get(name) is not None), "")
     worst, gap = pooled["worst"].get(metric), pooled["gaps"].get(f"{metric}_gap")
     if not worst or gap is None:
@@ -135,6 +157,18 @@ def caption(found: Mapping[str, Any], attribute: str) -> str:
     if odds is None:
         return f"{told}."
     return f"{told}; the {LABELS['equalised_odds']} is {number(odds)}{_sure(pooled, 'equalised_odds')}."
+
+
+def of_everybody(found: Mapping[str, Any], metric: str) -> str:
+    """One metric of all images, over all sites and at the worst one, in a sentence."""
+    places = _places(found, EVERYBODY)
+    values = {place: of["all"].get(metric) for place, of in places.items()}
+    known = {place: value for place, value in values.items() if value is not None and place != POOLED}
+    if values[POOLED] is None or not known:
+        return f"No site tells its {metric}."
+    what, worst = SENTENCES[metric]
+    at = worst(known, key=lambda place: known[place])
+    return f"Over all sites {what} {number(values[POOLED])}; at {at}, the worst, it is {number(known[at])}."
 
 
 def captions(results: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
 SPLITS = ("training", "validation")
 EXTRAS = {"data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard"}
+LAY = "`fairflare policies KIT` narrows it"
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -192,19 +193,55 @@ def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[s
 
 
 def start_up_kit(kit: Path) -> Iterator[Finding]:
-    """Allow list, policy, site file and certificate of a start-up kit."""
+    """Allow list, rights, log streaming, signed jobs and certificates of a start-up kit."""
     local, startup = kit / "local", kit / "startup"
     found = next((p for p in (local / "resources.json", local / "resources.json.default") if p.is_file()), None)
     if found is None:
         yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
         return
     try:
-        allowed = json.loads(found.read_text(encoding="utf-8")).get("class_allow_list", [])
-        yield _allow_list(allowed)
-    except (ValueError, AttributeError) as error:
+        resources = json.loads(found.read_text(encoding="utf-8"))
+        yield _allow_list(resources.get("class_allow_list", []))
+        yield from _rights(local)
+        site = (startup / "fed_client.json").is_file()
+        if site and resources.get("allow_log_streaming", True):
+            text = f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}"
+            yield Finding("log streaming", "warning", text)
+        yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
+        started = startup / ("fed_client.json" if site else "fed_server.json")
+        if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
+            yield Finding("signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}")
+    except (ValueError, AttributeError, KeyError) as error:
         yield Finding("allow list", "problem", f"{found}: {error}")
-    for certificate in sorted(startup.glob("*.crt")):
+    for certificate in sorted([*startup.glob("*.crt"), *startup.glob("rootCA.pem")]):
         yield _expiry(certificate)
+
+
+def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
+    """Whether what outlives a job is where it outlives the job's container."""
+    launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
+    own = local / "fairflare.json"
+    if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
+        text = (
+            f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount"
+        )
+        yield Finding(key, "warning", text)
+
+
+def _rights(local: Path) -> Iterator[Finding]:
+    """Whether somebody may bring code or open a shell."""
+    found = next((p for p in (local / "authorization.json", local / "authorization.json.default") if p.is_file()), None)
+    if found is None:
+        return
+    roles = json.loads(found.read_text(encoding="utf-8"))["permissions"]
+    wide = [
+        f"{role}: {right}"
+        for role, rights in roles.items()
+        for right in ("byoc", "shell_commands")
+        if (rights if isinstance(rights, str) else rights.get(right, "none")) != "none"
+    ]
+    text = f"{', '.join(wide)} ({found.name}); {LAY}" if wide else "nobody may bring code or use a shell"
+    yield Finding("rights", "warning" if wide else "ok", text)
 
 
 def _allow_list(entries: list[str]) -> Finding:

@@ -45,6 +45,7 @@ class Wanted:
     out: Path
     overlay: bool
     threshold: float
+    probabilities: bool = False
 
 
 def predict(
@@ -72,6 +73,9 @@ def predict(
     overlay: Annotated[
         bool, typer.Option("--overlay", help="Segmentation: also a PNG of each image with its mask in colour.")
     ] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Segmentation: also each structure's probabilities, as a file.")
+    ] = False,
     device: Device = None,
     task_file: OwnCode = None,
     overwrite: Overwrite = False,
@@ -86,7 +90,9 @@ def predict(
     with user_errors():
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
-        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay))
+        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay), probabilities)
+        if probabilities and predictor.kind == "classification":
+            raise ValueError(f"--probabilities is for segmentation; those of classes are in {CSV_FILE} anyway")
         refuse_to_replace(_targets(predictor, found, wanted), overwrite)
         failed = _predict_all(predictor, found, wanted)
     raise typer.Exit(int(failed > 0))
@@ -214,12 +220,14 @@ def _threshold(predictor: Predictor, given: float | None, overlay: bool) -> floa
 
 def _targets(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> list[Path]:
     """The files to be written."""
-    from fairflare.prediction.masks import overlay_name
+    from fairflare.prediction.masks import overlay_name, probability_file
 
     targets = [wanted.out / CSV_FILE]
     if predictor.kind == "segmentation":
         targets += [wanted.out / _mask_of(image) for image in found]
         targets += [wanted.out / overlay_name(image.name) for image in found if wanted.overlay]
+        parts = range(len(predictor.names)) if wanted.probabilities else ()
+        targets += [probability_file(wanted.out / _mask_of(image), part) for image in found for part in parts]
     return targets
 
 
@@ -270,21 +278,26 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
 
     from fairflare.data.reading import turn_and_size
     from fairflare.prediction import masks
+    from fairflare.tasks.placing import back_in_place
 
     task: Any = predictor.task
     labels = masks.labels_of(task)
     if getattr(task, "spatial_dims", 2) == 3:
         return _segment_volume(predictor, image, wanted)
     turn, height, width = turn_and_size(image.file, how=task.reading())
-    numbers, planes = [], []
+    numbers, planes, sure = [], [], []
     for found in predictor(image.file):
         numbers.append(found.slice)
+        if wanted.probabilities:
+            sure.append(back_in_place(found.probabilities.double(), (height, width), task.resize).numpy())
         found_labels = masks.label_map(found.probabilities, labels, wanted.threshold)
         planes.append(masks.in_size(found_labels, height, width, task.resize))
     whole = planes[0] if numbers[0] is None else np.stack(planes, axis=2)
     mask = wanted.out / _mask_of(image)
     mask.parent.mkdir(parents=True, exist_ok=True)
     masks.write_mask(mask, masks.coded(whole, task, mask), image.file, turn)
+    if wanted.probabilities:
+        masks.write_probabilities(mask, sure[0] if numbers[0] is None else np.stack(sure, axis=3), image.file, turn)
     counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
     if wanted.overlay:
         most = max(range(len(planes)), key=lambda place: np.count_nonzero(planes[place]))
@@ -317,6 +330,8 @@ def _segment_volume(
     mask = wanted.out / _mask_of(image)
     mask.parent.mkdir(parents=True, exist_ok=True)
     masks.write_mask(mask, masks.coded(whole, task, mask), image.file)
+    if wanted.probabilities:
+        masks.write_probabilities(mask, found.probabilities.numpy(), image.file)
     counts = [int(np.isin(whole, structure).sum()) for structure in task.structures]
     row: dict[str, Any] = {"image": str(image.file), "slice": "", "mask": str(mask)}
     row |= {f"voxels_{name}": count for name, count in zip(predictor.names, counts, strict=True)}

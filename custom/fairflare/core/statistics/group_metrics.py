@@ -29,6 +29,7 @@ from fairflare.core.statistics.group_sums import (
 )
 
 K = TypeVar("K", bound=Hashable)
+STEPS = 51  # of a ROC curve
 #: Metrics that a group may be the worst in, and that are scaled by equity.
 SCALED = ("accuracy", "auc", "dice")
 LABELS: Mapping[str, str] = {
@@ -98,6 +99,31 @@ def metrics_of(sums: Sums) -> dict[str, float]:
         means = _ratio(total, images)
         found["dice"] = _mean(means)
         found["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
+    return found
+
+
+def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
+    """What a ROC curve and a reliability diagram are drawn of, where the sums allow.
+
+    Returns:
+        ``roc``: shares of false positives from 0 to 1, and the sensitivity there, mean over the classes that are looked
+        for. ``calibration``: of each bin with images the mean probability of the told class, the share
+        told right, and the images.
+    """
+    found: dict[str, list[list[float]]] = {}
+    if HISTOGRAM in sums:
+        steps = np.linspace(0, 1, STEPS)
+        lines = []
+        for positive, negative in sums[HISTOGRAM][positives(len(sums[HISTOGRAM]))]:
+            if positive.sum() > 0 and negative.sum() > 0:
+                wrong, right = (np.concatenate([[0.0], np.cumsum(of[::-1]) / of.sum()]) for of in (negative, positive))
+                lines.append(np.interp(steps, wrong, right))
+        if lines:
+            found["roc"] = [steps.tolist(), np.mean(lines, 0).tolist()]
+    if CALIBRATION in sums:
+        filled = sums[CALIBRATION][sums[CALIBRATION][:, 0] > 0]
+        count, confidence, right = filled.T
+        found["calibration"] = [(confidence / count).tolist(), (right / count).tolist(), count.tolist()]
     return found
 
 

@@ -20,6 +20,8 @@ Sums: TypeAlias = Mapping[str, Array]
 IMAGES, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
     "images", "confusion", "histogram", "calibration", "brier", "dice",
 )  # fmt: skip
+#: Of no attribute: every image, without a datalist that declares anything.
+EVERYBODY, ALL_IMAGES = "everybody", "all"
 OF_CLASSES = (CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 
 

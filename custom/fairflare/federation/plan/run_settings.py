@@ -82,6 +82,7 @@ class RunSettings(Bounds):
             loss, no number by class. A site's own setting holds where it is larger.
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
             of their groups too, from sums that leave the sites (``docs/groups.md``). None: nothing of them leaves.
+            ``everybody`` is of no attribute: calibration and ROC curve of all images, at each site.
         group_bins: of the histograms of probabilities that the AUC of a group is made of.
         calibration_bins: of the told class's probability, for the expected calibration error of a group.
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairflare.core.statistics.group_sums import (
+    ALL_IMAGES,
     BRIER,
     CALIBRATION,
     CONFUSION,
     DICE,
+    EVERYBODY,
     HISTOGRAM,
     IMAGES,
     OF_CLASSES,
@@ -41,7 +43,8 @@ ASKED = "with `groups`: "
 FIELDS = (
     Field(
         NAMES, "names", required=False,
-        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of",
+        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of; "
+        "`everybody=all`: of no attribute, all images",
         keep="leave `attributes` out of the datalist", of=(),
     ),
     *(
@@ -77,7 +80,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
         SiteError: an attribute that its data do not have, or a task that tells nothing of single images.
     """
     for attribute in asked:
-        if attribute not in data.attributes:
+        if attribute != EVERYBODY and attribute not in data.attributes:
             known = ", ".join(data.attributes) or "none"
             raise SiteError(
                 f"site {site!r}: the run asks for groups={attribute!r}, the data declare: {known}; declare it in "
@@ -90,7 +93,11 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:
     """``<attribute>=<group>`` of each declared group."""
-    return [f"{attribute}={group}" for attribute in asked for group in data.attributes[attribute]]
+    return [f"{attribute}={group}" for attribute in asked for group in _groups(data, attribute)]
+
+
+def _groups(data: SiteData, attribute: str) -> Sequence[str]:
+    return (ALL_IMAGES,) if attribute == EVERYBODY else data.attributes[attribute]
 
 
 @dataclass(frozen=True)
@@ -165,8 +172,11 @@ def table_of(
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
     if size > MAX_ENTRIES:
         raise SiteError(f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins")
-    numbers = {name: np.asarray(data.group_numbers("test", name), np.int64) for name in asked.groups}
-    groups = {name: len(data.attributes[name]) for name in asked.groups}
+    numbers = {
+        name: np.asarray([0] * len(scores) if name == EVERYBODY else data.group_numbers("test", name), np.int64)
+        for name in asked.groups
+    }
+    groups = {name: len(_groups(data, name)) for name in asked.groups}
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
     return GroupTable(outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)

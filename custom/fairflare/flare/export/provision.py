@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.lighter.ctx import ProvisionContext
-from nvflare.lighter.entity import Participant, Project
+from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from fairflare.moved import MOVED
 
 EVERY_SITE = "*"
 PREFIX = "fairflare."
+RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first that is there
 MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # mlflow need not be installed where kits are made
 SITE_FILE: dict[str, Any] = {"min_cases": 5}  # what a site's private file has unless site_settings says otherwise
 # Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
@@ -46,9 +47,10 @@ AUTHORIZATION: dict[str, Any] = {
 class SitePolicyBuilder(Builder):
     """Writes ``local/`` of the server and of every site; goes before the SignatureBuilder.
 
-    ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server.
+    ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server. The same in
+    ``resources.json.default``: ``nvflare deploy prepare`` goes by that file and removes the other.
     ``authorization.json``: no custom code and no shell. ``privacy.json``: as given. ``fairflare.json``: as given, and a
-    ``min_cases`` of 5 at every site.
+    ``min_cases`` of 5 at every site. :meth:`lay` does the same with a kit that was made without this builder.
 
     Args:
         allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
@@ -106,12 +108,38 @@ class SitePolicyBuilder(Builder):
                 f"SitePolicyBuilder: site_settings for {', '.join(map(repr, unknown))}, which the project does not "
                 f"have; it has {', '.join(sorted(known - {EVERY_SITE}))}"
             )
-        self._build_server(server, Path(ctx.get_local_dir(server)))
+        self._build_server(server.name, Path(ctx.get_local_dir(server)))
         for client in clients:
-            self._build_site(client, Path(ctx.get_local_dir(client)))
+            self._build_site(client.name, Path(ctx.get_local_dir(client)))
 
-    def _build_server(self, server: Participant, local: Path) -> None:
-        resources = self._resources(server, local)
+    def lay(self, kit: Path) -> str:
+        """Writes the same into a kit that was made without this builder, as by ``nvflare package``.
+
+        What the site's ``fairflare.json`` says stays.
+
+        Returns:
+            The name of the server or site.
+
+        Raises:
+            ValueError: not the kit of a server or site, or it has rights or filters of its own that differ.
+        """
+        local, startup = kit / "local", kit / "startup"
+        for file, key in (("authorization.json", self._policy), ("privacy.json", self.privacy)):
+            if key is not None and (local / file).is_file() and _read(local / file) != key:
+                raise ValueError(f"{local / file} says something else; remove it to have the one of the policies")
+        if (startup / "fed_server.json").is_file():
+            (entry, *_) = _read(startup / "fed_server.json")["servers"]
+            name = str(entry.get("identity") or entry["admin_server"])
+            self._build_server(name, local)
+        elif (startup / "fed_client.json").is_file():
+            name = str(_read(startup / "fed_client.json")["client"]["fqsn"])
+            self._build_site(name, local)
+        else:
+            raise ValueError(f"{kit} is no start-up kit of a server or site: it has no startup/fed_*.json of one")
+        return name
+
+    def _build_server(self, name: str, local: Path) -> None:
+        resources = self._resources(name, local)
         if self.heart_beat_timeout is not None:
             seconds = self.heart_beat_timeout
             for entry in resources["servers"]:
@@ -121,29 +149,31 @@ class SitePolicyBuilder(Builder):
             resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(root / "snapshots")
             (manager,) = (c for c in resources["components"] if c["id"] == "job_manager")
             manager["args"]["uri_root"] = str(root / "jobs")
-        _write(local / "resources.json", resources)
-        _write(local / "authorization.json", self._policy)
-        if server.name in self._of_site:
-            _write(local / "fairflare.json", self._of_site[server.name])
+        self._write_policies(local, resources)
+        if name in self._of_site:
+            _write(local / "fairflare.json", {**self._of_site[name], **_read(local / "fairflare.json")})
 
-    def _build_site(self, site: Participant, local: Path) -> None:
-        resources = self._resources(site, local)
+    def _build_site(self, name: str, local: Path) -> None:
+        resources = self._resources(name, local)
         resources["allow_log_streaming"] = self.log_streaming
-        _write(local / "resources.json", resources)
-        _write(local / "authorization.json", self._policy)
+        self._write_policies(local, resources)
         if self.privacy is not None:
             _write(local / "privacy.json", self.privacy)
-        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(site.name, {})}
-        _write(local / "fairflare.json", own)
+        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(name, {})}
+        _write(local / "fairflare.json", {**own, **_read(local / "fairflare.json")})
 
-    def _resources(self, participant: Participant, local: Path) -> dict[str, Any]:
-        default = local / "resources.json.default"
-        if not default.is_file():
+    def _write_policies(self, local: Path, resources: Mapping[str, Any]) -> None:
+        for name in RESOURCES:
+            _write(local / name, resources)
+        _write(local / "authorization.json", self._policy)
+
+    def _resources(self, name: str, local: Path) -> dict[str, Any]:
+        resources = next((found for file in RESOURCES if (found := _read(local / file))), None)
+        if resources is None:
             raise RuntimeError(
-                f"SitePolicyBuilder: the kit of {participant.name!r} has no local/resources.json.default yet; list "
-                "this builder after StaticFileBuilder"
+                f"SitePolicyBuilder: the kit of {name!r} has no local/resources.json.default yet; list this builder "
+                "after StaticFileBuilder"
             )
-        resources: dict[str, Any] = json.loads(default.read_text(encoding="utf-8"))
         listed = resources.setdefault("class_allow_list", [])
         for prefix in self.allow_prefixes:
             wanted = job_classes() if prefix == PREFIX else [prefix]
@@ -192,6 +222,12 @@ def job_classes() -> list[str]:
 def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
     if not isinstance(content.get(key), kind):
         raise ValueError(f"{name} must hold a {kind.__name__} {key!r}, got {content!r:.80}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Content of a JSON file; nothing where there is none."""
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

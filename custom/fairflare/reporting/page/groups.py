@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
+from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.reporting.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_notes, group_tables
+from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_notes, group_tables, of_everybody
 from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
 from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKS = "A mark for each group at every site, and over all sites; lines are 95 % intervals over the images."
+CURVES = {
+    "roc": "A line for each site, and for all images together: the mean over the classes that are looked for. The "
+    "diagonal is guessing.",
+    "calibration": "Of images that were told with about this probability, the share that was told right. Below the "
+    "diagonal the model is surer of itself than it is right.",
+}
+MEASURES = {"roc": "auc", "calibration": "ece"}
+AXES = {"roc": ("share of false positives", "sensitivity"), "calibration": ("told probability", "share told right")}
 OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
 
 
@@ -29,22 +38,50 @@ def groups(material: Material) -> Section | None:
     parts: list[Picture | Table] = []
     for attribute in found["attributes"]:
         told = caption(found, attribute)
+        if attribute == EVERYBODY:
+            parts += [
+                Picture(name, _curves(material, found, name), captions, of_everybody(found, MEASURES[name]))
+                for name, captions in CURVES.items()
+                if name in found["pooled"][EVERYBODY].get("curves", {})
+            ]
+            continue
         parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), MARKS, told))
     parts += group_tables(run.document)
     notes = group_notes(run.document)
-    if material.reference:
+    people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
+    if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
         parts.append(gap_table(rows, material.reference))
         notes += notes_of_gaps(rows, material.reference)
         notes.append(
             f"Pictures, and tables by site, are of {reference.label}, its first run; each other run's page has its own."
         )
-    return Section("groups", "Groups of people", notes=notes, parts=parts)
+    return Section("groups", "Groups of people" if people else "ROC curve and calibration", notes=notes, parts=parts)
 
 
 def _drawing(material: Material, found: dict[str, Any], attribute: str) -> Any:
     def draw() -> Figure:
         return _dots(material, found, attribute)
+
+    return draw
+
+
+def _curves(material: Material, found: dict[str, Any], name: str) -> Any:
+    def draw() -> Figure:
+        places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
+        lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
+        across, up = AXES[name]
+        made = figure(3.2 + rows_of_legend(len(lines)), f"{up} by {across}", material.synthetic)
+        axes = made.subplots()
+        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
+        for rank, (place, (x, y, *_)) in enumerate(lines.items()):
+            style = look(rank)
+            marker = style.marker if name == "calibration" else ""
+            axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up)
+        axes.grid(True, color=GRID)
+        legend(made, axes, len(lines))
+        return made
 
     return draw
 

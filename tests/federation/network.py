@@ -185,7 +185,7 @@ class Run:
 
     @property
     def staged(self) -> list[Path]:
-        return list((self.folder / "fairflare" / "staging").iterdir())
+        return list((self.folder / "fairflare" / "staging").rglob("*"))  # gone when the run is over
 
     def model(self, name: str = "FL_global_model.pt") -> dict[str, Any]:
         return torch.load(self.folder / name, weights_only=True)

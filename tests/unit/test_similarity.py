@@ -1107,12 +1107,12 @@ def test_full_scratch_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = [state_of(m) for m in pairs["near"]]
-    monkeypatch.setattr(stored.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    monkeypatch.setattr(stored.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**5))
     for told in ({}, {"expected": len(images)}):
         read: list[Tensor] = []
         batches = (read.append(image) or image for image in images.split(1))
-        with pytest.raises(OSError, match=r"bytes needed, 1000000 available") as caught:
-            layerwise_cka(*pairs["near"], batches, memory=2**20, scratch=tmp_path, **told)
+        with pytest.raises(OSError, match=r"bytes needed, 100000 available") as caught:
+            layerwise_cka(*pairs["near"], batches, memory=2**18, scratch=tmp_path, **told)
         assert str(tmp_path) in str(caught.value)
         assert len(read) == (1 if told else len(images))
         for model, state in zip(pairs["near"], before, strict=True):

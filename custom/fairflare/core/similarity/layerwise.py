@@ -290,7 +290,8 @@ def _lower_products(u: Tensor) -> Tensor:
 
 def _norms(matrices: Tensor) -> Tensor:
     """Of each of (channels, n, n), in float64."""
-    return torch.linalg.vector_norm(matrices, dim=(1, 2)).double()
+    norms: Tensor = torch.linalg.vector_norm(matrices, dim=(1, 2))
+    return norms.double()
 
 
 def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:

@@ -177,7 +177,9 @@ def errors(scores: Scores, exact: Scores) -> str:
     relative = [abs(scores[s][name] / value - 1) for s, by in exact.items() for name, value in by.items() if value > 0]
     here, there = (dissimilarity_weights(x, clip_min=0.0, clip_max=1.0) for x in (scores, exact))
     moved = [abs(here[name][site] - value) for name, by in there.items() for site, value in by.items()]
-    return f"{statistics.median(relative):.1e} / {max(relative):.1e} | {statistics.median(moved):.1e} / {max(moved):.1e}"
+    return (
+        f"{statistics.median(relative):.1e} / {max(relative):.1e} | {statistics.median(moved):.1e} / {max(moved):.1e}"
+    )
 
 
 def made_up(name: str, count: int, drawn: np.random.Generator) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,7 @@ Told = tuple[float, str]  # when, what
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="default: each quick job's own")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE")
@@ -42,16 +44,16 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="fairflare_compare_") as folder:
         alone = []
-        for method in METHODS:
+        for method in given.methods:
             place = Path(folder) / method
             options = ["--in-process", "--set", "bootstrap=200", "--workspace", str(place), *more]
             alone.append(measured([*program, "run", method, *options])[:2])
             print(f"single {method}: {alone[-1][0]:.1f} s, {alone[-1][1]:.1f} s of processors", flush=True)
         options = ["--seeds", str(given.seeds), "--jobs", str(given.jobs), "--train-like", "own"]
         options += ["--out", str(Path(folder) / "all"), *more]
-        wall, busy, said = measured([*program, "compare", *METHODS, *options])
+        wall, busy, said = measured([*program, "compare", *given.methods, *options])
     units = [sum(column) / len(column) for column in zip(*alone, strict=True)]
-    runs = len(METHODS) * given.seeds
+    runs = len(given.methods) * given.seeds
     print(f"{runs} runs, {given.jobs} at a time: {wall:.1f} s, {busy:.1f} s of processors")
     print(
         f"in mean single runs: {wall / units[0]:.2f} by the clock, {busy / given.jobs / units[1]:.2f} by the processors"
@@ -63,26 +65,23 @@ def main() -> None:
 
 def measured(command: Sequence[str]) -> tuple[float, float, list[Told]]:
     """Seconds by the clock and of all processes' processors together, and what was printed when."""
-    start, busy, said = time.perf_counter(), {}, []
-    with tempfile.TemporaryFile("w+") as output:
+    start = time.perf_counter()
+    busy: dict[tuple[int, float], float] = {}
+    said: list[Told] = []
+    with tempfile.NamedTemporaryFile("w") as output, Path(output.name).open(encoding="utf-8") as lines:
         process = psutil.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True)
-        read = 0
         while process.poll() is None:
-            try:
+            with suppress(psutil.Error):
                 for one in [process, *process.children(recursive=True)]:
                     times = one.cpu_times()
                     busy[one.pid, one.create_time()] = times.user + times.system
-            except psutil.Error:
-                pass
-            output.seek(read)
-            lines = output.read()
-            said += [(time.perf_counter() - start, line) for line in lines.splitlines()]
-            read = output.tell()
+            said += [(time.perf_counter() - start, line) for line in lines]
             time.sleep(POLL)
         wall = time.perf_counter() - start
-        output.seek(0)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{output.read()[-2000:]}")
+        said += [(wall, line) for line in lines]
+    if process.returncode:
+        text = "".join(line for _, line in said[-30:])
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{text}")
     return wall, sum(busy.values()), said
 
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def opened(given: argparse.Namespace, folder: Path) -> list[Phase]:
     task = {"image_size": [given.size] * 2, "in_channels": 3, "features": given.features, "local_epochs": 1}
     more = dict(item.split("=", 1) for item in given.set)
     plan = make_plan("fed_lwr", sites=list(places), num_rounds=1, settings={**task, **more})
-    local = {"sites": {site: {"data_root": str(place)} for site, place in places.items()}}
+    local: dict[str, Any] = {"sites": {site: {"data_root": str(place)} for site, place in places.items()}}
     local |= {"mask_values": {"0": 0, "1": 1, "2": 1}}
     assert plan.sites
     transport = LocalTransport(plan.sites, plan.task, plan.training, local, folder)
@@ -81,7 +82,7 @@ def opened(given: argparse.Namespace, folder: Path) -> list[Phase]:
     for phase in phases:
         phase.state = phases[0].state
         phase.begin()
-    mean = {k: sum(p.local[k] for p in phases) / len(phases) for k in phases[0].state}
+    mean = {k: torch.stack([p.local[k].double() for p in phases]).mean(0) for k in phases[0].state}
     for phase in phases:
         phase.anchor = replace(phase.task, name="anchor", state={k: v.to(phase.state[k]) for k, v in mean.items()})
     return phases
@@ -99,7 +100,7 @@ class Phase:
         """One round's training, as the server asks for it."""
         self.task = SiteTask("train", self.state, 0, 1, 0, {})
         reply = self.worker.perform(self.task)
-        assert reply.status == "ok" and reply.update, reply.reason
+        assert reply.update, reply.reason
         self.local = {name: self.state[name] + change for name, change in reply.update.items()}
         self.network = self.worker.network.of(self.worker.task, self.task)
 
@@ -151,7 +152,7 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
     works: dict[str, Callable[[Phase], Any]] = {"an epoch": Phase.epoch, "two forward passes": Phase.floor}
     works["phase"] = Phase.ask
     for samples in given.samples:
-        works[f"phase, cka_max_samples={samples}"] = lambda phase, samples=samples: phase.ask(samples)
+        works[f"phase, cka_max_samples={samples}"] = partial(Phase.ask, samples=samples)
     found: dict[str, Scores] = {}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(-1, given.repeat):  # the first one is for the memory

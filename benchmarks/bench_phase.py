@@ -31,7 +31,9 @@ import torch
 
 from bench_cka import reference
 from fairflare.base.machine.memory_reuse import reused_memory
+from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity import parameter_layers
+from fairflare.core.similarity.layerwise import LEAST_PIXELS, _products
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.data.preparers.white_cells import WHITE_CELLS, prepare_white_cells
 from fairflare.exchange.messages import SiteTask
@@ -170,8 +172,42 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
         ratio = statistics.median(a / b for a, b in zip(times, seconds["an epoch"], strict=True))
         cells = errors(found[name], exact) if name.startswith("phase") else " | "
         print(f"| {name} | {min(times):.2f} | {ratio:.2f} | {cells} |", flush=True)
+    print(roofline(phases, min(seconds["two forward passes"]) / min(seconds["an epoch"]), min(seconds["an epoch"])))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak {peak:.0f} MB")
+
+
+def roofline(phases: list[Phase], forward: float, epoch: float) -> str:
+    """What the phase cannot do without, and this machine's rates for it: a float32 product of 221 rows, and a copy."""
+    sizes: dict[str, int] = {}
+    image = next(iter(phases[0].run.data.batches("training", batch_size=1)))[0]
+    networks = phases[0].network, phases[0].worker.task.build_model()
+    with JointPass(*networks, None, LEAST_PIXELS) as joint:
+        joint.run(image, lambda name, a, b: sizes.update({name: a[0].numel()}))
+    kept = sum(size for name, size in sizes.items() if name not in joint.scaled)
+    counts = [phase.run.data.num_samples("training") for phase in phases]
+    flops, moved = sum(3 * n**2 * kept for n in counts), sum(16 * n * kept for n in counts)
+    u, w = torch.randn(2, 1, 221, 6912)
+    values = torch.randn(2**24)
+    copy = torch.empty_like(values)
+    product, copied = least(lambda: _products(u, w)), least(lambda: copy.copy_(values))
+    rate, bandwidth = 2 * 221**2 * 6912 / product, 2 * values.nbytes / copied
+    floor = forward + (flops / rate + moved / bandwidth) / epoch
+    return (
+        f"{kept:.3g} of {sum(sizes.values()):.3g} numbers an image are kept; products: {flops / 1e9:.0f} GF at "
+        f"{rate / 1e9:.0f} GF/s, {flops / rate / epoch:.2f} of an epoch; features written and read: "
+        f"{moved / 1e9:.1f} GB at {bandwidth / 1e9:.0f} GB/s, {moved / bandwidth / epoch:.2f}; with both forward passes {floor:.2f}"
+    )
+
+
+def least(work: Callable[[], Any]) -> float:
+    """Seconds of the processor, of the best of ten."""
+    times = []
+    for _ in range(10):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
 
 
 def errors(scores: Scores, exact: Scores) -> str:

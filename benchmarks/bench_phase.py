@@ -196,7 +196,8 @@ def roofline(phases: list[Phase], forward: float, epoch: float) -> str:
     return (
         f"{kept:.3g} of {sum(sizes.values()):.3g} numbers an image are kept; products: {flops / 1e9:.0f} GF at "
         f"{rate / 1e9:.0f} GF/s, {flops / rate / epoch:.2f} of an epoch; features written and read: "
-        f"{moved / 1e9:.1f} GB at {bandwidth / 1e9:.0f} GB/s, {moved / bandwidth / epoch:.2f}; with both forward passes {floor:.2f}"
+        f"{moved / 1e9:.1f} GB at {bandwidth / 1e9:.0f} GB/s, {moved / bandwidth / epoch:.2f}; "
+        f"with both forward passes {floor:.2f}"
     )
 
 

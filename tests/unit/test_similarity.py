@@ -991,12 +991,14 @@ class Between(nn.Module):
         if self.what == "twice":
             self.norm(self.conv(x + 1))
             return self.norm(y) + self.norm(2 * y)
+        if self.what == "behind":
+            return self.norm(y) + self.conv(x * x)
         if self.what == "late" and x.mean() > 0:
             y = y * 2
         return self.norm(y * 1 if self.what == "other tensor" else y)
 
 
-@pytest.mark.parametrize("what", ["nothing", "in place", "twice", "other tensor", "small"])
+@pytest.mark.parametrize("what", ["nothing", "in place", "twice", "behind", "other tensor", "small"])
 def test_a_norm_of_something_else_is_kept(what: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 1, *((9, 9) if what == "small" else (12, 12)))

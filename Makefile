@@ -71,6 +71,9 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
 	$(BIN)/python benchmarks/bench_cka.py --packages --case b16 --no-reference
 	$(BIN)/python benchmarks/bench_cka.py --packages --case c16 --images 32 --ours "ours, spilled" --no-reference
+	$(BIN)/python benchmarks/bench_phase.py --samples 32
+	$(BIN)/python benchmarks/bench_phase.py --size 96 --repeat 1
+	$(BIN)/python benchmarks/bench_phase.py --size 192 --images 100 --repeat 1
 	$(BIN)/python benchmarks/bench_subset.py
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
 	$(BIN)/python benchmarks/bench_memory_reuse.py
@@ -80,6 +83,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_imports.py --repeat 3
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2
+	$(BIN)/python benchmarks/bench_compare.py --rounds 2
 	$(BIN)/python benchmarks/bench_beside.py $(if $(FLOWER),--flower-python $(FLOWER))
 
 # All open questions about a GPU in one run of at most half an hour.

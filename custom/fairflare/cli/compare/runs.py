@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fairflare.base.disk.files import write_whole
+from fairflare.cli.compare import worker
 from fairflare.cli.run.folder import refused
 from fairflare.federation.plan.series import Run, Series
 from fairflare.reporting.compare.matrix import RunMatrix
@@ -51,9 +54,25 @@ class Progress:
 
 @dataclass
 class _Process:
-    process: subprocess.Popen[bytes]
+    process: BaseProcess
+    alive: Connection  # the run ends when this end is closed, or this process is no more
     progress: Progress
     started: float = field(default_factory=time.monotonic)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs share the cores; more threads each would only be in each other's way, and move the last bits."""
+    name = "OMP_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 class Runner:
@@ -112,6 +131,7 @@ class Runner:
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
         return [(read_results(file), RunMatrix.read(file.parent)) for file in done]
 
+    @_one_thread()
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
         """Does the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
 
@@ -203,29 +223,37 @@ class Runner:
             "workspace": str(self.workspace(progress.run)),
             "local": {**self.local, **own},
             "log": str(place / "run.log"),
+            "output": str(place / "output.log"),
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
             "matrix": self.matrix,
         }
-        command = [sys.executable, "-m", "fairflare.cli.compare.worker"]
-        with (place / "output.log").open("ab") as output:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=_one_thread())
-        _input(process).write(json.dumps(given).encode() + b"\n")
-        _input(process).flush()  # and it stays open: the run ends when this process does
+        theirs, alive = multiprocessing.Pipe(duplex=False)
+        process = self._processes().Process(target=worker.work, args=(given, theirs), name=progress.run.name)
+        process.start()
+        theirs.close()
         progress.state = "running"
         progress.began_at = progress.rounds = _rounds_done(self.workspace(progress.run))
-        return _Process(process, progress)
+        return _Process(process, alive, progress)
+
+    def _processes(self) -> Any:
+        """How processes of runs begin: as copies of one that has imported what they need, where the system can."""
+        forks = "forkserver" in multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        if forks:
+            context.set_forkserver_preload([] if self.simulator else ["fairflare.cli.compare.ahead"])
+        return context
 
     def _follow(self, one: _Process) -> bool:
         """Whether something is new."""
         progress, place = one.progress, self.place(one.progress.run)
         before = (progress.state, progress.rounds)
-        ended = one.process.poll() is not None
+        ended = one.process.exitcode is not None
         progress.seconds = time.monotonic() - one.started
         progress.rounds = max(progress.rounds, _rounds_done(self.workspace(progress.run)))
         if ended:
-            _input(one.process).close()
-            progress.state, progress.reason = _outcome(place, one.process.returncode)
+            one.alive.close()
+            progress.state, progress.reason = _outcome(place, one.process.exitcode)
             if progress.state == DONE:
                 progress.rounds = progress.of
                 for name in NEEDED_TO_CONTINUE:
@@ -233,7 +261,7 @@ class Runner:
         return (progress.state, progress.rounds) != before
 
 
-def _outcome(place: Path, code: int) -> tuple[str, str]:
+def _outcome(place: Path, code: int | None) -> tuple[str, str]:
     try:
         results = read_results(find_results(place))
     except (OSError, ValueError) as error:
@@ -284,20 +312,9 @@ def _rounds_done(workspace: Path) -> int:
 def _end(running: Sequence[_Process]) -> None:
     for one in running:
         one.progress.state = STOPPED
-        _input(one.process).close()
+        one.alive.close()
     for one in running:
-        try:
-            one.process.wait(WAIT_FOR_END)
-        except subprocess.TimeoutExpired:
+        one.process.join(WAIT_FOR_END)
+        if one.process.exitcode is None:
             one.process.kill()
-            one.process.wait()
-
-
-def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _one_thread() -> dict[str, str]:
-    """Runs share the cores; more threads each would only be in each other's way, and move the last bits."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+            one.process.join()

@@ -1,21 +1,15 @@
-"""One run of a comparison in a process of its own; ends when its parent does.
-
-``python -m fairflare.cli.compare.worker`` reads a line of JSON from its input: ``plan`` (arguments of
-:func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local`` (content of ``local/fairflare.json``),
-``log``, ``simulator`` (workers; null: in this process), ``held_out`` (a site that is no part of the run, or empty: the
-run's model is tested there in the end), and ``matrix`` (whether all of its models are
-tested at all sites). The input stays open as long as the parent lives.
-"""
+"""One run of a comparison in a process of its own; ends when its parent does."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +22,22 @@ from fairflare.reporting.results import mark_ended
 GRACE = 20.0  # seconds to end in good order
 
 
-def main() -> int:
-    """Does the run; the exit code."""
-    given = json.loads(sys.stdin.readline())
+def work(given: Mapping[str, Any], parent: Connection) -> None:
+    """Do the run, and end this process with its exit code.
+
+    Args:
+        given: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local``
+            (content of ``local/fairflare.json``), ``log``, ``output`` (file of what is printed), ``simulator``
+            (workers; ``None``: in this process), ``held_out`` (a site that is no part of the run, or empty: the run's
+            model is tested there in the end), and ``matrix`` (whether all of its models are tested at all sites).
+        parent: is open as long as the process lives that the run is to end with.
+    """
+    with Path(given["output"]).open("ab") as output:
+        for printed in (1, 2):
+            os.dup2(output.fileno(), printed)
     place = Path(given["workspace"])
     with Path(os.devnull).open("w") as nowhere, stopped_by_signals(view := Console(file=nowhere)) as stop:
-        threading.Thread(target=_end_with_parent, args=(stop,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(parent, stop), daemon=True).start()
         try:
             code = _run(given, place, view, stop)
             if code == 0 and (given["held_out"] or given["matrix"]):
@@ -42,7 +46,7 @@ def main() -> int:
             code = stop.code
         if stop.why and code == stop.code:
             mark_ended(place / RUN_FOLDER, stop.why)  # where it was ended at once
-    return code
+    sys.exit(code)
 
 
 def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
@@ -81,13 +85,9 @@ def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
     return 0
 
 
-def _end_with_parent(stop: Stop) -> None:
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
+def _end_with_parent(parent: Connection, stop: Stop) -> None:
+    with suppress(EOFError, OSError):
+        parent.recv_bytes()
     stop.ask("the comparison was stopped; the same command goes on with this run")
     time.sleep(GRACE)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

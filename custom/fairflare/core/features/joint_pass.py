@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
@@ -34,11 +35,24 @@ class JointPass:
     image, not as often in both models, or whose output holds no tensor or none of the images (see
     :class:`Layout`).
 
+    Args:
+        model_a, model_b: the models.
+        layers: names of the layers to compare; ``None``: all of :func:`parameter_layers`.
+        least_pixels: a batch norm whose input is the output of another of these layers, with at least so many numbers
+            for a channel of an image, is known from that one: it stands in :attr:`scaled`, and its features are handed
+            over for the first image alone. ``None``: all features are handed over.
+
+    Attributes:
+        images: seen so far.
+        scaled: of such batch norms, the layer in front.
+
     Raises:
         ValueError: a layer is missing in one model.
     """
 
-    def __init__(self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None) -> None:
+    def __init__(
+        self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None, least_pixels: int | None = None
+    ) -> None:
         found = parameter_layers(model_a), parameter_layers(model_b)
         self.names = list(found[0] if layers is None else dict.fromkeys(layers))
         for name in [*self.names, *(found[1] if layers is None else ())]:
@@ -47,7 +61,11 @@ class JointPass:
                     raise ValueError(f"layer {name!r} is not in {which}")
         self.models = (model_a, model_b)
         self.modules = tuple({name: known[name] for name in self.names} for known in found)
-        self.images = 0  # seen so far
+        self.images = 0
+        self.scaled: dict[str, str] = {}
+        self._least_pixels = least_pixels
+        self._last: tuple[str, Tensor | None, int] = ("", None, 0)  # layer that ran, its output, how often written to
+        self._sources: dict[str, str] = {}  # of model a's batch norms
         self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
         self._reached: Counter[str] = Counter()  # images, by layer
@@ -109,12 +127,15 @@ class JointPass:
                 check_stop()
                 self._turn = turn
                 model(images.to(_device(model)))
+                self._last = ("", None, 0)
         self._turn = None
         self.images += len(images)
         for name in self.names:
             calls_a, calls_b = (calls[name] for calls in self._calls)
             if calls_a != calls_b:
                 self._odd.setdefault(name, f"called {calls_a} times in model_a and {calls_b} times in model_b")
+            elif name in self.scaled and any(calls[self.scaled[name]] != calls_a for calls in self._calls):
+                self._odd.setdefault(name, f"layer {self.scaled[name]!r} in front of it ran another number of times")
             elif calls_a:
                 self._reached[name] += len(images)
 
@@ -142,7 +163,9 @@ class JointPass:
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._turn != turn or name in self._odd:  # the two models may share modules
             return
-        output = first_tensor(output)
+        source, output = self._source(module, args), first_tensor(output)
+        if output is not None:
+            self._last = (name, output, _written(output))
         if output is not None and name in self._layouts:
             output = self._layouts[name].by_image(output, self._size)
         if output is None:
@@ -152,8 +175,30 @@ class JointPass:
             self._odd[name] = f"the {self._size} images are no dimension of its output, which has shape {shape}"
         else:
             self._calls[turn][name] += 1
+            if name in self.scaled and self.images:
+                if source != self.scaled[name]:
+                    self._odd[name] = f"its input is not what layer {self.scaled[name]!r} gave, as it was at first"
+                return
+            if self.images == 0 and self._size == 1 and self._least_pixels is not None:
+                self._note(turn, name, source, output)
             output = output[:, None] if output.ndim == 1 else output  # one feature
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
+
+    def _source(self, module: nn.Module, args: tuple[Any, ...]) -> str:
+        """The layer whose output a batch norm multiplies by a constant for each channel; empty: none, or no such."""
+        if not isinstance(module, _BatchNorm) or type(module).forward is not _BatchNorm.forward or not self._divisible:
+            return ""
+        name, output, written = self._last
+        return name if args and args[0] is output and output is not None and _written(output) == written else ""
+
+    def _note(self, turn: int, name: str, source: str, output: Tensor) -> None:
+        """Whether a batch norm of the first image is known from the layer in front, in both models alike."""
+        if turn == 0:
+            self._sources[name] = source
+        elif source and source == self._sources.get(name) and not {name, source} & self._layouts.keys():
+            once = all(self._calls[0][layer] == 1 for layer in (name, source))
+            if once and output[0, 0].numel() >= (self._least_pixels or 0):
+                self.scaled[name] = source
 
     def _take(self, turn: int, name: str, feature: Tensor) -> None:
         held = self._held.get(name)
@@ -170,8 +215,13 @@ class JointPass:
 
 def looks_at_images_alone(model: nn.Module) -> bool:
     """Whether features of an image do not depend on its batch: a batch norm without running statistics looks at it."""
-    norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm))
     return all(norm.running_mean is not None for norm in norms)
+
+
+def _written(output: Tensor) -> int:
+    """How often a tensor was written to in place."""
+    return -1 if output.is_inference() else output._version
 
 
 def _device(model: nn.Module) -> torch.device:

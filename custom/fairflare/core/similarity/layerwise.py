@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflare.base.checks import choice, number
 from fairflare.base.stopping import check_stop
@@ -21,6 +23,12 @@ COSINE_MODES = ("sample", "matrix")
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
 BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
 GPU_BLOCK = 2**18  # as many that what waits for the host is little
+LEAST_PIXELS = 64  # of a channel, from which its products serve the batch norm behind, too: of fewer they cost more
+PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
+LONG = 512  # columns from which the products of single channels are made one by one
+STRIP = 64  # least rows of a strip of a symmetric product
+LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
+CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
 ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
 
@@ -55,7 +63,8 @@ def layerwise_cka(
         passes: of each pass over the images its batches, as numbers of images (0: the first one), for minibatch
             estimators that sum over other batches than those that come. All images are then kept, and read once.
         memory: bytes for stored features, on model a's device; what exceeds them goes to a scratch file. Beyond it:
-            features of some images (two, and what fits into 96 MiB), 192 KB an image (GPU: 6 MB), 7 n x n matrices.
+            features of some images (two, and what fits into 96 MiB), 256 KB an image (GPU: 8 MB), products of channels
+            (64 MiB), 20 n x n matrices.
         scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
             sizes) - memory`` bytes; always removed.
         expected: so many images will come: what does not fit is then said after the first one.
@@ -80,20 +89,28 @@ def layerwise_cka(
     least = LEAST_SAMPLES[formula := estimator.removeprefix("minibatch_")]
     chosen: list[Tensor | slice] = [torch.cat(group) for batched in passes for group in _groups(batched, least)]
     together = formula == estimator or bool(chosen)
-    with JointPass(model_a, model_b, layers) as joint, closing(Store(memory, scratch)) as store:
+    with JointPass(model_a, model_b, layers, LEAST_PIXELS) as joint, closing(Store(memory, scratch)) as store:
         rows = {name: _Rows(name, store) for name in joint.names}
         alignments = {name: Alignment(formula) for name in joint.names}
+
+        def visit(name: str, a: Tensor, b: Tensor) -> None:
+            if name in joint.scaled:
+                norms = [module[name] for module in joint.modules]
+                rows[joint.scaled[name]].scaled[name] = _Scaled((a, b), norms)
+            else:
+                rows[name].add(a, b)
+
         for group in [batches] if together else _groups(batches, least):
             before = joint.images
             for piece in joint.pieces(group):
-                joint.run(piece, lambda name, a, b: rows[name].add(a, b))
+                joint.run(piece, visit)
                 if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
-                if rows[name].n == joint.images - before >= 2 and any(rows[name].varies):
-                    k, e = rows[name].grams()
+                found = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
+                for layer, (k, e) in found.items():
                     for i in chosen or [slice(None)]:
-                        alignments[name].add(k[i][:, i], e[i][:, i])
+                        alignments[layer].add(k[i][:, i], e[i][:, i])
                 rows[name].clear()
             store.clear()
         if not joint.images:
@@ -101,8 +118,45 @@ def layerwise_cka(
         result = dict.fromkeys(joint.names, UNDEFINED)
         for name in joint.compared():
             if joint.images >= 2:
-                result[name] = rows[name].undefined() or alignments[name].similarity()
+                told = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]
+                result[name] = alignments[name].similarity() if all(told.varies) else _undefined(told.varies)
     return result
+
+
+class _Scaled:
+    """A batch norm behind a layer: its features are the layer's, multiplied by a number for each channel.
+
+    Args:
+        first: features of the first image in both models, (1, channels, ...).
+        norms: of both models, in evaluation mode.
+    """
+
+    def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[nn.Module]) -> None:
+        self.sizes = [float(x.double().norm()) for x in first]
+        self.varies = [False, False]
+        self.squares: list[Tensor] = []  # s_c^2, (channels,) in float64
+        for norm in cast(Sequence[_BatchNorm], norms):
+            assert norm.running_var is not None
+            square = 1 / (norm.running_var.double() + norm.eps)
+            self.squares.append(
+                (square if norm.weight is None else square * norm.weight.double().square()).to(first[0].device)
+            )
+        self.ratio: float | None = None  # of model a's squared features to model b's
+
+    def coefficients(self, channels: slice, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p, q and r of some channels, (1, channels) each: K = sum p g, and E = sum q g + r (m + m^T)."""
+        p, r = (square[None, channels] for square in self.squares)
+        if self.ratio is None:  # the first channels tell enough: it only has to be near
+            u, w = (x.diagonal(dim1=1, dim2=2).sum(1).double() for x in (g, m))
+            a, b = float(p @ u), float(r @ (u - 2 * w))
+            self.ratio = a / b if 0 < a < math.inf and 0 < b < math.inf else 1.0
+        return p, p - self.ratio * r, self.ratio * r
+
+    def see(self, k: Tensor, e: Tensor, scale: float) -> None:
+        """Note from centered matrices whether the features vary."""
+        v = (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
+        for i, rows in enumerate((k.diagonal(), v)):
+            self.varies[i] |= not float(rows.max().clamp(min=0).sqrt()) <= CONSTANT * self.sizes[i]
 
 
 class _Rows:
@@ -118,13 +172,15 @@ class _Rows:
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
-        self.largest = torch.zeros(())  # value of u and w
+        self.scaled: dict[str, _Scaled] = {}  # batch norms that are known from this layer
+        self.pixels = 1  # numbers of a channel
 
     def clear(self) -> None:
         self.n, self.pieces = 0, []
 
     def add(self, a: Tensor, b: Tensor) -> None:
         """Keep the features (n, ...) of some images."""
+        self.pixels = a.shape[2:].numel()
         a, b = a.flatten(1), b.flatten(1)
         first_a, first_b = self.first = self.first or (a[:1].clone(), b[:1].clone())
         if (width := a.shape[1]) != first_a.shape[1]:
@@ -132,17 +188,23 @@ class _Rows:
             raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
         if self.scale is None and width:
             self._find_scale((a - first_a, b - first_b), (a, b))
-        blocks, step = [], BLOCK if a.device.type == "cpu" else GPU_BLOCK
-        for part in (slice(i, i + step) for i in range(0, width, step)):
+        blocks = []
+        for part in self._parts(a):
             pair = a.new_empty(2, *a[:, part].shape)
             u, w = pair
             torch.sub(a[:, part], first_a[:, part], out=u)
             torch.sub(b[:, part], first_b[:, part], out=w)
             torch.sub(u, w, alpha=self.scale or 1.0, out=w)
-            self.largest = torch.maximum(self.largest.to(pair), _largest(pair))
             blocks.append(self.store.keep(pair.float()))
         self.pieces.append(blocks)
         self.n += len(a)
+
+    def _parts(self, a: Tensor) -> list[slice]:
+        """The columns of each block: whole channels, or a part of one."""
+        step = BLOCK if a.device.type == "cpu" else GPU_BLOCK
+        whole = self.pixels * max(1, step // max(1, self.pixels))
+        starts = range(0, a.shape[1], max(1, whole))
+        return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
         """Scale that makes b's features as large as a's: by changes or by features, whichever is nearer to 1."""
@@ -155,27 +217,111 @@ class _Rows:
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
 
-    def grams(self) -> tuple[Tensor, Tensor]:
-        """K = sum u u^T and, with M = sum w (u - w/2)^T, K - L = M + M^T, exact to the precision of w; float64."""
-        size = float(self.largest)  # so that no square overflows or vanishes
-        for dtype in (torch.float32, torch.float64):
-            k, m = torch.zeros(2, self.n, self.n, dtype=torch.float64, device=self.largest.device)
-            for blocks in zip(*self.pieces, strict=True):
-                check_stop()
-                pair = torch.cat([block().to(k.device) for block in blocks], dim=1).to(dtype).div_(size)
-                u, w = pair.sub_(pair.mean(1, keepdim=True))  # products are then of what differs between images
-                k += u @ u.T
-                m += w @ u.sub_(w, alpha=0.5).T
-            rows = k.diagonal()
-            if rows.sum() ** 2 >= ALONE * rows.square().sum():
-                break
-        return k.mul_(size).mul_(size), (m + m.T).mul_(size).mul_(size)
+    def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64; {}: nothing varies.
 
-    def undefined(self) -> LayerSimilarity | None:
-        """The similarity where the features leave nothing to compute; else None."""
-        if any(self.varies):
-            return None if all(self.varies) and self.largest <= torch.finfo(torch.float32).max else UNDEFINED
-        return LayerSimilarity(1.0, 0.0)
+        With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. Those of a batch norm
+        are sums of the same products, channel by channel with factors (:class:`_Scaled`).
+        """
+        if not any(self.varies):
+            return {}
+        for dtype in (torch.float32, torch.float64):
+            g, m, terms = self._sums(dtype)
+            k, e = (x.tril() + x.tril(-1).mT for x in g)
+            e += m + m.mT
+            if all(map(_precise, k, e, terms)):
+                break
+        found = dict(zip([self.name, *self.scaled], zip(k, e, strict=True), strict=True))
+        for name, norm in self.scaled.items():
+            norm.see(*found[name], self.scale or 1.0)
+        return found
+
+    def _sums(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums over the features, in float64 from products in ``dtype``, for this layer and the batch norms behind it.
+
+        Returns:
+            of g the lower half, for K and for its part in E, (2, layers, n, n); of m, (layers, n, n); how large the
+            terms of E are, (layers,).
+        """
+        layers, n = 1 + len(self.scaled), self.n
+        g_sum, m_sum, terms = (
+            torch.zeros(*shape, dtype=torch.float64, device=self.first[0].device if self.first else None)
+            for shape in ((2, layers, n, n), (layers, n, n), (layers,))
+        )
+        most = max(1, PRODUCTS // (2 * n**2 * dtype.itemsize))
+        done = 0  # columns
+        for blocks in zip(*self.pieces, strict=True):
+            check_stop()
+            rows = [block() for block in blocks]
+            columns = min(self.pixels, rows[0].shape[2]) if self.scaled else rows[0].shape[2]
+            pair = g_sum.new_empty(2, rows[0].shape[2] // columns, n, columns, dtype=dtype)
+            for place, some in zip(pair.split([x.shape[1] for x in rows], dim=2), rows, strict=True):
+                place.copy_(some.unflatten(2, (-1, columns)).transpose(1, 2))
+            pair -= pair.mean(2, keepdim=True)  # products are then of what differs between images
+            for u, w in pair.split(most, dim=1):  # (channels, n, columns)
+                g = _lower_products(u)
+                m = _products(w, torch.sub(u, w, alpha=0.5))
+                for_k, for_e, for_m = self._coefficients(done // self.pixels, g, m)
+                done += len(g) * columns
+                terms += for_e.abs() @ _norms(g) + 2 * for_m @ _norms(m)
+                g_sum += (torch.cat([for_k, for_e]).to(dtype) @ g.flatten(1)).view_as(g_sum)
+                m_sum += (for_m.to(dtype) @ m.flatten(1)).view_as(m_sum)
+        return g_sum, m_sum, terms
+
+    def _coefficients(self, first: int, g: Tensor, m: Tensor) -> list[Tensor]:
+        """Of the products of some channels, from the first one's number: for K and for E of g, for E of m.
+
+        Returns:
+            (layers, channels) each, in float64.
+        """
+        one = torch.ones(1, len(g), dtype=torch.float64, device=g.device)
+        rows = [(one, 0 * one, one)]
+        for norm in self.scaled.values():
+            rows.append(norm.coefficients(slice(first, first + len(g)), g, m))
+        return [torch.cat(column) for column in zip(*rows, strict=True)]
+
+
+def _lower_products(u: Tensor) -> Tensor:
+    """The lower half of each u u^T, (channels, n, n) for (channels, n, columns); above the diagonal blocks: zeros."""
+    n = u.shape[1]
+    step = max(STRIP, -(-n // 4))
+    if n <= step:
+        return _products(u, u)
+    g = u.new_zeros(len(u), n, n)
+    for i in range(0, n, step):
+        g[:, i : i + step, : i + step] = _products(u[:, i : i + step], u[:, : i + step])
+    return g
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Each x y^T, (channels, n, m) for (channels, n, columns) and (channels, m, columns)."""
+    if (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.shape[2] >= LONG
+        and torch.backends.mkldnn.is_available()
+    ):
+        # oneDNN's products: more than twice as fast as MKL's on a processor that MKL does not know.
+        return torch.stack([nn.functional.linear(a.to_mkldnn(), b).to_dense() for a, b in zip(x, y, strict=True)])
+    return x @ y.mT
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    """Of each of (channels, n, n), in float64."""
+    norms: Tensor = torch.linalg.vector_norm(matrices, dim=(1, 2))
+    return norms.double()
+
+
+def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
+    """Whether products in float32 were enough: no few rows are nearly all of K, and the terms of E do not cancel."""
+    rows = k.diagonal()
+    spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
+    return bool(spread and terms <= CANCELLED * e.norm())
+
+
+def _undefined(varies: Sequence[bool]) -> LayerSimilarity:
+    """Of features of which one model's or both models' are the same for every image."""
+    return UNDEFINED if any(varies) else LayerSimilarity(1.0, 0.0)
 
 
 def _largest(x: Tensor) -> Tensor:

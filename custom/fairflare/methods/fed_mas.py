@@ -43,6 +43,7 @@ MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 class _Rescue:
     """Of one task."""
 
+    moving: ClassVar = ("during", "open_epoch")
     prior: SitePrior | None = None
     before: torch.Tensor | None = None  # w
     during: RunningClassMean | None = None  # w^

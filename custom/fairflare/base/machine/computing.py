@@ -157,6 +157,14 @@ class LossScale:
             optimizer.zero_grad(set_to_none=True)
             raise Overflow(loss.detach())
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back what :meth:`state_dict` gave."""
+        self._scaler.load_state_dict(state)
+
     @property
     def exhausted(self) -> bool:
         """Whether gradients overflow whatever the scale is."""

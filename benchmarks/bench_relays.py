@@ -62,7 +62,7 @@ class Network(PocSystem):
             if entry["name"] in of_site:
                 entry["connect_to"] = {"name": of_site[entry["name"]]}
         for name, port in zip(self.relays, free_ports(len(self.relays)), strict=True):
-            host = {"default_host": SERVER, "port": port, "scheme": "grpc"}
+            host = {"default_host": SERVER, "port": port, "scheme": "grpc", "connection_security": "mtls"}
             project["participants"].append({"name": name, "type": "relay", "org": "test", "listening_host": host})
         path.write_text(json.dumps(project))
         self.nvflare("provision", "-p", str(path), "-w", str(self.workspace))

@@ -109,10 +109,19 @@ def test_however_a_round_is_measured(settings: dict[str, Any], tmp_path: Path, m
     check_same(plan_of("fed_avg", **settings), tmp_path, monkeypatch, most=2)
 
 
-def broken_off(folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 2, **training: Any) -> tuple[Any, Any, Any]:
+class Noisy(SegmentationTask):
+    """Its network draws random numbers in each step."""
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(super().build_model(), torch.nn.Dropout(0.2))
+
+
+def broken_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 2, kind: type = SegmentationTask, **training: Any
+) -> tuple[Any, Any, Any]:
     """A site whose first training was stopped; its task and the model."""
     monkeypatch.setattr(half_done, "SPARE", 0)
-    task = SegmentationTask(**SEGMENTATION)
+    task = kind(**SEGMENTATION)
     state = initial(task)
     here = at_site(folder, LocalTraining(batch_size=2, **training), task=task, settings=EVERY_STEP)
     made: list[int] = []
@@ -138,6 +147,14 @@ def test_a_finished_training_is_not_made_again(tmp_path: Path, monkeypatch: pyte
     assert again.metrics == first.metrics
     assert again.stats["train_loss"] == first.stats["train_loss"]
     assert all(torch.equal(tensor, again.update[name]) for name, tensor in first.update.items())
+
+
+def test_random_numbers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, state, _ = broken_off(tmp_path, monkeypatch, kind=Noisy)
+    torch.manual_seed(5)
+    found = here.perform(request("train", state)).update
+    fresh = at_site(tmp_path / "fresh", here.training, task=here.task).perform(request("train", state)).update
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in found.items())
 
 
 @pytest.mark.parametrize("other", ["model", "round", "setting"])

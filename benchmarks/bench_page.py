@@ -2,9 +2,9 @@
 
     python benchmarks/bench_page.py [--sites 6 100 1000] [--rounds 5] [--method fed_avg fed_lwr] [--browser chromium]
 
-A run of a network of seven numbers makes the results; the page is made from them, and opened without a window. Time is
-from the browser's start to the picture of the first screen of the fully loaded page, less that of an empty page; the least
-of three.
+A run of a network of seven numbers makes the results; the page is made from them, and opened without a window. Time
+is from the browser's start to the picture of the first screen of the fully loaded page, less that of an empty page;
+the least of three.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main() -> None:
         folder = Path(name)
         empty = drawn(given.browser, "about:blank", folder)
         for page in given.page:
-            print(f"{page}: {drawn(given.browser, page.absolute().as_uri(), folder) - empty:.2f} s more than an empty page")
+            print(
+                f"{page}: {drawn(given.browser, page.absolute().as_uri(), folder) - empty:.2f} s more than an empty page"
+            )
         if given.page:
             return
         print("| method | sites | MB | elements | seconds beyond an empty page |")
@@ -55,7 +57,9 @@ def main() -> None:
         for method in given.method:
             for sites in given.sites:
                 run = folder / f"{method}-{sites}"
-                plan = make_plan(method, sites=sites, num_rounds=given.rounds, settings={"local_epochs": 1}, task_file=TASK)
+                plan = make_plan(
+                    method, sites=sites, num_rounds=given.rounds, settings={"local_epochs": 1}, task_file=TASK
+                )
                 page = run_local(plan, run) / "report.html"
                 text = page.read_text(encoding="utf-8")
                 seconds = drawn(given.browser, page.absolute().as_uri(), folder) - empty

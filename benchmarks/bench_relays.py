@@ -3,9 +3,9 @@
     python benchmarks/bench_relays.py [--sites 20] [--relays 2] [--methods q_fed_avg fed_lwr ditto creff fed_mrl]
     python benchmarks/bench_relays.py --sites 4 --relays 0    # the same without relays: every site asks the server
 
-Half of the sites talk to the first relay, half to the second, none to the server. One method of each shape: one weight a
-site, two phases, parts that stay at the site, tensors that the server makes, agents that choose for each site. Each run
-gives the bits of a run in one process, or says where it does not. Every process carries a mark, and is ended by its id.
+Half of the sites talk to the first relay, half to the second, none to the server. One method of each shape: one weight
+a site, two phases, parts that stay at the site, tensors that the server makes, agents that choose for each site. Each
+run gives the bits of a run in one process, or says where it does not. Every process carries a mark, and is ended by its id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.e2e.poc_tools import ADMIN, PROJECT, SERVER, PocSystem, free_ports, processes, wait_for  # noqa: E402
+from tests.e2e.poc_tools import ADMIN, SERVER, PocSystem, free_ports, processes, wait_for  # noqa: E402
 
 SETTINGS: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False,
@@ -126,12 +126,18 @@ def main() -> None:
                 network.edit_local(site, "fairflare.json", lambda c, mine=mine: c.update(mine))
             started = time.monotonic()
             network.start(120 + 20 * len(sites))
-            print(f"{len(sites)} sites, {given.relays} relays: started in {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"{len(sites)} sites, {given.relays} relays: started in {time.monotonic() - started:.0f} s", flush=True
+            )
             print("| method | seconds a round | train | anchor | KB out a site | KB in a site | relay MB | bits |")
             print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |", flush=True)
             for method in given.methods:
                 settings = {**FOR_HOSPITALS, **SETTINGS, **ALSO.get(method, {})}
-                settings |= {"phantom_sites": len(sites), "phantom_samples": 40 * len(sites), "phantom_test": 40 * len(sites)}
+                settings |= {
+                    "phantom_sites": len(sites),
+                    "phantom_samples": 40 * len(sites),
+                    "phantom_test": 40 * len(sites),
+                }
                 recipe = FairRecipe(
                     method, sites=sites, packaging="preinstalled", settings=settings, num_rounds=given.rounds,
                     min_sites=2, phase_timeout=900, task="classification",
@@ -146,7 +152,9 @@ def main() -> None:
                     continue
                 workspace = network.download(job)
                 results = json.loads((workspace / "fairflare" / "results.json").read_text())
-                here = run_local(recipe.plan, folder / "here", {"sites": {s: {"phantom_site": i + 1} for i, s in enumerate(sites)}})
+                here = run_local(
+                    recipe.plan, folder / "here", {"sites": {s: {"phantom_site": i + 1} for i, s in enumerate(sites)}}
+                )
                 ours = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
                 found = torch.load(workspace / "FL_global_model.pt", weights_only=True)["model"]
                 same = ours.keys() == found.keys() and all(torch.equal(t, found[k]) for k, t in ours.items())

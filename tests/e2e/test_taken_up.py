@@ -41,7 +41,10 @@ if __name__ == "__main__":
     worker = {"site": "site-1", "task": task, "training": LocalTraining(batch_size=2, local_epochs=2),
               "settings": given["settings"], "state_folder": pathlib.Path(given["state"]), "num_threads": 1}
     request = SiteTask("train", state, 0, 1, 0)
-    reply = perform_isolated(worker, request, lambda: False) if given["isolate"] else SiteWorker(**worker).perform(request)
+    if given["isolate"]:
+        reply = perform_isolated(worker, request, lambda: False)
+    else:
+        reply = SiteWorker(**worker).perform(request)
     assert reply.status == "ok", reply.reason
     torch.save({"update": reply.update, "metrics": reply.metrics, "losses": reply.stats["epoch_losses"]}, given["out"])
 """

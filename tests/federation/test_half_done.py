@@ -69,7 +69,9 @@ class Steps:
 
 def plan_of(name: str, **more: Any) -> Any:
     tiny = {**(IMAGES if all_methods()[name].task == "segmentation" else CLASSES), **ALSO.get(name, {}), **more}
-    return FairRecipe(name, sites=2, num_rounds=2, settings=tiny if "local_steps" in tiny else {"local_epochs": 2, **tiny}).plan
+    return FairRecipe(
+        name, sites=2, num_rounds=2, settings=tiny if "local_steps" in tiny else {"local_epochs": 2, **tiny}
+    ).plan
 
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:

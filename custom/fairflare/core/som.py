@@ -326,15 +326,10 @@ class _Sums:
     def sq_distances(self, others: Array, ones: Array | None = None) -> Array:
         r"""Squared distances of points given by their coefficients, (ones, others); ``None``: of the sites' points.
 
-        :math:`|x|^2 - 2 x y + |y|^2`, in memory that is linear in the sites: all differences at once would be their
-        square times the neurons. The points are counted from one near them, so that their squares are no larger than
-        what the rounding of ``products`` costs either form.
+        :math:`|x|^2 - 2 x y + |y|^2`: all differences at once would be the sites' square times the neurons in memory.
         """
-        if ones is None:
-            rows, squares = self.products[: self.sites], self.products.diagonal()[: self.sites]
-        else:
-            rows = ones @ self.products
-            squares = (rows * ones).sum(axis=1)
+        rows = self.products[: self.sites] if ones is None else ones @ self.products
+        squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)
         far = (others @ self.products * others).sum(axis=1)
         return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
 

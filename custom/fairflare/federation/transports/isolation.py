@@ -50,8 +50,8 @@ def perform_isolated(
         poll: seconds between two looks.
 
     Returns:
-        The reply; a failed one when the child died (says by which signal or exit code). Where it died in a training that
-        it had kept half done, another child goes on from there, as long as each comes further than the one before.
+        The reply; a failed one when the child died (says by which signal or exit code). Where it died in a training
+        that it had kept half done, another goes on from there, as long as each comes further than the one before.
     """
     store = SiteFolder(worker["site"], worker["state_folder"]).store(request.run)
     while True:

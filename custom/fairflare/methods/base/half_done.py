@@ -1,9 +1,9 @@
 """A round's training that is half done, kept at the site: who takes the round up again goes on from there.
 
 A site may lose its process, its machine or its line in the middle of hours of training. Every so many seconds
-(``save_seconds`` of the site's own file) the loop keeps what the next step depends on: the trained tensors, the optimizer,
-the random state, the place in the epoch, and what of ``run.own`` the method declares to be ``moving``. The same task again
-(of the same round and run, with the same model) then makes the remaining steps, and the same bits.
+(``save_seconds`` of the site's own file) the loop keeps what the next step depends on: the trained tensors, the
+optimizer, the random state, the place in the epoch, and what of ``run.own`` the method declares to be ``moving``. The
+same task again (of the same round and run, with the same model) then makes the remaining steps, and the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -95,7 +95,7 @@ class HalfDone:
         self.model.load_state_dict(kept["model"], strict=False)
         self.optimizer.load_state_dict(kept["optimizer"])
         if run.scale is not None:
-            run.scale.load_state_dict(kept["scale"])
+            run.scale.scaler.load_state_dict(kept["scale"])
         run.skipped_steps = kept["skipped_steps"]
         for name, value in kept["own"].items():
             mine = getattr(run.own, name)
@@ -138,7 +138,7 @@ class HalfDone:
             "start": self._start,
             "model": dict(_trained(self.model)),
             "optimizer": self.optimizer.state_dict(),
-            "scale": None if run.scale is None else run.scale.state_dict(),
+            "scale": None if run.scale is None else run.scale.scaler.state_dict(),
             "skipped_steps": run.skipped_steps,
             "own": {name: vars(part) if hasattr(part, "__dict__") else part for name, part in moving.items()},
             "random": random,

@@ -118,7 +118,7 @@ class SiteStore:
         return None
 
     def forget(self, current_round: int, *, half_done: bool = True) -> None:
-        """Removes what was saved in a round that came to nothing; with ``half_done`` also what it can be taken up from."""
+        """Removes what was saved in a round that came to nothing; ``half_done``: also what it can be taken up from."""
         for path in self.folder.glob(f"*.{current_round:06d}.pt"):
             if half_done or HALF_DONE not in path.name:
                 path.unlink(missing_ok=True)

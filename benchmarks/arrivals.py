@@ -6,8 +6,8 @@
 A round of one phase: the server hands the model out over its line, each site fetches it over its own, trains, and
 sends an update of the same size back; the server takes each in (check, keep) and sums. Sites differ: speed of training
 is log-normal, lines are of three kinds, and some sites are away. With relays a site talks to its relay; one that only
-passes on (FLARE 2.9's) carries every byte to the server; one that adds up sends one sum. Nothing here is measured but the
-constants of ``COSTS``, each from the bench that is named.
+passes on (FLARE 2.9's) carries every byte to the server; one that adds up sends one sum. Nothing here is measured but
+``PER_SITE`` and ``PER_MEGABYTE``.
 """
 
 from __future__ import annotations
@@ -113,10 +113,12 @@ def one_round(net: Network, rng: np.random.Generator, relays: int, adds: bool) -
 
 def table(net: Network, relays: list[int], rounds: int) -> None:
     print(
-        f"{net.sites} sites, a model of {net.model:g} MB, server's line {net.server_line:g} MB/s, median training {net.train:g} s"
+        f"{net.sites} sites, a model of {net.model:g} MB, server's line {net.server_line:g} MB/s, "
+        f"median training {net.train:g} s"
     )
     print(
-        "| relays | what a relay does | seconds, median round | until 90 % | until 99 % | GB over the server's line | processor s |"
+        "| relays | what a relay does | seconds, median round | until 90 % | until 99 % | GB over the server's line | "
+        "processor s |"
     )
     print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
     for count in relays:

@@ -48,7 +48,7 @@ def main() -> None:
         empty = drawn(given.browser, "about:blank", folder)
         for page in given.page:
             print(
-                f"{page}: {drawn(given.browser, page.absolute().as_uri(), folder) - empty:.2f} s more than an empty page"
+                f"{page}: {drawn(given.browser, page.absolute().as_uri(), folder) - empty:.2f} s beyond an empty page"
             )
         if given.page:
             return

@@ -5,7 +5,7 @@
 
 Half of the sites talk to the first relay, half to the second, none to the server. One method of each shape: one weight
 a site, two phases, parts that stay at the site, tensors that the server makes, agents that choose for each site. Each
-run gives the bits of a run in one process, or says where it does not. Every process carries a mark, and is ended by its id.
+run gives the bits of a run in one process, or says where it does not. Every process is ended by its id.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(1200)]
 SITES = ["site-1", "site-2", "site-3"]
 MEGABYTE = 1_000_000
 GRACE = 20.0
-MODEL = {**TINY, "features": [16, 16, 32, 64, 128, 16], "phantom_cases": 0.1, "batch_size": 2}  # 2.6 MB
+MODEL = {**TINY, "features": [16, 16, 32, 64, 128, 16], "phantom_cases": 0.1, "batch_size": 2}  # 2 MB
 
 
 def through(poc: PocSystem, site: str, rate: float | None) -> Line:
@@ -98,7 +98,7 @@ def test_a_slow_and_a_cut_line(lines: tuple[PocSystem, Line, Line], tmp_path: Pa
     heard = {site: results["rounds"][1]["train"][site]["seconds"] for site in SITES[:2]}
     # The slow one's model goes both ways at 1 MB/s; then the grace, and no more.
     size = phase_of(results, 1, "train")["bytes_in"] / 2
-    assert size > 2 * MEGABYTE
+    assert size > 1.5 * MEGABYTE
     others = max(heard.values()) + 2 * size / MEGABYTE
     assert phase_of(results, 1, "train")["seconds"] < others + GRACE + 15
     assert phase_of(results, 1, "train")["seconds"] > size / MEGABYTE

@@ -133,7 +133,7 @@ def test_steps_that_overflow_are_left_out_and_not_counted(
 
 def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path, monkeypatch: Any) -> None:
     def never(self: Any, loss: torch.Tensor, optimizer: Any) -> None:
-        self._scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
         raise Overflow(loss.detach())
 
     monkeypatch.setattr(computing.LossScale, "backward", never)

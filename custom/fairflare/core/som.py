@@ -191,7 +191,7 @@ class SelfOrganizingMap(MapSettings):
         similarity = dict(zip(sites, sums.similarities(self.space), strict=True))
         strengths = len(sites) * np.array(list(normalise(similarity).values()))
         neurons = self._trained(sums, strengths, start_at_mean=kept is None and self.init == "sample")
-        distances = sums.sq_distances(sums.points, neurons)
+        distances = sums.sq_distances(neurons)
         by_site = dict(zip(sites, distances.reshape(-1, *self.grid), strict=True))
         result = SomResult(
             weights=som_weights(by_site, similarity, sigma_w=self.sigma_w),
@@ -234,7 +234,7 @@ class SelfOrganizingMap(MapSettings):
             neurons *= SAMPLE_SPREAD * sums.spread()
             neurons[:, :num_sites] = 1.0 / num_sites
         for _ in range(self.epochs):
-            distances = sums.sq_distances(sums.points, neurons)
+            distances = sums.sq_distances(neurons)
             stay, mixed = pull(distances, strengths, self._sq_steps, eta=self.eta, sigma=self.sigma)
             neurons *= stay[:, None]
             neurons[:, :num_sites] += mixed
@@ -310,12 +310,10 @@ class _Sums:
     """Sums over all parameters: all that training the map needs to know of the models."""
 
     def __init__(self, num_sites: int, num_neurons: int) -> None:
-        self.count, self.sq_received = 0, 0.0
+        self.sites, self.count, self.sq_received = num_sites, 0, 0.0
         #: Of the vectors on the map: squared norm, inner product with the received model, sum.
         self.squares, self.dots, self.totals = np.zeros((3, num_sites))
         self.products = np.zeros((num_sites + num_neurons, num_sites + num_neurons))
-        #: The sites' points as coefficients.
-        self.points = np.eye(num_sites, num_sites + num_neurons)
 
     def add(self, block: _Block) -> None:
         self.count += len(block.received)
@@ -325,10 +323,15 @@ class _Sums:
         self.totals += block.vectors.sum(dim=1).numpy()
         self.products += (block.basis @ block.basis.T).numpy()
 
-    def sq_distances(self, ones: Array, others: Array) -> Array:
-        """Squared distances of points given by their coefficients, (ones, others)."""
-        ways = ones[:, None] - others
-        return np.asarray(np.maximum(((ways @ self.products) * ways).sum(axis=-1), 0.0))  # rounding may leave -1e-20
+    def sq_distances(self, others: Array, ones: Array | None = None) -> Array:
+        r"""Squared distances of points given by their coefficients, (ones, others); ``None``: of the sites' points.
+
+        :math:`|x|^2 - 2 x y + |y|^2`: all differences at once would be the sites' square times the neurons in memory.
+        """
+        rows = self.products[: self.sites] if ones is None else ones @ self.products
+        squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)
+        far = (others @ self.products * others).sum(axis=1)
+        return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
 
     def spread(self) -> float:
         """Standard deviation over all numbers of all vectors on the map."""
@@ -340,7 +343,7 @@ class _Sums:
         if space == "weights":
             pairs = zip(self.dots.tolist(), self.squares.tolist(), strict=True)
             return [model_similarity(dot, square, self.sq_received) for dot, square in pairs]
-        between = self.products[: len(self.points), : len(self.points)]
+        between = self.products[: self.sites, : self.sites]
         mean, with_mean = float(between.mean()), between.mean(axis=1).tolist()
         return [model_similarity(dot, float(between[h, h]), mean) for h, dot in enumerate(with_mean)]
 

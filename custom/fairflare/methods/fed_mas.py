@@ -43,6 +43,7 @@ MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
 class _Rescue:
     """Of one task."""
 
+    moving: ClassVar = ("during", "open_epoch")
     prior: SitePrior | None = None
     before: torch.Tensor | None = None  # w
     during: RunningClassMean | None = None  # w^
@@ -150,9 +151,7 @@ class RescueTraining(LocalTraining):
             counts = run.floor.counts("training")  # a class with too few cases is not in the sum
             if counts is None:
                 counts = torch.zeros_like(_class_counts(run))
-            during = own.during.total(own.before)
-            if self.local_steps is not None:
-                during = during / (own.open_epoch + 1)
+            during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
             told = bool(counts.any())
             factor = rescue_factor(own.before, during, counts, self.rf_mode) if told else math.nan
             report["rescue_factor"] = factor

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 class _Counted(Pull):
     """Of one task: also what its steps come to, and whether they can only be counted."""
 
+    moving: ClassVar = ("steps", "only_counted")
     steps: AccumulatedSteps = field(default_factory=AccumulatedSteps)
     only_counted: str = ""
 

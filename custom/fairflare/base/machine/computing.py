@@ -141,7 +141,7 @@ class LossScale:
     """
 
     def __init__(self, device_type: str) -> None:
-        self._scaler = torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE)
+        self.scaler = torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE)
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Gradients of ``loss`` as they are without a scale, in the optimizer's parameters.
@@ -149,18 +149,18 @@ class LossScale:
         Raises:
             Overflow: one is not finite; the next scale is half as large.
         """
-        before = self._scaler.get_scale()
-        self._scaler.scale(loss).backward()
-        self._scaler.unscale_(optimizer)
-        self._scaler.update()
-        if self._scaler.get_scale() < before:
+        before = self.scaler.get_scale()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(optimizer)
+        self.scaler.update()
+        if self.scaler.get_scale() < before:
             optimizer.zero_grad(set_to_none=True)
             raise Overflow(loss.detach())
 
     @property
     def exhausted(self) -> bool:
         """Whether gradients overflow whatever the scale is."""
-        return self._scaler.get_scale() < LEAST_SCALE
+        return self.scaler.get_scale() < LEAST_SCALE
 
 
 class _Lowered:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,8 @@ from fairflare.methods.base.training import LocalTraining, SiteError
 SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
 DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
 DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
+SAVES = "save_seconds"  # the setting: so often a half-done round is kept; 0: never
+SAVE_SECONDS = 60.0
 SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
 COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own go before the job's
 # Settings of local/fairflare.json that the shell reads; all others belong to the task.
@@ -32,6 +35,7 @@ SHELL_SETTINGS = (
     METRICS_BY_CLASS,
     MIN_CASES,
     TRAINS_BELOW,
+    SAVES,
     SUBMITS,
     EXAMPLES,
 )
@@ -95,6 +99,18 @@ def count(site: str, settings: Mapping[str, Any], name: str, usual: int = 1) -> 
     if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
         raise SiteError(f"site {site!r}: setting {name!r} must be an integer >= 1, got {chosen!r:.80}")
     return chosen
+
+
+def seconds(site: str, settings: Mapping[str, Any], name: str, usual: float) -> float:
+    """A setting of a site that is a number of seconds, ``>= 0`` and finite.
+
+    Raises:
+        SiteError: it is not.
+    """
+    chosen = settings.get(name, usual)
+    if not isinstance(chosen, int | float) or isinstance(chosen, bool) or not 0 <= chosen < math.inf:
+        raise SiteError(f"site {site!r}: setting {name!r} must be a number of seconds >= 0, got {chosen!r:.80}")
+    return float(chosen)
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:

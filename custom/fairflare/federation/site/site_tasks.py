@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.base.cases.resampling import units_of
 from fairflare.base.machine.computing import plainly
+from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.features.adapting import network_of, of_site
 from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
@@ -62,8 +63,9 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Measure the received model, train it, and report."""
     try:
         return _trained(worker, request, store)
-    except BaseException:  # the server has no such round of this site
-        store.forget(request.current_round)
+    except BaseException as error:  # the server has no such round of this site
+        stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
+        store.forget(request.current_round, half_done=not stopped)
         worker.network.forget()
         raise
 

@@ -41,7 +41,17 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.site.examples import examples_folder
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate, safely_named
-from fairflare.federation.site.site_file import DECODED, SHELL_SETTINGS, count, flag, pick_computing, pick_device
+from fairflare.federation.site.site_file import (
+    DECODED,
+    SAVE_SECONDS,
+    SAVES,
+    SHELL_SETTINGS,
+    count,
+    flag,
+    pick_computing,
+    pick_device,
+    seconds,
+)
 from fairflare.federation.site.site_network import SiteNetwork
 from fairflare.federation.site.site_state import SiteFolder
 from fairflare.federation.site.site_tasks import TASKS
@@ -104,6 +114,7 @@ class SiteWorker:
         self.sends_classes = flag(site, self.settings, METRICS_BY_CLASS)
         self.min_cases = count(site, self.settings, MIN_CASES)
         self.trains_below = flag(site, self.settings, TRAINS_BELOW)
+        self.save_seconds = seconds(site, self.settings, SAVES, SAVE_SECONDS)
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
@@ -259,6 +270,7 @@ class SiteWorker:
             settings=self.settings,
             computing=self.computing,
             min_cases=self._floor(request),
+            save_seconds=self.save_seconds,
         )
 
 

@@ -26,8 +26,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 
 from fairflare.base.stopping import TaskStopped
-from fairflare.exchange.messages import STATUS_FAILED, SiteReply, SiteTask, clean_state
+from fairflare.exchange.messages import STATUS_FAILED, TASK_TRAIN, SiteReply, SiteTask, clean_state
+from fairflare.federation.site.site_state import SiteFolder
 from fairflare.federation.site.worker import SiteWorker, refusal
+
+log = logging.getLogger(__name__)
 
 STOP = "stop"
 # Seconds: for a child that was told to stop, or has answered; then after each signal. Three in all: whoever stops a job
@@ -47,8 +50,22 @@ def perform_isolated(
         poll: seconds between two looks.
 
     Returns:
-        The reply; a failed one when the child died (says by which signal or exit code).
+        The reply; a failed one when the child died (says by which signal or exit code). Where it died in a training
+        that it had kept half done, another goes on from there, as long as each comes further than the one before.
     """
+    store = SiteFolder(worker["site"], worker["state_folder"]).store(request.run)
+    while True:
+        before = store.progress(request.current_round)
+        reply, alive = _in_a_child(worker, request, should_stop, poll)
+        if alive or request.name != TASK_TRAIN or store.progress(request.current_round) == before:
+            return reply
+        log.warning("%s; a new one goes on from the half-done round", reply.reason)
+
+
+def _in_a_child(
+    worker: dict[str, Any], request: SiteTask, should_stop: Callable[[], bool], poll: float
+) -> tuple[SiteReply, bool]:
+    """The reply, and whether the child lived to give it."""
     arguments = dict(worker)
     child = SiteProcess(arguments.pop("task"), arguments.pop("training"))
     try:
@@ -56,10 +73,10 @@ def perform_isolated(
         while True:
             reply = child.hear(request.name) if speaking([child], poll) else None
             if reply is not None:
-                return reply
+                return reply, not child.died
             if should_stop():
                 child.stop()
-                return refusal(worker["site"], request.name, TaskStopped("the job was stopped"))
+                return refusal(worker["site"], request.name, TaskStopped("the job was stopped")), True
     finally:
         child.close()
 
@@ -75,6 +92,7 @@ class SiteProcess:
     def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
         self.parts, self.prepare = (task, training), prepare
         self.site = ""  # that it works on
+        self.died = False  # in its last task
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -99,7 +117,7 @@ class SiteProcess:
         if self._process is None or not self._process.is_alive():
             self._start()
             messages.insert(0, self.parts)
-        self.site = arguments["site"]
+        self.site, self.died = arguments["site"], False
         assert self._pipe is not None
         with suppress(OSError):  # it has just died, which :meth:`hear` says
             for message in messages:
@@ -121,6 +139,7 @@ class SiteProcess:
             said, update = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(LAST_WORDS)
+            self.died = True
             said, update = SiteReply(STATUS_FAILED, reason=obituary(self.site, task, self._process)), None
         if isinstance(said, logging.LogRecord):
             logging.getLogger(said.name).handle(said)

@@ -14,6 +14,7 @@ import torch
 
 from fairflare.base.machine.computing import LossScale, Overflow
 from fairflare.core.features.norms import LoneSample, lone_samples
+from fairflare.methods.base.half_done import HalfDone, Position
 from fairflare.methods.base.site_run import NotFinite, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -113,19 +114,21 @@ class LocalLoop:
             optimizer.load_state_dict(moments)
         for group in optimizer.param_groups:
             group["lr"] = rate(half, run.current_round, run.num_rounds)
-        num_steps, losses = 0, []
+        kept = HalfDone(half, run, self.model, optimizer)
+        at = kept.taken_up()
         try:
             with lone_samples(self.model):
-                for run.epoch in itertools.count() if half.local_steps else range(half.local_epochs):
-                    left = half.local_steps and half.local_steps - num_steps
-                    loss, steps = self._epoch(num_steps, left)
-                    losses.append(loss)
-                    num_steps += steps
-                    if left and steps in (0, left):  # 0: there is nothing to cycle through
+                for run.epoch in itertools.count(at.epoch) if half.local_steps else range(at.epoch, half.local_epochs):
+                    at = at.in_epoch(run.epoch)
+                    left = half.local_steps and half.local_steps - at.num_steps
+                    self._epoch(at, left, kept)
+                    if left and at.steps in (0, left):  # 0: there is nothing to cycle through
                         break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
         check_finite(run, self.model)
+        kept.keep(at, last=True)
+        num_steps, losses = at.num_steps + at.steps, [*at.losses, at.loss]
         if run.skipped_steps:
             self._say_skipped(num_steps)
         # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
@@ -154,26 +157,28 @@ class LocalLoop:
         if self.half.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.half.max_grad_norm)
 
-    def _epoch(self, steps_before: int, most: int | None) -> tuple[float, int]:
-        """Mean loss over the samples gone through, and the number of steps, at most ``most``."""
+    def _epoch(self, at: Position, most: int | None, kept: HalfDone) -> None:
+        """Go on from ``at`` to the end of its epoch, which has at most ``most`` steps, and move it there."""
         half, run = self.half, self.run
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
-        total, seen, steps = torch.zeros((), dtype=torch.float64, device=run.device), 0, 0
+        at.total = torch.as_tensor(at.total, dtype=torch.float64, device=run.device)
         # Looking at a number on a GPU waits for all that it was given to do.
         every = 1 if run.device.type == "cpu" else LOOKED_AT
-        batches = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
-        for inputs, targets in batches:
-            run.batch = None if order is None else order[seen : seen + len(inputs)]
-            total += self._step(inputs, targets).double() * len(inputs)
-            if steps % every == 0:
-                self._check_losses(total, steps_before + steps)
-            seen += len(inputs)
-            steps += 1
-            if steps == most:
-                break
-        self._check_losses(total, steps_before + steps - 1)
-        return float(total) / max(seen, 1), steps
+        data = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
+        batches = iter(data)
+        for _ in itertools.islice(batches, at.steps):  # read, as they may draw, and not computed
+            pass
+        kept.resume_random()
+        for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
+            run.batch = None if order is None else order[at.seen : at.seen + len(inputs)]
+            at.total = at.total + self._step(inputs, targets).double() * len(inputs)
+            if at.steps % every == 0:
+                self._check_losses(at.total, at.num_steps + at.steps)
+            at.seen += len(inputs)
+            at.steps += 1
+            kept.keep(at)
+        self._check_losses(at.total, at.num_steps + at.steps - 1)
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         run, optimizer = self.run, self.optimizer
@@ -185,7 +190,7 @@ class LocalLoop:
             run.skipped_steps += 1
             return overflow.loss
 
-    def _check_losses(self, total: torch.Tensor, step: int) -> None:
+    def _check_losses(self, total: torch.Tensor | float, step: int) -> None:
         """Raises :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
         run = self.run
         where = f"in round {run.current_round}, epoch {run.epoch}"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HALF_DONE = "half_done"  # in the site's store: a training that may be taken up again
+
 
 class SiteError(RuntimeError):
     """A task cannot be done at a site.
@@ -115,10 +117,22 @@ class SiteStore:
         self.lose(f"its {self.prefix}{name} of round {current_round} is damaged")
         return None
 
-    def forget(self, current_round: int) -> None:
-        """Removes what was saved in a round that came to nothing."""
+    def forget(self, current_round: int, *, half_done: bool = True) -> None:
+        """Removes what was saved in a round that came to nothing; ``half_done``: also what it can be taken up from."""
         for path in self.folder.glob(f"*.{current_round:06d}.pt"):
-            path.unlink(missing_ok=True)
+            if half_done or HALF_DONE not in path.name:
+                path.unlink(missing_ok=True)
+
+    def clear(self, name: str, *, but: int) -> None:
+        """Removes the values of a name, but for one round."""
+        for number in self._rounds(name):
+            if number != but:
+                self._path(name, number).unlink(missing_ok=True)
+
+    def progress(self, current_round: int) -> list[tuple[str, int]]:
+        """Which trainings of a round are half done, and when each was kept, in ns; it differs when one has gone on."""
+        found = self.folder.glob(f"*{HALF_DONE}.{current_round:06d}.pt")
+        return sorted((path.name, path.stat().st_mtime_ns) for path in found)
 
     def lose(self, what: str) -> None:
         """Notes something that could not be had, once; the server is told (no path in it)."""
@@ -169,10 +183,12 @@ class SiteRun:
     scale: LossScale | None = None  # of the loss, in float16
     skipped_steps: int = 0  # whose gradients overflowed
     #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
-    #: after an out-of-memory an optimizer kept elsewhere would hold a second model.
+    #: after an out-of-memory an optimizer kept elsewhere would hold a second model. Attributes that change from step to
+    #: step are named in its ``moving``: numbers, lists, tensors, or objects of these.
     own: Any = None
     sent: SentTensors | None = None  # which tensors travel; ``None``: all
     min_cases: int = 1  # fewer: nothing of a split, or of a class in it, leaves the site
+    save_seconds: float = 0  # so often the half-done round is kept; 0: never
 
     @property
     def floor(self) -> Floor:

@@ -25,6 +25,7 @@ from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score
 class _Fair(Pull):
     """Of one task: also the mean loss of the sites, gradient factors, and what the batches lost."""
 
+    moving: ClassVar = ("factors", "batches")
     mean_loss: float | None = None
     factor: float | None = None  # of the whole round, with fair_mode "epoch"
     factors: list[float] = field(default_factory=list)  # of the batches so far, within their limits

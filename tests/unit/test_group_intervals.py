@@ -194,8 +194,32 @@ def test_methods_side_by_side() -> None:
     assert "other: groups or classes of them stay at site-1 and are in no figure" in text
     assert "fed_avg: groups" not in text
     lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()
-    assert lines[0].startswith("method,attribute,gap,seeds,mean,sd,low,high,difference,")
+    assert lines[0].startswith("method,attribute,measure,seeds,mean,sd,low,high,difference,")
     assert float(lines[1].split(",")[4]) == pytest.approx(0.21)
+
+
+def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
+    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
+        found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
+        of = found["groups"]["pooled"]["tone"]
+        of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        return found
+
+    rows = {
+        "fed_avg": [scaled("fed_avg", s, 0.80 + 0.001 * s, (0.9, 0.6)) for s in range(3)],
+        "other": [scaled("other", s, 0.80, (0.81, 0.79 - 0.001 * s)) for s in range(3)],
+    }
+    table = gap_table(rows, "fed_avg")
+    measures = [(row[0], row[2]) for row in table.rows]
+    assert measures == [(m, name) for m in rows for name in ("accuracy_gap", "es_accuracy")]
+    first, second = (row for row in table.rows if row[2] == "es_accuracy")
+    by_hand = [0.80 / 1.3, 0.801 / (1 + 0.099 + 0.201), 0.802 / (1 + 0.098 + 0.202)]
+    better = [0.80 / 1.02, 0.80 / 1.021, 0.80 / 1.022]
+    assert first[4].mean == pytest.approx(np.mean(by_hand), abs=1e-12)
+    assert second[6].values[0] == pytest.approx(np.mean(better) - np.mean(by_hand), abs=1e-12)
+    assert second[8] == "better"
+    assert shown(second[5]) == "-"  # over the images there is no interval
+    assert "of equity-scaled metrics larger" in gaps_in_words(rows, "fed_avg")
 
 
 def test_a_run_without_groups_is_named() -> None:

@@ -12,8 +12,8 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
-from fairflare.data.attributes import UNKNOWN
 from fairflare.data.datalist import DataError, Datalist
+from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages

@@ -18,7 +18,7 @@ from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
-from fairflare.data.attributes import UNKNOWN
+from fairflare.data.listing.attributes import UNKNOWN
 
 MOST = 20  # lines of a site, unless --all
 COUNTS = "counts.csv"

@@ -63,9 +63,10 @@ def prepare_phantom(
     groups = {group: list(members) for group, members in kind.groups.items()}
     corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]
     noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
+    tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
         class_names=kind.class_names, class_groups=groups, corrupted=corrupted, label_noise=noise, synthetic=True,
-        attributes={kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {},
+        attributes=tones,
     )  # fmt: skip
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing

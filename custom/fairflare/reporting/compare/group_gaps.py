@@ -1,4 +1,4 @@
-"""Gaps between groups of people of each method: over the seeds, how sure they are, and against a reference."""
+"""Gaps between groups of people and equity-scaled metrics of each method: over the seeds, and against a reference."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fairflare.core.statistics.group_intervals import GAPS
+from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.intervals import estimate
 from fairflare.reporting.compare.differences import Difference, corrected, paired
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, p_value, printed, spread
 
 Run = Mapping[str, Any]
 Ends: TypeAlias = tuple[float, float]
-Values: TypeAlias = dict[int, tuple[float, Ends]]  # by seed: a gap, and its interval over the images of that run
-HEADS = ["method", "attribute", "gap", "seeds", "over all sites", "95 %", "difference [95 %]", "p (Holm)", "verdict"]
+Values: TypeAlias = dict[int, tuple[float, Ends]]  # by seed: a measure, and its interval over the images of that run
+EQUITY = "es_"  # in front of a metric: equity-scaled
+MEASURES = (*GAPS, *(EQUITY + name for name in SCALED))  # gaps, smaller is better; then larger is better
+HEADS = ["method", "attribute", "measure", "seeds", "over all sites", "95 %", "difference [95 %]", "p (Holm)", "verdict"]
 
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
@@ -25,7 +28,7 @@ def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
-    """A row for each method, attribute and gap over all sites; smaller is better.
+    """A row for each method, attribute and measure over all sites: gaps, and equity-scaled metrics.
 
     Args:
         rows: complete runs by label.
@@ -35,11 +38,11 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     for label, runs in rows.items():
         for run in runs:
             for attribute, of in ((run.get("groups") or {}).get("pooled") or {}).items():
-                for gap in GAPS:
-                    if of["gaps"].get(gap) is not None:
-                        ends = _ends(of, gap)
-                        values.setdefault((label, attribute, gap), {})[run["info"]["seed"]] = (of["gaps"][gap], ends)
-    order = sorted(values, key=lambda key: ([*rows].index(key[0]), key[1], [*GAPS].index(key[2])))
+                for name in MEASURES:
+                    if of["gaps"].get(name) is not None:
+                        ends = _ends(of, name)
+                        values.setdefault((label, attribute, name), {})[run["info"]["seed"]] = (of["gaps"][name], ends)
+    order = sorted(values, key=lambda key: ([*rows].index(key[0]), key[1], MEASURES.index(key[2])))
     found = {key: d for key in order if (d := _difference(key, values, reference)) is not None}
     judged = dict(zip(found, corrected(list(found.values())), strict=True))
     body: list[list[Cell]] = []
@@ -55,15 +58,19 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         body.append([*key, len(gaps), spread(gaps), Shown(told, ends), Shown(about[0], figures), *about[1:]])
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
-    caption = f"Gaps between groups of people over all sites, and their difference to {reference}; smaller is better."
+    caption = (
+        f"Groups of people over all sites, and the difference to {reference}: of gaps smaller is better, of "
+        f"equity-scaled metrics ({EQUITY}...) larger."
+    )
     return Table("group_gaps", caption, HEADS, body, csv_columns=heads, lead=3)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
     """How to read the table, who has the lowest values, and which runs say nothing of groups."""
     notes = [
-        "Gaps between groups of people, over all sites; smaller is better. 95 %: over the test images, as if each were "
-        "of another patient, and over the seeds where there are several; one that begins at 0 may be chance. "
+        "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
+        "images, divided by 1 plus its distances to the groups'). 95 %: over the test images, as if each were of "
+        "another patient, and over the seeds where there are several; one that begins at 0 may be chance. "
         f"Differences to {reference} are paired by seed, their interval is over the seeds alone."
     ]
     for label, runs in rows.items():
@@ -121,4 +128,5 @@ def _difference(
         return None
     seeds = sorted({*values[key]} & {*against})
     differ = {seed: values[key][seed][0] - against[seed][0] for seed in seeds}
-    return paired(label, " ".join(what), differ, higher_is_better=False, limit=1.0) if differ else None
+    higher = what[1].startswith(EQUITY)
+    return paired(label, " ".join(what), differ, higher_is_better=higher, limit=1.0) if differ else None

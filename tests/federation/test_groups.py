@@ -194,9 +194,13 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     assert float(told["", "sex/accuracy_gap/high"]) == high
     section = section_of(of_one(page_run(results)))
     assert section is not None
-    assert section.parts[0].alt.startswith("By sex, ")
+    assert section.words[0].startswith("By sex, ")
+    assert (
+        section.parts[0].alt.startswith("accuracy by sex: female from ")
+        or "auc by sex: female from " in section.parts[0].alt
+    )
     assert "sex of 2 test images is unknown: in no gap." in section.notes
-    assert section.parts[0].alt not in [part.caption for part in section.parts]  # the sentence stands once
+    assert section.words[0] not in [part.caption for part in section.parts]  # the sentence stands once
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
     assert "Groups of people" in page
     assert "accuracy_gap" in page

@@ -123,9 +123,16 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     }  # fmt: skip
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
-    told = "with fed_avg: By sex, over all sites M has the lowest auc, 0.600, 0.200 below the best"
-    assert leads[1].text.startswith(f"Between groups of people, {told}")
+    told = "By sex, the lowest auc with fed_avg is that of M, 0.200 below the best (how sure is not known)."
+    assert leads[1].text == f"Between groups of people: {told}"
     assert leads[1].picture is not None
+    assert leads[1].picture.alt == (
+        "auc by sex: F from 0.800 (site-1) to 0.800 (site-1), 0.800 over all sites; "
+        "M from 0.600 (site-1) to 0.600 (site-1), 0.600 over all sites."
+    )
+    assert leads[1].picture.caption.startswith("Of fed_avg, seed 0. ")
+    section = next(section for section in build(material).sections if section.name == "groups")
+    assert not section.words  # said once, at the head
     assert leads[1].picture.name == "groups_of_sex"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(material.runs[0].document, "groups", None)

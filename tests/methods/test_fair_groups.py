@@ -329,8 +329,8 @@ def test_flex_fair_goes_by_what_is_told() -> None:
         rule.check_report({"rows": 3.0, "group_losses": [1.0] * 4}, "x", None)
     with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
         VariancePenalty(flexfair_over="groups")
+    settings = {"flexfair_measure": "equal_opportunity", "criterion": "task"}
     with pytest.raises(ValueError, match="flexfair_measure='equal_opportunity' needs a task with classes"):
-        settings = {"flexfair_measure": "equal_opportunity", "criterion": "task"}
         make_plan("flex_fair", task="segmentation", sites=SITES, settings=settings)
 
 

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from fairflare.reporting.compare.unseen import Unseen, unseen_of
-from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.material import only_left_out, read_material
+from fairflare.reporting.page.unseen import unseen_page
 from fairflare.reporting.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
 
@@ -98,6 +99,30 @@ def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
     assert "over 3 seeds" in page
     assert "With norm statistics of its own images a site has 0.600 (0.10 ± 0.06 more, beyond noise)" in page
     assert (tmp_path / "out" / "figures" / "unseen.svg").is_file()
+
+
+def test_methods_stand_as_they_were_compared_and_the_first_leads(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    for label in ("a_last", "b_first"):
+        for results, unseen in runs():
+            results["info"]["label"] = label
+            unseen.adapted = {"dice": UNSEEN[unseen.site] - 0.1}
+            place = folder / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
+            write_run(place, results)
+            unseen.write(place / "server" / "simulate_job" / "fairflare")
+    found = only_left_out(folder)
+    assert found is not None
+    assert [row.label for row in found[0].rows] == ["a_last", "b_first"]
+    (folder / "unseen.csv").write_text("method,seeds\nb_first,3\na_last,3\n")
+    found = only_left_out(folder)
+    assert found is not None
+    assert [row.label for row in found[0].rows] == ["b_first", "a_last"]
+    page = unseen_page(*found)
+    assert page.leads[0].text.startswith("Unseen hospitals: b_first has ")
+    assert " less, beyond noise)" in page.leads[0].text
+    assert "(-" not in page.leads[0].text
+    (words,) = page.sections[0].words  # what leads is not said again
+    assert words.startswith("a_last has ")
 
 
 def test_both_kinds_of_runs_have_one_page(tmp_path: Path) -> None:

@@ -325,8 +325,9 @@ def test_flex_fair_goes_by_what_is_told() -> None:
     assert other.directives(1, 2, ["a", "new"]) == rule.directives(1, 2, ["a", "new"])
     rule.weigh(inputs({"d": reports["d"]}, {"d": 5}))
     assert rule.directives(2, 3, ["a"]) == {}
-    with pytest.raises(ReportError, match="site 'x': field 'group_losses' has 4 entries, of 3 rows"):
-        rule.check_report({"rows": 3.0, "group_losses": [1.0] * 4}, "x", None)
+    rows = {"rows": 3.0, "group_losses": [1.0] * 4, "group_images": [9.0] * 4}  # that do not fit: moves nothing
+    rule.weigh(inputs({"x": rows, "y": {**rows, "rows": 1.5}}, {"x": 9, "y": 9}))
+    assert rule.directives(2, 3, ["x"]) == {}
     with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
         VariancePenalty(flexfair_over="groups")
     settings = {"flexfair_measure": "equal_opportunity", "criterion": "task"}

@@ -21,12 +21,11 @@ from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import Field, ReportError
+from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB, SETTINGS
 from fairflare.methods.parts.group_sums import (
-    ALIKE,
     GROUP_IMAGES,
     GROUP_LOSSES,
     check_attribute,
@@ -164,14 +163,6 @@ class FlexFair(Rule):
     def weighs(self) -> bool:
         return False
 
-    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        rows, many = report["rows"], len(report[GROUP_LOSSES.name] or ())
-        if rows % 1 or many % int(rows):
-            raise ReportError(
-                f"site {site!r}: field {GROUP_LOSSES.name!r} has {many} entries, of {rows:g} rows; {ALIKE}"
-            )
-        return report
-
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._tables(inputs)
         classes = next(iter(losses.values())).shape[1] if losses else 0
@@ -202,8 +193,8 @@ class FlexFair(Rule):
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Losses and images of each site by row and class; sites with another form than most are left out."""
         names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
-        form = {s: (int(inputs.reports[s]["rows"]), len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
-        most = Counter(of for of in form.values() if of[1]).most_common(1)
+        form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
+        most = Counter(of for of in form.values() if of[1] and not (of[0] % 1 or of[1] % of[0])).most_common(1)
         if not most:
             return {}, {}
         rows, cells = most[0][0]
@@ -214,7 +205,7 @@ class FlexFair(Rule):
             known = {site: loss for site, loss in told.items() if math.isfinite(loss)}
             for site, loss in inputs.moderated(known, names[0]).items() if known else ():
                 found[site][names[0]][cell] = loss
-        losses, images = ({site: of[name].reshape(rows, -1) for site, of in found.items()} for name in names)
+        losses, images = ({site: of[name].reshape(int(rows), -1) for site, of in found.items()} for name in names)
         return losses, images
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:

@@ -140,6 +140,45 @@ def test_nothing_of_an_attribute_leaves_but_the_declared_sums(
             assert sum(reply.meta["stats"]["group_images"]) == TEST * len(asked)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fair_fed", {"fairfed_attribute": "age"}),
+        ("flex_fair", {"flexfair_over": "both", "flexfair_attribute": "age"}),
+        (
+            "flex_fair",
+            {"flexfair_over": "groups", "flexfair_attribute": "age", "flexfair_measure": "demographic_parity"},
+        ),
+        ("group_dro", {"dro_attribute": "age", "dro_over": "site_groups"}),
+    ],
+)
+def test_methods_that_act_on_groups_tell_their_declared_sums_alone(
+    method: str, settings: dict[str, Any], tmp_path: Path, carried: list[tuple[str, str, Message]]
+) -> None:
+    local = federation(tmp_path / "data")
+    made = make_plan(
+        method, task="classification", sites=SITES, num_rounds=2,
+        settings={**SMALL, "groups": ["age"], "criterion": "task", **settings},
+    )  # fmt: skip
+    done(made, tmp_path / "run", local)
+    declared = {field.name: field for field in made.rule.report_fields}
+    trained = [(site, reply) for site, name, reply in carried if name == "train"]
+    assert len(trained) == 2 * len(SITES)
+    for site, reply in trained:
+        report = reply.meta["report"]
+        assert {*report} == {*declared}
+        for name, value in report.items():
+            assert isinstance(value, list) is (declared[name].kind == "vector"), name
+            assert not isinstance(value, list) or len(value) <= 4 * 2 * 4, name  # of groups and classes, not of people
+        content = json.loads((tmp_path / "data" / site / "datalist.json").read_text())
+        sent = bytes_of(reply)
+        for entry in (entry for split in ("training", "validation", "test") for entry in content[split]):
+            age = entry["attributes"]["age"]
+            assert not any(told in sent for told in (struct.pack("<d", age), struct.pack(">d", age), str(age).encode()))
+            assert entry["patient"].encode() not in sent
+        assert not any(word in sent for word in (b"Xylo9", b"Quartz7", b"female", b"scanner", b"41.25"))
+
+
 def test_a_run_that_asks_for_nothing_is_the_same_with_and_without_attributes(
     tmp_path: Path, carried: list[tuple[str, str, Message]]
 ) -> None:
@@ -239,9 +278,13 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     assert float(told["", "sex/accuracy_gap/high"]) == high
     section = section_of(of_one(page_run(results)))
     assert section is not None
-    assert section.parts[0].alt.startswith("By sex, ")
+    assert section.words[0].startswith("By sex, ")
+    assert (
+        section.parts[0].alt.startswith("accuracy by sex: female from ")
+        or "auc by sex: female from " in section.parts[0].alt
+    )
     assert "sex of 2 test images is unknown: in no gap." in section.notes
-    assert section.parts[0].alt not in [part.caption for part in section.parts]  # the sentence stands once
+    assert section.words[0] not in [part.caption for part in section.parts]  # the sentence stands once
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
     assert "Groups of people" in page
     assert "accuracy_gap" in page

@@ -422,7 +422,7 @@ PLACES = {
     "cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
     "cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",
     "core/similarity/store.py TOO_SMALL.format": "a text of the module",
-    "data/datalist.py re.compile": "two texts of the module",
+    "data/listing/checking.py re.compile": "two texts of the module",
     "data/patients.py re.search": "--group of the user's own command line",
     "data/preparers/listed.py re.compile": "the same",
     "data/preparers/listed.py re.search": "the same",

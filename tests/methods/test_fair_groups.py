@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import exponentiated
 from fairflare.exchange.messages import BySite
 from fairflare.federation.plan.plan import make_plan
@@ -194,39 +195,171 @@ def test_the_site_half_weighs_each_image_by_its_group() -> None:
 # ------------------------------------------------------------------------------------------------ FlexFair
 
 
-def penalised(half: VariancePenalty, directives: dict[str, Any], numbers: list[int]) -> tuple[float, list[float]]:
-    """The loss of four images whose losses are known, and these."""
-    of_each = [0.5, 1.5, 2.0, 4.0]
-    task = SimpleNamespace(sample_losses=lambda outputs, targets: outputs)
-    data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes={"sex": ("F", "M", "unknown")})
-    run: Any = SimpleNamespace(directives=directives, site="a", batch=[0, 1, 2, 3], task=task, data=data)
-    return float(half.loss(run, lambda inputs: torch.tensor(of_each), torch.zeros(4), torch.zeros(4))), of_each
+def test_slopes_by_hand() -> None:
+    # L = .2, .8 over 30 and 10 of 40 images: M = .35; L - M = -.15, .45, together .3
+    found = variance_slopes({"a": 0.2, "b": 0.8}, {"a": 30, "b": 10}, 40)
+    assert found == pytest.approx({"a": 40 * (-0.15 / 30 - 0.3 / 40), "b": 40 * (0.45 / 10 - 0.3 / 40)}, abs=1e-12)
+    assert variance_slopes({"a": 0.2}, {"a": 30}, 40) == {"a": 0.0}
+    assert variance_slopes({}, {}, 40) == {}
 
 
-def test_flex_fair_over_groups_and_over_sites() -> None:
-    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex", flexfair_weight=0.3)
-    found, losses = penalised(half, {}, [0, 1, 1, 2])
-    means = [0.5, 1.75]  # who is not known is in none
-    assert found == pytest.approx(np.mean(losses) + 0.3 * np.var(means), abs=1e-6)
-    assert penalised(half, {}, [0, 0, 0, 2])[0] == pytest.approx(np.mean(losses))
-    over_sites = VariancePenalty(flexfair_weight=0.3)
-    assert penalised(over_sites, {"mean_loss": 1.0}, [])[0] == pytest.approx(2.0 + 0.3 * 1.0)
-    assert penalised(over_sites, {}, [])[0] == pytest.approx(2.0)
+SIZES = {"a": 12, "b": 30, "c": 18}
+CLASSES = 3
+
+
+def site_run(site: str, images: torch.Tensor, labels: torch.Tensor, groups: list[int], classes: int) -> Any:
+    def sample_losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if outputs.ndim == 1:
+            return outputs
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def batches(split: str, *, batch_size: int) -> list[Any]:
+        return list(zip(images.split(batch_size), labels.split(batch_size), strict=True))
+
+    data = SimpleNamespace(
+        group_numbers=lambda split, name: groups, batches=batches, attributes={"sex": ("F", "M", "unknown")},
+        cases=lambda split: None, num_samples=lambda split: len(labels),
+    )  # fmt: skip
+    task = SimpleNamespace(
+        sample_losses=sample_losses, loss=lambda outputs, targets: outputs.mean(), outcome_names=lambda: ["x"] * classes
+    )
+    return SimpleNamespace(
+        site=site, device=torch.device("cpu"), directives={}, min_cases=1, settings={}, own={},
+        batch=list(range(len(labels))), data=data, task=task,
+    )  # fmt: skip
+
+
+def gradients(over: Any, measure: Any, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a linear classifier: averaged over the sites by samples as the method trains it, and of the objective of all
+    images pooled, with its penalty written out.
+    """
+    made = torch.Generator().manual_seed(3)
+    model, data = torch.nn.Linear(4, CLASSES).double(), {}
+    torch.nn.init.normal_(model.weight, generator=made)
+    for site, n in SIZES.items():
+        images = torch.randn(n, 4, generator=made, dtype=torch.float64) + len(data)
+        labels, groups = (torch.randint(3, (n,), generator=made) for _ in range(2))  # group 2: not known
+        labels[:CLASSES] = torch.arange(CLASSES)
+        data[site] = (images, labels, groups)
+    attribute = "" if over == "sites" else "sex"
+    half = VariancePenalty(flexfair_over=over, flexfair_measure=measure, flexfair_attribute=attribute, batch_size=7)
+    rule = FlexFair(flexfair_over=over, flexfair_measure=measure, flexfair_weight=weight)
+    runs = {site: site_run(site, of[0], of[1], of[2].tolist(), CLASSES) for site, of in data.items()}
+    for run in runs.values():
+        half.begin_round(run, model)
+    rule.weigh(inputs({site: half.report(run, model) for site, run in runs.items()}, SIZES))
+    told = rule.directives(1, 2, list(runs))["loss_slopes"]
+    total, found = sum(SIZES.values()), torch.zeros(CLASSES, 4, dtype=torch.float64)
+    for site, run in runs.items():
+        run.directives = {"loss_slopes": told[site]}
+        model.zero_grad()
+        half.loss(run, model, *data[site][:2]).backward()
+        assert model.weight.grad is not None
+        found += SIZES[site] / total * model.weight.grad
+    images, labels, groups = (torch.cat([of[k] for of in data.values()]) for k in range(3))
+    places = torch.cat([torch.full((n,), k) for k, n in enumerate(SIZES.values())])
+    losses = torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
+    objective = losses.mean()
+    for parties, known, of in ((places, 3, "sites"), (groups, 2, "groups")):
+        for c in range(CLASSES) if over in (of, "both") else ():
+            of_class = torch.ones(total, dtype=torch.bool) if measure == "equal_accuracy" else labels == c
+            chosen = [losses[of_class & (parties == party)] for party in range(known)]
+            mean = torch.cat(chosen).mean()
+            share = 1 / CLASSES if measure == "equal_accuracy" else 1
+            objective = objective + weight * share * sum((one.mean() - mean) ** 2 for one in chosen) / known
+    model.zero_grad()
+    objective.backward()
+    assert model.weight.grad is not None
+    return found, model.weight.grad
+
+
+@pytest.mark.parametrize("measure", ["equal_accuracy", "demographic_parity", "equal_opportunity"])
+@pytest.mark.parametrize("over", ["sites", "groups", "both"])
+def test_the_federations_gradient_is_that_of_the_pooled_penalty(over: str, measure: str) -> None:
+    found, pooled = gradients(over, measure, 0.002)  # so small that no image counts less than 0 times
+    plain, _ = gradients(over, measure, 0.0)
+    assert float((pooled - plain).abs().max()) > 1e-4
+    torch.testing.assert_close(found, pooled, rtol=0, atol=1e-7)  # factors are float32
+
+
+def test_an_image_counts_between_0_and_10_times() -> None:
+    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex")
+    run = site_run("a", torch.zeros(4), torch.zeros(4), [0, 1, 2, 1], 1)
+    run.directives = {"loss_slopes": [0.0, -7.0, 30.0]}
+    found = half.loss(run, lambda images: torch.tensor([0.5, 1.5, 2.0, 4.0]), torch.zeros(4), torch.zeros(4))
+    assert float(found) == pytest.approx((0 * 0.5 + 10 * 1.5 + 2.0 + 10 * 4.0) / 4)
+    run.directives = {}
+    assert float(half.loss(run, lambda images: torch.ones(4), torch.zeros(4), torch.zeros(4))) == pytest.approx(1.0)
+
+
+def test_equal_opportunity_is_of_the_classes_that_are_looked_for() -> None:
+    rule = FlexFair(flexfair_measure="equal_opportunity", flexfair_weight=1.0)
+    reports = {
+        "a": {"rows": 1.0, "group_losses": [1.0, 2.0], "group_images": [10.0, 6.0]},
+        "b": {"rows": 1.0, "group_losses": [4.0, 3.0], "group_images": [30.0, 8.0]},
+    }
+    rule.weigh(inputs(reports, {"a": 16, "b": 38}))
+    slopes = variance_slopes({"a": 2.0, "b": 3.0}, {"a": 6, "b": 8}, 54)
+    told = rule.directives(1, 2, ["a", "b"])["loss_slopes"]
+    assert told == {site: [0.0, pytest.approx(slope)] for site, slope in slopes.items()}
+
+
+def test_flex_fair_goes_by_what_is_told() -> None:
+    rule = FlexFair(flexfair_over="both")
+    assert rule.directives(0, 2, ["a"]) == {}
+    nan = math.nan
+    reports = {
+        "a": {"rows": 3.0, "group_losses": [1.0, 0.5, 2.0], "group_images": [10.0, 6.0, 4.0]},
+        "b": {"rows": 3.0, "group_losses": [4.0, nan, nan], "group_images": [30.0, nan, nan]},  # its groups stay
+        "c": {"rows": 1.0, "group_losses": [9.0], "group_images": [60.0]},  # of another form
+        "d": {"rows": 3.0, "group_losses": None, "group_images": None},
+    }
+    rule.weigh(inputs(reports, {"a": 10, "b": 30, "c": 60, "d": 5}))
+    told = rule.directives(1, 2, ["a", "new"])["loss_slopes"]
+    sites = variance_slopes({"a": 1.0, "b": 4.0}, {"a": 10, "b": 30}, 105)
+    groups = variance_slopes({0: 0.5, 1: 2.0}, {0: 6, 1: 4}, 105)
+    assert told["a"] == pytest.approx([2 * sites["a"], 2 * groups[0], 2 * groups[1]])
+    assert told["new"] == pytest.approx([0.0, 2 * groups[0], 2 * groups[1]])
+    other = FlexFair(flexfair_over="both")
+    other.load_state_dict(rule.state_dict())
+    assert other.directives(1, 2, ["a", "new"]) == rule.directives(1, 2, ["a", "new"])
+    rule.weigh(inputs({"d": reports["d"]}, {"d": 5}))
+    assert rule.directives(2, 3, ["a"]) == {}
+    rows = {"rows": 3.0, "group_losses": [1.0] * 4, "group_images": [9.0] * 4}  # that do not fit: moves nothing
+    rule.weigh(inputs({"x": rows, "y": {**rows, "rows": 1.5}}, {"x": 9, "y": 9}))
+    assert rule.directives(2, 3, ["x"]) == {}
     with pytest.raises(ValueError, match="flexfair_over='groups' needs flexfair_attribute"):
         VariancePenalty(flexfair_over="groups")
+    settings = {"flexfair_measure": "equal_opportunity", "criterion": "task"}
+    with pytest.raises(ValueError, match="flexfair_measure='equal_opportunity' needs a task with classes"):
+        make_plan("flex_fair", task="segmentation", sites=SITES, settings=settings)
 
 
-def test_flex_fair_tells_the_mean_loss_by_samples() -> None:
-    rule = FlexFair()
-    assert rule.directives(0, 2, ["a"]) == {}
-    reports = {"a": {"probe_loss": 1.0}, "b": {"probe_loss": 4.0}, "c": {"probe_loss": math.nan}}
-    found = rule.weigh(inputs(reports, {"a": 10, "b": 30, "c": 60}))
-    assert found.sites == pytest.approx({"a": 0.1, "b": 0.3, "c": 0.6})
-    assert rule.directives(1, 2, ["a"]) == {"mean_loss": pytest.approx(0.25 * 1.0 + 0.75 * 4.0)}
-    assert FlexFair(flexfair_over="groups").directives(1, 2, ["a"]) == {}
+def test_groups_and_classes_of_few_cases_stay() -> None:
+    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex", flexfair_measure="demographic_parity")
+    labels, groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1]), [0, 0, 1, 1, 0, 0, 1, 1, 2]
+    run = site_run("a", torch.arange(9.0), labels, groups, 2)
+    half.begin_round(run, torch.nn.Identity())
+    assert run.own["rows"] == 3
+    assert run.own["group_images"] == [4, 5, 2, 2, 2, 2]
+    assert run.own["group_losses"] == [1.5, 6.0, 0.5, 4.5, 2.5, 6.5]
+    run.min_cases = 2  # who is not known is one: the next smallest group stays with it
+    half.begin_round(run, torch.nn.Identity())
+    assert np.isnan(run.own["group_images"]).reshape(3, 2)[1:].all(1).any()
+    run.settings = {"metrics_by_class": False}
+    half.begin_round(run, torch.nn.Identity())
+    assert np.isnan(run.own["group_images"]).all()
+    assert np.isnan(run.own["group_losses"]).all()
 
 
-def test_flex_fair_runs_over_groups(tmp_path: Path) -> None:
-    of_task = {**SMALL, "flexfair_over": "groups", "flexfair_attribute": "sex", "criterion": "task"}
-    plan = make_plan("flex_fair", task="classification", sites=SITES, num_rounds=2, settings=of_task)
-    assert read_results(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))["status"] == "completed"
+@pytest.mark.parametrize(("over", "measure"), [("both", "demographic_parity"), ("groups", "equal_accuracy")])
+def test_flex_fair_runs(over: str, measure: str, tmp_path: Path) -> None:
+    given = {**SMALL, "flexfair_over": over, "flexfair_attribute": "sex", "flexfair_measure": measure}
+    plan = make_plan(
+        "flex_fair", task="classification", sites=SITES, num_rounds=2, settings={**given, "criterion": "task"}
+    )
+    results = read_results(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))
+    assert results["status"] == "completed"
+    slopes = results["rounds"][0]["details"]["slopes"]
+    assert any(value != 0 for of in slopes["groups"] for value in of)
+    assert bool(slopes["sites"]) is (over == "both")

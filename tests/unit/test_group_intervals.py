@@ -13,7 +13,7 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.compare.group_gaps import gap_table, gaps_in_words, over_seeds
+from fairflare.reporting.compare.group_gaps import gap_lead, gap_table, gaps_in_words, over_seeds
 from fairflare.reporting.layout import shown
 
 BINS, SURE = 40, 7
@@ -183,19 +183,67 @@ def test_methods_side_by_side() -> None:
     }
     table = gap_table(rows, "fed_avg")
     first, second = table.rows
-    assert [shown(cell) for cell in first[:4]] == ["fed_avg", "tone", "accuracy_gap", "3"]
+    assert [shown(cell) for cell in first[:4]] == ["accuracy_gap", "tone", "fed_avg", "3"]
     assert shown(first[6]) == "-"
     differ = np.array([-0.15, -0.148, -0.146])
     half = t.ppf(0.975, 2) * differ.std(ddof=1) / math.sqrt(3)
     assert second[6].values == pytest.approx([differ.mean(), differ.mean() - half, differ.mean() + half], abs=1e-12)
     assert second[8] == "better"
     text = gaps_in_words(rows, "fed_avg")
-    assert "lowest accuracy by tone: dark in 3 of 3 runs" in text
+    assert "fed_avg, other: lowest accuracy by tone: dark in 3 of 3 runs." in text
     assert "other: groups or classes of them stay at site-1 and are in no figure" in text
     assert "fed_avg: groups" not in text
     lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()
-    assert lines[0].startswith("method,attribute,gap,seeds,mean,sd,low,high,difference,")
+    assert lines[0].startswith("measure,attribute,method,seeds,mean,sd,low,high,difference,")
     assert float(lines[1].split(",")[4]) == pytest.approx(0.21)
+
+
+def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
+    rows = {"fed_avg": [run("fed_avg", s, 0.20 + 0.01 * s, [0.1, 0.3]) for s in range(3)]}
+    text = gap_lead(rows, "fed_avg")
+    assert text.startswith("By tone, the lowest accuracy with fed_avg is that of dark in 3 of 3 runs, 0.210 below the ")
+    assert "chance" not in text
+    rows["worse"] = [run("worse", s, 0.55 + 0.012 * s, [0.4, 0.7]) for s in range(3)]
+    assert gap_lead(rows, "fed_avg").endswith("; worse has a larger gap.")
+    rows["same"] = [run("same", s, 0.21 - 0.01 * s, [0.0, 0.3]) for s in range(3)]
+    rows["fair"] = [run("fair", s, 0.05 + 0.012 * s, [0.0, 0.2]) for s in range(3)]
+    assert gap_lead(rows, "fed_avg").endswith("; fair has a smaller gap, worse has a larger gap.")
+    assert gap_lead({"fed_avg": rows["fed_avg"], "same": rows["same"]}, "fed_avg").endswith(
+        "; no other method is shown to have a smaller gap."
+    )
+    one = {label: runs[:1] for label, runs in rows.items()}
+    assert gap_lead(one, "fed_avg").endswith("; with one seed nothing is said of the other methods.")
+    assert ", which may be chance" in gap_lead(one, "same")
+    nothing = run("fed_avg", 0, 0.2, [None, None])
+    assert "(how sure is not known)." in gap_lead({"fed_avg": [nothing]}, "fed_avg")
+    nothing["groups"]["pooled"]["tone"]["gaps"] = {"accuracy_gap": None}
+    assert gap_lead({"fed_avg": [nothing]}, "fed_avg") == (
+        "By tone fewer than two groups have a value over all sites with fed_avg."
+    )
+
+
+def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
+    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
+        found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
+        of = found["groups"]["pooled"]["tone"]
+        of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        return found
+
+    rows = {
+        "fed_avg": [scaled("fed_avg", s, 0.80 + 0.001 * s, (0.9, 0.6)) for s in range(3)],
+        "other": [scaled("other", s, 0.80, (0.81, 0.79 - 0.001 * s)) for s in range(3)],
+    }
+    table = gap_table(rows, "fed_avg")
+    measures = [(row[0], row[2]) for row in table.rows]
+    assert measures == [(name, m) for name in ("accuracy_gap", "es_accuracy") for m in rows]
+    first, second = (row for row in table.rows if row[0] == "es_accuracy")
+    by_hand = [0.80 / 1.3, 0.801 / (1 + 0.099 + 0.201), 0.802 / (1 + 0.098 + 0.202)]
+    better = [0.80 / 1.02, 0.80 / 1.021, 0.80 / 1.022]
+    assert first[4].mean == pytest.approx(np.mean(by_hand), abs=1e-12)
+    assert second[6].values[0] == pytest.approx(np.mean(better) - np.mean(by_hand), abs=1e-12)
+    assert second[8] == "better"
+    assert shown(second[5]) == "-"  # over the images there is no interval
+    assert "of equity-scaled metrics larger" in gaps_in_words(rows, "fed_avg")
 
 
 def test_a_run_without_groups_is_named() -> None:

@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
+from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS
 from fairflare.data.phantoms import PhantomPlan
 from fairflare.data.preparers.phantoms import prepare_phantom
@@ -66,6 +67,45 @@ def test_classes(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert [found["corrupted"] for found in manifest["sites"].values()] == [False, True]
     assert [found.get("label_noise") for found in manifest["sites"].values()] == [None, 0.3]
+
+
+def test_the_attribute_of_a_person_is_in_the_datalist(tmp_path: Path) -> None:
+    args = [
+        "phantom",
+        "dermoscopy7",
+        "--out",
+        str(tmp_path),
+        "--sites",
+        "2",
+        "--size",
+        "32",
+        "--set",
+        "attributes=true",
+    ]
+    args += [word for name in ("num_samples=80", "num_test=56", "num_own_test=28", "attribute_noise=0.3")
+             for word in ("--set", name)]  # fmt: skip
+    told = CliRunner().invoke(app, args)
+    assert told.exit_code == 0
+    assert "A run on it needs: --task classification --set num_classes=7" in told.stdout
+    task = ClassificationTask(
+        phantom="dermoscopy7", image_size=(32, 32), phantom_sites=2, phantom_samples=80, phantom_test=56,
+        phantom_own_test=28, attributes=True, attribute_noise=0.3, num_classes=7,
+    )  # fmt: skip
+    for site in ("site-1", "site-2"):
+        drawn, stored = task.open_site(site, {}), task.open_site(site, {"data_root": str(tmp_path / site)})
+        assert stored.attributes == drawn.attributes == {"tone": ("light", "dark", "unknown")}
+        assert_same(drawn, stored)
+        for split in ("training", "validation", *drawn.test_splits):
+            assert list(stored.group_numbers(split, "tone")) == list(drawn.group_numbers(split, "tone"))
+        assert {*stored.group_numbers("test", "tone")} == {0, 1}
+    counted = CliRunner().invoke(app, ["check-data", str(tmp_path)])
+    light = list(drawn.group_numbers("test", "tone")).count(0)
+    assert f"test by tone: light {light}, dark {28 - light}" in counted.stdout
+    assert kind_by_manifest(tmp_path / "fairflare.json", {"task": None}) == {"task": "classification"}
+    prepare_phantom(
+        "dermoscopy7", tmp_path, sites=2, plan=PhantomPlan(phantom="dermoscopy7", num_sites=2), overwrite=True
+    )
+    assert "attributes" not in (tmp_path / "site-1" / "datalist.json").read_text()
 
 
 def test_the_names_and_groups_of_a_stored_phantom_are_its_own(tmp_path: Path) -> None:

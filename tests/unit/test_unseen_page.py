@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 from fairflare.reporting.compare.unseen import Unseen, unseen_of
-from fairflare.reporting.page.material import read_material
+from fairflare.reporting.page.material import only_left_out, read_material
+from fairflare.reporting.page.unseen import unseen_page
 from fairflare.reporting.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
 
@@ -100,6 +101,30 @@ def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "figures" / "unseen.svg").is_file()
 
 
+def test_methods_stand_as_they_were_compared_and_the_first_leads(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    for label in ("a_last", "b_first"):
+        for results, unseen in runs():
+            results["info"]["label"] = label
+            unseen.adapted = {"dice": UNSEEN[unseen.site] - 0.1}
+            place = folder / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
+            write_run(place, results)
+            unseen.write(place / "server" / "simulate_job" / "fairflare")
+    found = only_left_out(folder)
+    assert found is not None
+    assert [row.label for row in found[0].rows] == ["a_last", "b_first"]
+    (folder / "unseen.csv").write_text("method,seeds\nb_first,3\na_last,3\n")
+    found = only_left_out(folder)
+    assert found is not None
+    assert [row.label for row in found[0].rows] == ["b_first", "a_last"]
+    page = unseen_page(*found)
+    assert page.leads[0].text.startswith("Unseen hospitals: b_first has ")
+    assert " less, beyond noise)" in page.leads[0].text
+    assert "(-" not in page.leads[0].text
+    (words,) = page.sections[0].words  # what leads is not said again
+    assert words.startswith("a_last has ")
+
+
 def test_both_kinds_of_runs_have_one_page(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, [document("fed_avg", seed, SEEN) for seed in range(3)])
     material = read_material(held_out(folder))
@@ -123,9 +148,16 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     }  # fmt: skip
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
-    told = "with fed_avg: By sex, over all sites M has the lowest auc, 0.600, 0.200 below the best"
-    assert leads[1].text.startswith(f"Between groups of people, {told}")
+    told = "By sex, the lowest auc with fed_avg is that of M, 0.200 below the best (how sure is not known)."
+    assert leads[1].text == f"Between groups of people: {told}"
     assert leads[1].picture is not None
+    assert leads[1].picture.alt == (
+        "auc by sex: F from 0.800 (site-1) to 0.800 (site-1), 0.800 over all sites; "
+        "M from 0.600 (site-1) to 0.600 (site-1), 0.600 over all sites."
+    )
+    assert leads[1].picture.caption.startswith("Of fed_avg, seed 0. ")
+    section = next(section for section in build(material).sections if section.name == "groups")
+    assert not section.words  # said once, at the head
     assert leads[1].picture.name == "groups_of_sex"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(material.runs[0].document, "groups", None)

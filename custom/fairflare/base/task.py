@@ -6,17 +6,13 @@ executor, the methods and the benchmarks use nothing else, so a new kind of task
 
 from __future__ import annotations
 
-import hashlib
-import math
-import re
-import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.base.checks import number
+from fairflare.base.metric import LOSS, Metric, metric_name
+from fairflare.base.site_data import SPLIT_GLOBAL, Batches, PriorNetwork, Proxy, SiteData
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,209 +23,15 @@ if TYPE_CHECKING:
     import torch
 
     from fairflare.base.cases.resampling import Drawn
+    from fairflare.base.site_data import Batch as Batch
+    from fairflare.base.site_data import Device as Device
 
     Outcomes: TypeAlias = tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.float64]]
-    Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
-    Device: TypeAlias = torch.device | str
 
-__all__ = ["Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating", "metric_name"]
-
-#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
-SPLIT_GLOBAL = "test_global"
-
-
-class Batches(Protocol):
-    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __len__(self) -> int: ...
-
-
-class PriorNetwork(Protocol):
-    """A frozen image encoder that a method compares with (Fed-MAS)."""
-
-    name: str
-    width: int  # of the features
-    fingerprint: str  # the same for the same weights anywhere
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, width) features of a batch of inputs."""
-
-    def to(self, device: Device) -> Any:
-        """The network on a device."""
-
-
-class SiteData(ABC):
-    """One site's data, opened.
-
-    Attributes:
-        synthetic: True when the data are made up; the log and the results say so.
-        description: one line about the data for the site's own log; no file names.
-        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
-            class and one; ``None``: they have no classes, or do not tell.
-        class_names: names of all classes, where the data have them.
-        class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
-        test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
-            skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
-        attributes: of the people, such as sex: names of the groups of each, the last one ``unknown``.
-    """
-
-    synthetic: bool = False
-    description: str = ""
-    num_classes: int | None = None
-    class_names: tuple[str, ...] | None = None
-    class_groups: Mapping[str, tuple[int, ...]] | None = None
-    test_splits: tuple[str, ...] = ("test",)
-    attributes: Mapping[str, tuple[str, ...]] = {}
-
-    @abstractmethod
-    def num_samples(self, split: str) -> int:
-        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
-
-    def class_counts(self, split: str) -> torch.Tensor | None:
-        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
-        return None
-
-    def cases(self, split: str) -> Sequence[Hashable] | None:
-        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
-
-        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
-        each is a case by itself, or it is not known.
-        """
-        return None
-
-    def group_numbers(self, split: str, attribute: str) -> Sequence[int]:
-        """Number of each sample's group in ``attributes[attribute]``, in the order of the list."""
-        raise ValueError(f"these data have no attribute {attribute!r}")
-
-    def num_cases(self, split: str) -> int:
-        """Number of different cases of a split."""
-        cases = self.cases(split)
-        return self.num_samples(split) if cases is None else len(set(cases))
-
-    def class_cases(self, split: str) -> torch.Tensor | None:
-        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
-        this split it is not known.
-        """
-        return self.class_counts(split) if self.cases(split) is None else None
-
-    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
-        return None
-
-    def fingerprint(self, split: str) -> str | None:
-        """The same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
-        return None
-
-    @abstractmethod
-    def batches(
-        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
-    ) -> Batches:
-        """Batches of a split, every sample exactly once, the last batch smaller if need be.
-
-        Args:
-            split: ``"training"``, ``"validation"`` or one of ``test_splits``.
-            batch_size: samples in a batch, ``>= 1``.
-            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
-                augmentation) that belongs to that number, the same every time it is asked for; use another
-                one for each epoch.
-            augment: random flips and the like; needs a ``shuffle_seed``.
-
-        Raises:
-            DataError: the split cannot be read, or a sample of it is not usable.
-        """
-
-
-class Proxy:
-    """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
-
-    Args:
-        inner: what is behind it.
-    """
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not there yet
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-
-def metric_name(text: str) -> str:
-    """How a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
-
-    Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
-
-    >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")
-    ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
-    """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    found = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
-    return found if plain.isascii() and found else f"{found}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A metric of :meth:`Task.evaluate`, declared.
-
-    Args:
-        name: its key; kept as :func:`metric_name` has it.
-        doc: what it is; for ``docs/privacy.md``.
-        reveals: what it says about a site's data.
-        by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
-        family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
-        low, high: closed range; infinite: none on that side. What lies outside is refused by the site and the server.
-        higher_is_better: its direction, never guessed from its name; ``None``: not declared, which ends a run before it
-            begins.
-        unit: in which it is measured (``mm``); empty: it has none.
-        mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
-        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
-            does not say, and stays at home with the metrics of a class that has too few cases.
-    """
-
-    name: str
-    doc: str
-    reveals: str = ""
-    by_class: bool = False
-    family: str = ""
-    low: float = 0.0
-    high: float = 1.0
-    higher_is_better: bool | None = None
-    unit: str = ""
-    mean_of_images: bool = False
-    of_classes: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        start, sign, rest = self.name.partition("<")  # dice_<class> stands for a family
-        object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
-        for name in ("low", "high"):
-            value = getattr(self, name)
-            if value not in (-math.inf, math.inf):
-                number(f"{name} of metric {self.name!r}", value)
-        if not self.low < self.high:
-            raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
-
-    def holds(self, value: float) -> bool:
-        """Whether a finite value lies in its range."""
-        return self.low <= value <= self.high
-
-    @property
-    def range(self) -> str:
-        """In signs: ``[0, 1]``, ``[0, inf) mm``."""
-        ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
-        return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
-
-    def told(self) -> dict[str, Any]:
-        """Direction, range and unit as plain values; ``None``: no limit."""
-        limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
-        return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
-
-
-LOSS = Metric(
-    name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf, higher_is_better=False
-)
+__all__ = [
+    "LOSS", "SPLIT_GLOBAL", "Batches", "Metric", "PriorNetwork", "Proxy", "SiteData", "Task", "evaluating",
+    "metric_name",
+]  # fmt: skip
 
 
 class Task(ABC):

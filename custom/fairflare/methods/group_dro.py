@@ -15,16 +15,21 @@ import torch
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
-from fairflare.base.task import evaluating
 from fairflare.core.statistics.group_metrics import exponentiated
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.parts.group_sums import check_attribute, hidden, known_groups, numbers_of
-from fairflare.methods.parts.probes import MAX_LOSS
+from fairflare.methods.parts.group_sums import (
+    GROUP_IMAGES,
+    GROUP_LOSSES,
+    check_attribute,
+    hidden,
+    known_groups,
+    numbers_of,
+    training_losses,
+)
 
 WEIGHTS = "group_weights"
 Key = tuple[str, int]  # site (empty: all) and number of the group
@@ -49,12 +54,7 @@ class GroupWeighted(LocalTraining):
         numbers = self._numbers(run)
         groups = known_groups(run, self.dro_attribute) if self.dro_attribute else 1
         kept = hidden(run, self.dro_attribute, "training") if self.dro_attribute else frozenset()
-        found: list[torch.Tensor] = []
-        with torch.random.fork_rng(devices=[]), evaluating(model):
-            for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
-                outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-                found.append(criterion_losses(self, run, outputs, targets).double().cpu())
-        losses = torch.cat(found).numpy()
+        losses, _ = training_losses(self, run, model)
         images = np.bincount(numbers, minlength=groups)[:groups]
         means = np.bincount(numbers, losses, groups)[:groups] / np.maximum(images, 1)
         out = np.array([group in kept or images[group] == 0 for group in range(groups)])
@@ -103,13 +103,7 @@ class GroupDRO(Rule):
         Sagawa et al., Algorithm 1 (eta 0.01 a step there).
     """
 
-    report_fields = (
-        Field("group_losses", "vector", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, of=TRAINING,
-              doc="mean training loss of the received model by group; NaN: it stays", home_ok=True),
-        Field("group_images", "vector", low=0, high=1e9, nan_ok=True, same_length_as="group_losses", of=TRAINING,
-              doc="training images of each of these groups", reveals="how many people of a group the site has",
-              keep="groups with few cases, with others: `min_cases`", home_ok=True),
-    )  # fmt: skip
+    report_fields = (GROUP_LOSSES, GROUP_IMAGES)
     directive_docs: ClassVar[dict[str, str]] = {
         WEIGHTS: "weight of an image's loss by group, over all sites, or (`dro_over=site_groups`) the site's own"
     }

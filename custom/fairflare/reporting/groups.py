@@ -11,7 +11,7 @@ from fairflare.core.statistics.group_sums import ALL_IMAGES, EVERYBODY, Sums, ad
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, number
 
-UNKNOWN = "unknown"  # as fairflare.data.attributes has it, the last group
+UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last group
 POOLED = "all sites"
 OF_IMAGES = "images"
 IN_ALL = "all"

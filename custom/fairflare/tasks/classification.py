@@ -12,8 +12,8 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
-from fairflare.data.attributes import UNKNOWN
 from fairflare.data.datalist import DataError, Datalist
+from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
@@ -35,7 +35,6 @@ PLAN_SETTINGS = (  # those that the plan calls as the task does
     "label_noise_sites", "label_noise", "label_noise_kind", "attributes",
     "attribute_prevalence", "attribute_noise",
 )  # fmt: skip
-TONE = "tone"  # the phantom's attribute
 MIN_CLASS = 4  # images of a synthetic class, for training and validation
 
 
@@ -225,7 +224,7 @@ class PhantomClasses(PhantomImages):
         self._drawn = class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
-        self.attributes = {TONE: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
+        self.attributes = {plan.kind.called: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
         self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)

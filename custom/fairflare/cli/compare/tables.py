@@ -77,8 +77,7 @@ def report(
             in_paper = partial(paper_table, paper.title, paper.columns, runs)
             page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
         (runner.folder / "comparison.md").write_text(page + "\n", encoding="utf-8")
-    as_page = "" if left_out else f"; as a page: fairflare report {runner.folder}"
-    say(f"tables: {runner.folder}{as_page}", console)
+    say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
     return int(bool(failed)), made
 
 

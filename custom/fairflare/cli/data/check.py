@@ -18,6 +18,7 @@ from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
+from fairflare.data.listing.attributes import UNKNOWN
 
 MOST = 20  # lines of a site, unless --all
 COUNTS = "counts.csv"
@@ -165,7 +166,8 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
-            _tell(f"  {split} by {attribute}: " + ", ".join(f"{group} {count}" for group, count in groups.items()))
+            told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)
+            _tell(f"  {split} by {attribute}: {told}")
 
 
 def _number(item: tuple[int | None, int]) -> int:

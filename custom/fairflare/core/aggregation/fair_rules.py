@@ -1,4 +1,4 @@
-"""Formulas of the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE.
+"""Formulas of the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE, FlexFair.
 
 Pure functions of dicts by site; float64; sites sorted; no argument is changed.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +17,7 @@ from fairflare.base import checks
 from fairflare.core.states import State
 from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
 
+K = TypeVar("K", bound=Hashable)
 LEAST_VARIANCE = 1e-5  # of a batch norm in a model from which another was taken away
 
 # ------------------------------------------------------------------------------------------------ what several share
@@ -255,3 +257,36 @@ def minus_state(received: State, own: State, coefficient: float) -> dict[str, to
             rest = (tensor.double() - coefficient * own[name].to(tensor.device).double()) / (1 - coefficient)
             found[name].copy_(rest.clamp_(min=LEAST_VARIANCE) if name.endswith("running_var") else rest)
     return found
+
+
+# ------------------------------------------------------------------------------------------------ FlexFair
+
+
+def variance_slopes(losses: Mapping[K, float], images: Mapping[K, float], total: float) -> dict[K, float]:
+    r"""How much more an image of each party counts when the variance of the parties' losses is added to the objective.
+
+    .. math:: P = \frac{1}{A} \sum_a (L_a - M)^2, \quad M = \frac{\sum_a n_a L_a}{\sum_a n_a}, \quad
+              \nabla P = \frac{1}{N} \sum_i s_{a(i)} \nabla \ell_i
+
+    with :math:`s_a = \frac{2 N}{A} [(L_a - M) / n_a - \sum_b (L_b - M) / \sum_b n_b]`. A federation that averages by
+    samples, and in which each image i counts :math:`1 + \lambda s_{a(i)}` times, follows the gradient of the mean loss
+    plus :math:`\lambda P` without knowing more than these sums.
+
+    Args:
+        losses: L, mean loss by party (site, or group of people over all sites), finite.
+        images: n, of how many images, ``> 0``.
+        total: N, images of all sites, ``> 0``.
+
+    Returns:
+        s by party; all 0 with fewer than two.
+
+    Source:
+        Xing et al., Nature Communications 2025: the variance around the mean of all images, as in the authors' code,
+        which differentiates it with the losses of all sites in one process.
+    """
+    if len(losses) < 2:
+        return dict.fromkeys(losses, 0.0)
+    known = math.fsum(images[a] for a in losses)
+    mean = math.fsum(images[a] * losses[a] for a in losses) / known
+    together = math.fsum(losses[a] - mean for a in losses) / known
+    return {a: 2 * total / len(losses) * ((losses[a] - mean) / images[a] - together) for a in losses}

@@ -47,6 +47,7 @@ class ClassPhantom:
     groups: Mapping[str, tuple[int, ...]]  # classes by frequency, such as head, medium, tail; empty if none
     attributes: tuple[str, ...]  # of the person, such as skin tones; empty if none
     scene: Scene  # draws a class and an attribute on a canvas
+    called: str = "tone"  # what ``attributes`` are values of, as a datalist declares it
 
     def draw(self, label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> Images:
         """One image.

@@ -63,9 +63,11 @@ def prepare_phantom(
     groups = {group: list(members) for group, members in kind.groups.items()}
     corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]
     noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
+    tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
-        class_names=kind.class_names, class_groups=groups, corrupted=corrupted, label_noise=noise, synthetic=True
-    )
+        class_names=kind.class_names, class_groups=groups, corrupted=corrupted, label_noise=noise, synthetic=True,
+        attributes=tones,
+    )  # fmt: skip
     return write_sites(
         {f"site-{i + 1}": _classes(whole_plan, i) for i in range(number)}, out_dir, None, form, **writing
     )
@@ -97,8 +99,9 @@ def _prostate(site: str, size: int, seed: int, cases: float) -> Iterator[Item]:
 
 
 def _classes(plan: PhantomPlan, index: int) -> Iterator[Item]:
-    site = class_site(plan, index)
+    site, kind = class_site(plan, index), plan.kind
     for split in plan.splits:
         for i, (image, label) in enumerate(zip(site.images[split], site.labels[split].tolist(), strict=True)):
             name = f"{split}_{i:05d}"
-            yield Item(name, name, image, label, splits=(split,), shared=split in SAME_EVERYWHERE)
+            person = {kind.called: kind.attributes[site.attributes[split][i]]} if plan.attributes else None
+            yield Item(name, name, image, label, splits=(split,), shared=split in SAME_EVERYWHERE, attributes=person)

@@ -369,17 +369,17 @@ class _Result:
             counting.draw(self.counts, names, new / PICTURE)
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
+        classes = any("classes" in own for own in sites.values())
         told = {
+            **({"kind": "classification"} if classes else {}),
+            **record,
             "folds": self.form.folds,
-            "task": {
-                **({"num_classes": len(names)} if names and any("classes" in own for own in sites.values()) else {}),
-                **self.form.task,
-            },
+            "task": {**({"num_classes": len(names)} if names and classes else {}), **self.form.task},
             "notes": self.notes,
             "versions": versions,
             "sites": sites,
         }
-        _write_json(new / MANIFEST, {**record, **told})
+        _write_json(new / MANIFEST, told)
 
 
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:

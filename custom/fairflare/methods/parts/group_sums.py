@@ -6,12 +6,27 @@ Groups with few cases, and those that could be solved for by them, are NaN, as i
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from fairflare.base.task import evaluating
 from fairflare.core.statistics.group_sums import CONFUSION, Array, hidden_groups, hidden_parts, sums_of
-from fairflare.methods.base.training import SiteError, SiteRun
+from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.parts.probes import MAX_LOSS
 
+GROUP_LOSSES = Field(
+    "group_losses", "vector", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, of=TRAINING, home_ok=True,
+    doc="mean training loss of the received model by group (FlexFair: of all, then by group; by class where its "
+    "measure is by class); NaN: it stays",
+)  # fmt: skip
+GROUP_IMAGES = Field(
+    "group_images", "vector", low=0, high=1e9, nan_ok=True, same_length_as="group_losses", of=TRAINING, home_ok=True,
+    doc="training images of each of these", reveals="how many people of a group the site has, and of each class",
+    keep="groups with few cases, with others: `min_cases`; by class also `metrics_by_class`",
+)  # fmt: skip
 ALIKE = "declare the attribute with the same groups in every datalist"
 
 
@@ -59,15 +74,41 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
     numbers, kept = numbers_of(run, attribute, split), hidden(run, attribute, split)
     classes = scores.shape[1]
-    parts = hidden_parts(_cases(run, split), labels, numbers, kept, run.min_cases, classes)
-    if run.settings.get("metrics_by_class") is False:
-        parts = frozenset(range(classes))
+    parts = hidden_classes(run, attribute, split, labels, classes)
     found = np.stack([
         sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(known_groups(run, attribute))
     ])  # fmt: skip
     found[sorted(kept & set(range(len(found))))] = np.nan
     found[:, sorted(parts)] = np.nan
     return found
+
+
+def hidden_classes(
+    run: SiteRun, attribute: str, split: str, labels: np.ndarray[Any, np.dtype[np.int64]], classes: int
+) -> frozenset[int]:
+    """Classes whose sums stay at the site in all groups of an attribute (empty: all images are one group)."""
+    if run.settings.get("metrics_by_class") is False:
+        return frozenset(range(classes))
+    numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
+    kept = hidden(run, attribute, split) if attribute else frozenset[int]()
+    return hidden_parts(_cases(run, split), labels, numbers, kept, run.min_cases, classes)
+
+
+def training_losses(
+    half: LocalTraining, run: SiteRun, model: torch.nn.Module
+) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """Loss and class of each training image with the received model, (n,) in the order of the list.
+
+    Of a task without classes the second is 0 everywhere.
+    """
+    losses: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
+            outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
+            losses.append(criterion_losses(half, run, outputs, targets).double().cpu())
+            labels.append(targets.long().cpu() if targets.ndim == 1 else torch.zeros(len(inputs), dtype=torch.long))
+    return torch.cat(losses).numpy(), torch.cat(labels).numpy()
 
 
 def _cases(run: SiteRun, split: str) -> list[object]:

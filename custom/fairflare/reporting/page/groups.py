@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.reporting.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, caption, group_notes, group_tables, of_everybody
+from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
+from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
 from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
@@ -16,7 +19,10 @@ from fairflare.reporting.page.style import GRID, figure, label, legend, look, ro
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARKS = "A mark for each group at every site, and over all sites; lines are 95 % intervals over the images."
+MARKS = (
+    "A mark for each group at every site, and over all sites; lines are 95 % intervals over the images, without one it "
+    "is not known."
+)
 CURVES = {
     "roc": "A line for each site, and for all images together: the mean over the classes that are looked for. The "
     "diagonal is guessing.",
@@ -35,28 +41,47 @@ def groups(material: Material) -> Section | None:
     found = run.document.get("groups")
     if not found:
         return None
-    parts: list[Picture | Table] = []
+    words, notes, parts = captions(run.document), group_notes(run.document), list[Picture | Table]()
+    whose = f"Of {run.name}. " if material.reference else ""
     for attribute in found["attributes"]:
-        told = caption(found, attribute)
         if attribute == EVERYBODY:
             parts += [
-                Picture(name, _curves(material, found, name), captions, of_everybody(found, MEASURES[name]))
-                for name, captions in CURVES.items()
+                Picture(name, _curves(material, found, name), whose + told, of_everybody(found, MEASURES[name]))
+                for name, told in CURVES.items()
                 if name in found["pooled"][EVERYBODY].get("curves", {})
             ]
             continue
-        parts.append(Picture(f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute), MARKS, told))
-    parts += group_tables(run.document)
-    notes = group_notes(run.document)
+        name, draw = f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute)
+        parts.append(Picture(name, draw, whose + MARKS, _in_figures(found, attribute)))
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
+    if material.reference:  # its words lead the page
+        notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
     if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
         parts.append(gap_table(rows, material.reference))
-        notes += notes_of_gaps(rows, material.reference)
-        notes.append(
-            f"Pictures, and tables by site, are of {reference.label}, its first run; each other run's page has its own."
-        )
-    return Section("groups", "Groups of people" if people else "ROC curve and calibration", notes=notes, parts=parts)
+        words, notes = [], notes + notes_of_gaps(rows, material.reference)
+    parts += [replace(table, caption=whose + table.caption) for table in group_tables(run.document)]
+    title = "Groups of people" if people else "ROC curve and calibration"
+    return Section("groups", title, words=words, notes=notes, parts=parts)
+
+
+def _metric(pooled: Mapping[str, Any]) -> str:
+    return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
+
+
+def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
+    """``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
+    pooled = found["pooled"][attribute]
+    metric = _metric(pooled)
+    told = []
+    for group in found["attributes"][attribute]:
+        by_site = {site: of[attribute]["groups"].get(group, {}).get(metric) for site, of in found["sites"].items()}
+        known = {site: value for site, value in by_site.items() if value is not None}
+        if group != UNKNOWN and known:
+            low, high = min(known, key=lambda s: known[s]), max(known, key=lambda s: known[s])
+            ends = f"from {number(known[low])} ({low}) to {number(known[high])} ({high})"
+            told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
+    return f"{metric} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
 def _drawing(material: Material, found: dict[str, Any], attribute: str) -> Any:
@@ -89,7 +114,7 @@ def _curves(material: Material, found: dict[str, Any], name: str) -> Any:
 def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
     """A row of dots for each group: its value at every site, and pooled."""
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
-    metric = next((name for name in reversed(SCALED) if name in places[POOLED]["all"]), OF_IMAGES)
+    metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
     made = figure(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
     axes = made.subplots()

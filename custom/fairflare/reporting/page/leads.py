@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fairflare.reporting.compare.group_gaps import gap_lead
 from fairflare.reporting.page import unseen
 from fairflare.reporting.page.content import Lead, Picture, Section
 from fairflare.reporting.page.groups import OF_GROUPS
@@ -29,7 +30,8 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
         found.append(Lead(f"Between sites: {_sites(material)}", picture, "results"))
     picture = next((part for part in pictures if part.name.startswith(OF_GROUPS)), None)
     if picture is not None:
-        found.append(Lead(f"Between groups of people, with {material.reference}: {picture.alt}", picture, "groups"))
+        rows = {row.label: [one.document for one in row.runs] for row in material.rows}
+        found.append(Lead(f"Between groups of people: {gap_lead(rows, material.reference)}", picture, "groups"))
     if (about := unseen.lead(material.unseen)) is not None:
         found.append(about)
     taken = {id(one.picture) for one in found}

@@ -235,6 +235,8 @@ def only_left_out(folder: Path, metric: str | None = None) -> tuple[UnseenSites,
     found = read_left_out(paths, problems)
     if not found:
         raise ValueError("; ".join(problems))
+    order = _told(folder, problems).get("method", [])
+    found.sort(key=lambda one: [*order, label_of(one[0])].index(label_of(one[0])))
     return unseen_of(found, metric), problems
 
 
@@ -267,7 +269,8 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
     """What a comparison's own tables say, by column: the order of the rows, the metric and the reference."""
     found: dict[str, list[str]] = {}
-    for name, columns in (("table.csv", ("method", "metric")), ("differences.csv", ("reference",))):
+    tables = {"unseen.csv": ("method",), "table.csv": ("method", "metric"), "differences.csv": ("reference",)}
+    for name, columns in tables.items():
         try:
             with (folder / name).open(encoding="utf-8", newline="") as file:
                 lines = list(csv.DictReader(file))

@@ -21,18 +21,23 @@ def unseen(found: UnseenSites | None) -> Section | None:
     """Table and notes; its picture stands at the head of the page. ``None``: no site was left out."""
     if found is None:
         return None
-    words = [_in_words(row) for row in found.rows]
+    words = [_in_words(row) for row in found.rows if row is not _first(found)]  # that one leads the page
     notes = [*intervals_in_words(found), *found.notes]
     return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
+
+
+def _first(found: UnseenSites) -> UnseenRow | None:
+    """The first method with a figure."""
+    return next((row for row in found.rows if math.isfinite(row.unseen.mean)), None)
 
 
 def lead(found: UnseenSites | None) -> Lead | None:
     """The sentence about unseen sites, of the first method with a figure, with the picture of all."""
     if found is None:
         return None
-    known = [row for row in found.rows if math.isfinite(row.unseen.mean)]
+    first = _first(found)
     text = "Unseen hospitals: " + (
-        _in_words(known[0]) if known else "no method has a model to hand over to a hospital that was not there."
+        _in_words(first) if first else "no method has a model to hand over to a hospital that was not there."
     )
     adapted = any(math.isfinite(row.adapted.mean) for row in found.rows)
     better = "to the right" if found.higher else "to the left"
@@ -70,7 +75,8 @@ def _figure(row: UnseenRow, name: str) -> str:
 
 def _in_words(row: UnseenRow) -> str:
     """``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ± 0.02 where it was, ...``; or why it has none."""
-    gain = f" ({_figure(row, 'gain')} more{_noise(row, 'gain')})" if math.isfinite(row.gain.mean) else ""
+    more = "more" if row.gain.mean >= 0 else "less"
+    gain = f" ({_figure(row, 'gain').removeprefix('-')} {more}{_noise(row, 'gain')})" * math.isfinite(row.gain.mean)
     adapted = f" With norm statistics of its own images a site has {number(row.adapted.mean)}{gain}."
     adapted = adapted if math.isfinite(row.adapted.mean) else ""
     if not math.isfinite(row.unseen.mean):
@@ -89,7 +95,8 @@ def _noise(row: UnseenRow, name: str) -> str:
 
 
 def _short(row: UnseenRow) -> str:
-    return f"{row.label}: seen {_figure(row, 'seen')}, unseen {_figure(row, 'unseen')}"
+    there = _figure(row, "unseen") if math.isfinite(row.unseen.mean) else "nothing"
+    return f"{row.label}: seen {_figure(row, 'seen')}, unseen {there}"
 
 
 def _draw(found: UnseenSites) -> Figure:

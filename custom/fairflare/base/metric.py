@@ -1,0 +1,87 @@
+"""A metric, declared: what it is called wherever it leaves a site, its range, and what is good."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+from fairflare.base.checks import number
+
+
+def metric_name(text: str) -> str:
+    """How a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
+
+    Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
+
+    >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")
+    ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
+    """
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    found = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
+    return found if plain.isascii() and found else f"{found}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric of :meth:`Task.evaluate`, declared.
+
+    Args:
+        name: its key; kept as :func:`metric_name` has it.
+        doc: what it is; for ``docs/privacy.md``.
+        reveals: what it says about a site's data.
+        by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
+        family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
+        low, high: closed range; infinite: none on that side. What lies outside is refused by the site and the server.
+        higher_is_better: its direction, never guessed from its name; ``None``: not declared, which ends a run before it
+            begins.
+        unit: in which it is measured (``mm``); empty: it has none.
+        mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
+        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
+            does not say, and stays at home with the metrics of a class that has too few cases.
+    """
+
+    name: str
+    doc: str
+    reveals: str = ""
+    by_class: bool = False
+    family: str = ""
+    low: float = 0.0
+    high: float = 1.0
+    higher_is_better: bool | None = None
+    unit: str = ""
+    mean_of_images: bool = False
+    of_classes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        start, sign, rest = self.name.partition("<")  # dice_<class> stands for a family
+        object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            if value not in (-math.inf, math.inf):
+                number(f"{name} of metric {self.name!r}", value)
+        if not self.low < self.high:
+            raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
+
+    def holds(self, value: float) -> bool:
+        """Whether a finite value lies in its range."""
+        return self.low <= value <= self.high
+
+    @property
+    def range(self) -> str:
+        """In signs: ``[0, 1]``, ``[0, inf) mm``."""
+        ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
+        return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
+
+    def told(self) -> dict[str, Any]:
+        """Direction, range and unit as plain values; ``None``: no limit."""
+        limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
+        return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
+
+
+LOSS = Metric(
+    name="loss", doc="mean loss of the evaluated images", low=-math.inf, high=math.inf, higher_is_better=False
+)

@@ -1,0 +1,137 @@
+"""One site's data, opened, and the batches of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import torch
+
+    Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
+    Device: TypeAlias = torch.device | str
+
+#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
+SPLIT_GLOBAL = "test_global"
+
+
+class Batches(Protocol):
+    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+
+class PriorNetwork(Protocol):
+    """A frozen image encoder that a method compares with (Fed-MAS)."""
+
+    name: str
+    width: int  # of the features
+    fingerprint: str  # the same for the same weights anywhere
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(n, width) features of a batch of inputs."""
+
+    def to(self, device: Device) -> Any:
+        """The network on a device."""
+
+
+class SiteData(ABC):
+    """One site's data, opened.
+
+    Attributes:
+        synthetic: True when the data are made up; the log and the results say so.
+        description: one line about the data for the site's own log; no file names.
+        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
+            class and one; ``None``: they have no classes, or do not tell.
+        class_names: names of all classes, where the data have them.
+        class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
+        test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
+            skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
+        attributes: of the people, such as sex: names of the groups of each, the last one ``unknown``.
+    """
+
+    synthetic: bool = False
+    description: str = ""
+    num_classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    class_groups: Mapping[str, tuple[int, ...]] | None = None
+    test_splits: tuple[str, ...] = ("test",)
+    attributes: Mapping[str, tuple[str, ...]] = {}
+
+    @abstractmethod
+    def num_samples(self, split: str) -> int:
+        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        return None
+
+    def cases(self, split: str) -> Sequence[Hashable] | None:
+        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
+
+        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
+        each is a case by itself, or it is not known.
+        """
+        return None
+
+    def group_numbers(self, split: str, attribute: str) -> Sequence[int]:
+        """Number of each sample's group in ``attributes[attribute]``, in the order of the list."""
+        raise ValueError(f"these data have no attribute {attribute!r}")
+
+    def num_cases(self, split: str) -> int:
+        """Number of different cases of a split."""
+        cases = self.cases(split)
+        return self.num_samples(split) if cases is None else len(set(cases))
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
+        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        this split it is not known.
+        """
+        return self.class_counts(split) if self.cases(split) is None else None
+
+    def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
+        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        return None
+
+    def fingerprint(self, split: str) -> str | None:
+        """The same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
+        return None
+
+    @abstractmethod
+    def batches(
+        self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
+    ) -> Batches:
+        """Batches of a split, every sample exactly once, the last batch smaller if need be.
+
+        Args:
+            split: ``"training"``, ``"validation"`` or one of ``test_splits``.
+            batch_size: samples in a batch, ``>= 1``.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
+                augmentation) that belongs to that number, the same every time it is asked for; use another
+                one for each epoch.
+            augment: random flips and the like; needs a ``shuffle_seed``.
+
+        Raises:
+            DataError: the split cannot be read, or a sample of it is not usable.
+        """
+
+
+class Proxy:
+    """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
+
+    Args:
+        inner: what is behind it.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not there yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)

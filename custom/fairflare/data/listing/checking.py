@@ -1,0 +1,286 @@
+"""A datalist while it is checked, entry by entry."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.base.disk.files import lies_in
+from fairflare.base.stopping import check_stop
+from fairflare.data.dicom_files import files_of_series
+from fairflare.data.image_file import SUFFIXES, kind_of
+from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.data.listing.samples import DataError, Sample
+
+SPLITS = ("training", "validation", "test")
+MAX_NAME = 60  # characters of a class's name
+EXTRA_TEST = "test_"  # how the names of further test lists begin
+EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
+LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
+
+
+@dataclass(frozen=True)
+class CheckedList:
+    """A datalist while it is checked."""
+
+    site: str
+    root: Path
+    file: Path
+    class_labels: bool
+    folders: tuple[Path, ...]  # that files may really lie in
+    listed: dict[Path, list[Path]] = field(default_factory=dict)
+    problems: list[DataError] | None = None  # None: the first one is raised
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """What is wrong in here is noted, where problems are collected."""
+        try:
+            yield
+        except DataError as error:
+            if self.problems is None:
+                raise
+            self.problems.append(error)
+
+    def bad(self, problem: str, public: str) -> DataError:
+        return DataError(
+            f"site '{self.site}': datalist '{self.file}': {problem}",
+            f"site '{self.site}': the datalist is not usable: {public}",
+        )
+
+    def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
+        names = content.get("class_names")
+        if names is None:
+            return None
+        usable = isinstance(names, list) and all(isinstance(name, str) and name.isprintable() for name in names)
+        if not usable or len(set(names)) != len(names) or not all(0 < len(name) <= MAX_NAME for name in names):
+            raise self.bad(
+                f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
+                "'class_names' is not a list of different names",
+            )
+        return tuple(names)
+
+    def class_groups(
+        self, content: dict[str, Any], names: tuple[str, ...] | None
+    ) -> Mapping[str, tuple[int, ...]] | None:
+        groups = content.get("class_groups")
+        if groups is None:
+            return None
+        usable = isinstance(groups, dict) and all(
+            name.isprintable() and 0 < len(name) <= MAX_NAME and isinstance(members, list) and members
+            and all(_is_count(number) and (names is None or number < len(names)) for number in members)
+            for name, members in groups.items()
+        )  # fmt: skip
+        if not usable:
+            raise self.bad(
+                '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
+                f"{groups!r:.200}",
+                "'class_groups' does not name lists of classes",
+            )
+        return {name: tuple(members) for name, members in groups.items()}
+
+    def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
+        if not isinstance(content, dict):
+            raise self.bad(
+                f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
+                "it is not an object with the splits",
+            )
+        with self.noted():
+            try:
+                self.attributes.update(read_declared(content.get("attributes", {})))
+            except ValueError as error:
+                raise self.bad(str(error), "'attributes' are not declared in a known form") from error
+        found: dict[str, tuple[Sample, ...]] = {}
+        images: dict[Path, list[str]] = {}
+        patients: dict[str, list[str]] = {}
+        for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST))):
+            samples = []
+            entries: list[Any] = []
+            with self.noted():
+                entries = self.entries(content, split)
+            for number, entry in enumerate(entries):
+                with self.noted():
+                    samples.append(sample := self.sample(entry, f"entry {number} of '{split}'"))
+                    self.one_split(images, sample.image.resolve(), split, f"image '{sample.image}'", "an image")
+            for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
+                with self.noted():
+                    self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
+            found[split] = tuple(samples)
+        return found
+
+    def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
+        """Nothing is in two splits, but for several test lists."""
+        splits = seen.setdefault(key, [split])
+        if split in splits:
+            return
+        splits.append(split)
+        other = next((s for s in splits if not (s.startswith("test") and split.startswith("test"))), None)
+        if other is not None:
+            raise self.bad(
+                f"{what} is in both '{other}' and '{split}'; keep each image, and each patient, in one split",
+                f"{public} is in both '{other}' and '{split}'",
+            )
+
+    def entries(self, content: dict[str, Any], split: str) -> list[Any]:
+        if split not in SPLITS and not EXTRA_NAME.fullmatch(split):
+            raise self.bad(
+                f"'{split}' must be 'test_' and a name of letters, digits, '-' and '_'",
+                "the name of a further test list is not usable",
+            )
+        if split not in content:
+            found = _names(sorted(content)) or "none"
+            raise self.bad(
+                f"key '{split}' is missing; needed are {_names(SPLITS)}, found {found}", f"key '{split}' is missing"
+            )
+        entries = content[split]
+        if not isinstance(entries, list):
+            raise self.bad(f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list")
+        if not entries:
+            raise self.bad(
+                f"split '{split}' is empty; every split needs at least one image with its label",
+                f"split '{split}' is empty",
+            )
+        return entries
+
+    def sample(self, entry: Any, where: str) -> Sample:
+        check_stop()  # a look at each file can take long on a network drive
+        if not isinstance(entry, dict):
+            raise self.bad(
+                f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
+                f"{where} is not an object",
+            )
+        for key in ("image", "label"):
+            if key not in entry:
+                raise self.bad(
+                    f"{where} has no key '{key}'; every entry needs 'image' and 'label'", f"{where} has no key '{key}'"
+                )
+        image, label = self.path(entry, "image", where), entry["label"]
+        if not self.class_labels:
+            label = self.path(entry, "label", where)
+        elif not _is_count(label):
+            raise self.bad(
+                f"'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
+                f"'label' of {where} is not the number of a class",
+            )
+        number = entry.get("slice")
+        if number is not None and not _is_count(number):
+            raise self.bad(
+                f"'slice' of {where} must be a whole number >= 0, got {number!r}",
+                f"'slice' of {where} is not a whole number >= 0",
+            )
+        volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
+        try:
+            groups = groups_of(entry.get("attributes"), self.attributes)
+        except UndeclaredValue as error:
+            raise self.bad(f"{where}: {error}", f"{where}: {error.public}") from error
+        return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
+
+    def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
+        """Of a patient or volume: a text, or a number as text."""
+        value = entry.get(name)
+        if value is None:
+            return None
+        if not (isinstance(value, str) and value) and not _is_count(value):
+            raise self.bad(
+                f"'{name}' of {where} must be a text or a whole number, the same for all images of one {name}, got "
+                f"{_kind(value)}",
+                f"'{name}' of {where} is not a text",
+            )
+        return str(value)
+
+    def spacing(self, entry: dict[str, Any], where: str) -> tuple[float, ...] | None:
+        value = entry.get("spacing")
+        if value is None:
+            return None
+        if not (isinstance(value, list) and len(value) in (2, 3) and all(_is_length(length) for length in value)):
+            raise self.bad(
+                f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
+                f"got {value!r:.80}",
+                f"'spacing' of {where} is not 2 or 3 numbers > 0",
+            )
+        return tuple(float(length) for length in value)
+
+    def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
+        value = entry[key]
+        if not isinstance(value, str) or not value:
+            number = key == "label" and isinstance(value, int)
+            of_classes = "; numbers of classes are for a job with task=classification" if number else ""
+            raise self.bad(
+                f"'{key}' of {where} must be the path of one file, got {_kind(value)}{of_classes}",
+                f"'{key}' of {where} is not a path{of_classes}",
+            )
+        path = Path(os.path.normpath(self.root / value))
+        if not path.is_relative_to(self.root):
+            raise self.bad(
+                f"'{key}' of {where}, '{value}', lies outside data_root '{self.root}'; "
+                "move the file into the folder, or data_root up",
+                f"'{key}' of {where} lies outside the data folder",
+            )
+        try:
+            series = self.series(path, key, where) if path.is_dir() else []
+            there = path.is_file()
+        except OSError as error:  # too long a name, a folder that may not be read
+            raise self.bad(
+                f"'{key}' of {where}, '{str(path)[:200]}', cannot be looked at: {error.strerror}; correct the path or "
+                "take the entry out",
+                f"'{key}' of {where} is no path that can be opened at the site",
+            ) from error
+        if not there and not series:
+            raise self.bad(
+                f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
+                f"'{key}' of {where} does not exist",
+            )
+        self.check_inside(path, key, where)
+        if not kind_of(path, is_folder=not there).known:
+            raise self.bad(
+                f"'{key}' of {where}, '{path}', has an ending that is not known; "
+                f"convert it to one of {_names(SUFFIXES)}",
+                f"'{key}' of {where} is of an unknown file type",
+            )
+        return path
+
+    def series(self, path: Path, key: str, where: str) -> list[Path]:
+        """The files of a folder, which must be DICOM."""
+        if path not in self.listed:  # once for all slices
+            found = files_of_series(path)
+            if not found:
+                raise self.bad(
+                    f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of "
+                    "one DICOM series",
+                    f"'{key}' of {where} is a folder without images",
+                )
+            for file in found:
+                self.check_inside(file, key, where)
+            self.listed[path] = found
+        return self.listed[path]
+
+    def check_inside(self, path: Path, key: str, where: str) -> None:
+        """Refuses a link that leads out of the folders."""
+        if not lies_in(path, self.folders):
+            raise self.bad(
+                f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "
+                f"{LINKS}",
+                f"'{key}' of {where} leads out of the data folder",
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _kind(value: Any) -> str:
+    return "nothing (null)" if value is None else f"a {type(value).__name__}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -130,12 +130,16 @@ class FairLoRA(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         self._kept = self.fairlora_ema * inputs.current_round / max(inputs.num_rounds, 1)
         shares = sample_weights(inputs)
-        layers = dict.fromkeys(inputs.owner.values(), shares)
+        by_group: dict[str, dict[str, float]] = {}
         for name, layer in inputs.owner.items():
             if match := VALUES.fullmatch(name):
                 images = {site: _images(inputs.reports[site], int(match["group"])) for site in inputs.sites}
-                layers[layer] = normalise(images) if sum(images.values()) > 0 else shares
-        return Weighing(layers=layers, values={"kept": self._kept})
+                by_group[layer] = normalise(images) if sum(images.values()) > 0 else shares
+        if not by_group:
+            return Weighing(sites=shares, values={"kept": self._kept})
+        record = {layer: {site: {"weight": w} for site, w in of.items()} for layer, of in by_group.items()}
+        layers = {**dict.fromkeys(inputs.owner.values(), shares), **by_group}
+        return Weighing(layers=layers, record=record, values={"kept": self._kept})
 
     def move(self, change: State) -> State:
         groups: dict[str, list[str]] = {}

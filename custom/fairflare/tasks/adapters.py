@@ -170,7 +170,9 @@ class FairLora(Adapters):
         own = tuple(f"{name}.fair_" for name in targets)
         train_only(
             model,
-            lambda name: name.startswith(own) or (".base_layer." not in name and bool(re.search(self.train_also, name))),
+            lambda name: (
+                name.startswith(own) or (".base_layer." not in name and bool(re.search(self.train_also, name)))
+            ),
             norms=self.train_norms,
         )
         return model

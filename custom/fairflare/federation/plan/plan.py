@@ -176,9 +176,12 @@ def make_plan(
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
-        own = {name: value for name, value in chosen.learns.items() if name.partition(".")[0] in keeps}
-        has = field_names(task_class)
-        learns = {**{name: value for name, value in own.items() if name.partition(".")[0] in has}, **learns}
+        # What is set of a part is not meant for another kind of it.
+        own = {
+            name: value for name, value in chosen.learns.items()
+            if (part := name.partition(".")[0]) in keeps and part in field_names(task_class) and part not in learns
+        }  # fmt: skip
+        learns = {**own, **learns}
     length = model if published is None else published
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}

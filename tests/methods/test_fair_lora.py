@@ -37,7 +37,7 @@ def filled(layer: nn.Module, groups: int = 3, rank: int = RANK) -> GroupAdapter:
 
 def values_for(adapter: GroupAdapter, number: int) -> np.ndarray[Any, Any]:
     """Image by image, as the paper's picture has it: one group's own part and the others'."""
-    table = [v.weight.detach().double().numpy() for v in adapter.fair_S]
+    table = [v.detach().double().numpy() for v in adapter.values]
     if number == len(table):
         return np.sum(table, 0) / len(table)
     found = OWN * table[number]
@@ -310,7 +310,7 @@ def test_a_site_that_knows_no_groups_is_named(tmp_path: Path) -> None:
 
 
 def test_a_task_without_the_adapters_is_refused() -> None:
-    with pytest.raises(ValueError, match="the task has adapters=none: set adapters=fair_lora, and adapters.groups"):
+    with pytest.raises(ValueError, match=r"the task has adapters=none: set adapters=fair_lora, and adapters\.groups"):
         make_plan("fair_lora", task="classification", sites=SITES, settings={**SMALL, "adapters": "none"})
     with pytest.raises(ValueError, match="fair_lora needs fairlora_attribute, an attribute that the datalists declare"):
         plan_of(fairlora_attribute="")

@@ -86,7 +86,7 @@ class GroupAdapters(ByPeople, LocalTraining):
     def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Singular values of groups with few cases: they stay as they were."""
         stays = hidden(run, self.fairlora_attribute, "training")
-        return [v.weight for a in adapters_of(model) for g, v in enumerate(a.fair_S) if g in stays]
+        return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
 
 
 @settings

@@ -90,11 +90,11 @@ def average_products(
     q_right, r_right = np.linalg.qr(right.T)
     u, values, v = np.linalg.svd(r_left @ r_right.T, full_matrices=False)
     kept = min(rank, len(values))
-    b, a = np.zeros((len(left), rank)), np.zeros((rank, right.shape[1]))
-    b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
-    a[:kept] = ROW * (v[:kept] @ q_right.T)
+    mean_b, mean_a = np.zeros((len(left), rank)), np.zeros((rank, right.shape[1]))
+    mean_b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
+    mean_a[:kept] = ROW * (v[:kept] @ q_right.T)
     lost, whole = (float(np.linalg.norm(part)) for part in (values[kept:], values))
-    return Averaged(torch.from_numpy(a), torch.from_numpy(b), lost, whole)
+    return Averaged(torch.from_numpy(mean_a), torch.from_numpy(mean_b), lost, whole)
 
 
 def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:

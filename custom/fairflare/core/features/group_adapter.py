@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ VALUES = re.compile(r"(?P<layer>.*)\.fair_S\.(?P<group>\d+)\.weight")
 
 class Values(nn.Module):
     """The values of one group, (r,): a layer of its own, so that it has weights of its own in the average."""
+
+    weight: nn.Parameter
 
     def __init__(self, values: torch.Tensor) -> None:
         super().__init__()
@@ -53,6 +56,11 @@ class GroupAdapter(nn.Module):
         self.scale, self.own = alpha / rank, own
         self.numbers: torch.Tensor | None = None
 
+    @property
+    def values(self) -> list[nn.Parameter]:
+        """S, one a group."""
+        return [values.weight for values in self.fair_S if isinstance(values, Values)]
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         low = self.fair_A(inputs)
         values = self._values(inputs).to(low.dtype)
@@ -65,7 +73,7 @@ class GroupAdapter(nn.Module):
 
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:
         """(images, r), or (1, r) for all of them."""
-        table = torch.stack([values.weight for values in self.fair_S])
+        table = torch.stack(tuple(self.values))
         mean = table.mean(0, keepdim=True)
         if self.numbers is None:
             return mean
@@ -89,7 +97,7 @@ def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
     return torch.cat([half, 0.2 * half.roll(-group * (rank // 2 // groups))])
 
 
-def _factors(layer: nn.Module, rank: int) -> tuple[nn.Module, nn.Module]:
+def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
     """A, as the layer with the rank for its channels, and B, which works on each place by itself."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)

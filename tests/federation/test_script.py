@@ -21,7 +21,7 @@ from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
-from fairflare.methods.parts.people import ByPeople
+from fairflare.methods.parts.group_sums import ByPeople
 from fairflare.tasks.scripts import LoopTask, ScriptData
 from tests.methods.support import request, same
 

@@ -22,8 +22,7 @@ from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.parts.group_sums import check_attribute, hidden, known_groups, numbers_of
-from fairflare.methods.parts.people import ByPeople
+from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, numbers_of
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task

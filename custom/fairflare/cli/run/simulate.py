@@ -41,8 +41,7 @@ ATTEMPTS = 3
 #: FLARE takes a buffer of this size for each message, however small, and leaves it in a reference cycle; with its own
 #: 1 MB the server's process holds some 30 MB of them.
 CHUNK, CHUNK_BYTES = "NVFLARE_STREAMING_CHUNK_SIZE", 2**17
-#: glibc gives each of FLARE's threads a heap of its own; where little travels, one for all is 16 MB less. Only before
-#: the process begins can it be told.
+#: One heap for all of FLARE's threads, where little travels: 16 MB less. glibc reads it when the process begins.
 ARENAS = {"MALLOC_ARENA_MAX": "1"}
 
 

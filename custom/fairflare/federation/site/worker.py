@@ -48,7 +48,7 @@ from fairflare.federation.site.site_tasks import TASKS
 from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
-from fairflare.methods.parts.people import ByPeople
+from fairflare.methods.parts.group_sums import ByPeople
 
 if TYPE_CHECKING:
     from fairflare.base.task import SiteData, Task

@@ -179,7 +179,8 @@ def make_plan(
         # What is set of a part is not meant for another kind of it.
         own = {
             name: value for name, value in chosen.learns.items()
-            if (part := name.partition(".")[0]) in keeps and part in field_names(task_class) and part not in learns
+            if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
+            and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
         }  # fmt: skip
         learns = {**own, **learns}
     length = model if published is None else published

@@ -199,7 +199,8 @@ def test_settings_go_before_the_papers() -> None:
 @pytest.mark.parametrize("model", ["fed_avg", "fed_ism", "fed_mas", "fed_mrl"])
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_like_another_method(name: str, model: str, small: bool) -> None:
-    needs = ("bsm_fl", "bsm_kd", "fed_mas", "creff", "crt", "moon", "ldam", "logit_adjustment", "fed_lc")
+    needs = ("bsm_fl", "bsm_kd", "fed_mas", "creff", "crt", "moon", "ldam", "logit_adjustment", "fed_lc",
+             "fair_lora")  # fmt: skip
     if model == "fed_avg" and name in needs:
         with pytest.raises(ValueError, match="cannot learn segmentation"):
             make_plan(name, train_like=model, small=small)

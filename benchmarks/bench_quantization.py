@@ -2,7 +2,8 @@
 
 FLARE's pair of filters (``ModelQuantizer`` at the site, ``ModelDequantizer`` at the server) takes every reply with a
 model, in one process, without FLARE's transport. One method of each kind: weights by site (FedAvg), by layer with an
-anchor (Fed-LWR), parts for each site (CGSV). Norms' statistics stay at the sites: FLARE's filter refuses the integers
+anchor (Fed-LWR), parts for each site (CGSV), a step of its own (FedNova), a second model that stays (Ditto), a part
+that the server trains (CReFF). Norms' statistics stay at the sites: FLARE's filter refuses the integers
 among them.
 
     python benchmarks/bench_quantization.py [--kinds float16 adaquant blockwise8 normfloat4] [--rounds 3]
@@ -30,7 +31,10 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports import local
 from fairflare.federation.transports.calls import LocalTransport
 
-METHODS = {"fed_avg": "weights by site", "fed_lwr": "by layer, anchor", "cgsv": "parts"}
+METHODS = {
+    "fed_avg": "weights by site", "fed_lwr": "by layer, anchor", "cgsv": "parts", "fed_nova": "a step of its own",
+    "ditto": "a second model stays", "creff": "trained at the server",
+}  # fmt: skip
 SMALL: dict[str, Any] = {
     "image_size": [33, 33], "features": [8, 8, 16, 16], "phantom": "fundus", "phantom_samples": 120,
     "phantom_test": 80, "phantom_own_test": 20, "partition": "iid", "corrupted_sites": 0, "local_epochs": 1,

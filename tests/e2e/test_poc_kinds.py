@@ -32,6 +32,9 @@ KINDS = {
     "parts stay at the sites": ("ditto", TINY),
     "another model for each site": ("cgsv", TINY),
     "training at the server": ("creff", {**CLASSES, **ALSO["creff"], **TONES}),
+    "sites on a map": ("fed_mrl", CLASSES),
+    "beside a frozen prior": ("fed_mas", CLASSES),
+    "trained twice a step": ("fed_ism", CLASSES),
     "two phases, killed in the second": ("fed_lwr", TINY),
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from fairflare.core.features.layers import layer_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
@@ -134,3 +139,32 @@ def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_
     assert set(sent) == {*factors, "head.weight", "head.bias"}
     assert sum(t.nbytes for t in sent.values()) < sum(t.nbytes for t in whole.values()) / 4
     assert all(torch.equal(tensor, whole[name]) for name, tensor in sent.items())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("exchange", ["all", "trainable"])
+def test_a_site_without_peft_is_out_by_name_and_the_run_goes_on(
+    exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package cannot be imported while that site works; it can at the server and at the others."""
+    perform = SiteWorker.perform
+
+    def without_peft(self: SiteWorker, *arguments: Any) -> Any:
+        with monkeypatch.context() as at_site:
+            if self.site == "site-2":
+                at_site.setitem(sys.modules, "peft", None)
+            return perform(self, *arguments)
+
+    monkeypatch.setattr(SiteWorker, "perform", without_peft)
+    words = "site 'site-2': .*this needs the package peft, which is not installed: pip install 'fairflare.adapters.'"
+    settings = {**TINY, "local_epochs": 1}
+    made = partial(make_plan, "fed_avg", task="classification", sites=3, num_rounds=2, settings=settings,
+                   exchange=exchange)  # fmt: skip
+    with pytest.raises(RoundFailed, match=f"1 of 3 site.s. cannot take part: {words}"):
+        run_local(made(), tmp_path / "all")
+    results = read_results(run_local(made(require_all_sites=False), tmp_path / "most"))
+    assert results["status"] == "completed"
+    assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
+    (out,) = results["rounds"][0]["left_out"]
+    assert out["site"] == "site-2"
+    assert re.search(words, out["reason"])

@@ -42,11 +42,17 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "segmentation": {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "batch_size": 4},
 }  # fmt: skip
+#: A phantom with groups of people.
+OF_PEOPLE: dict[str, Any] = {
+    "phantom": "dermoscopy", "phantom_samples": 100, "phantom_test": 64, "phantom_own_test": 64,
+    "class_groups": {"head": [0, 1, 2], "tail": [3, 4, 5, 6, 7]},
+}  # fmt: skip
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan_of(name: str, num_rounds: int = 1, **more: Any) -> Plan:
     settings = {**TINY[all_methods()[name].task], "local_epochs": 1, **more}
+    settings |= OF_PEOPLE if name == "fair_lora" else {}
     if name == "fed_mrl":
         settings["mu_policy"] = "qmix"  # the quick job's is fixed, and nobody is told
     return make_plan(name, sites=SITES, num_rounds=num_rounds, settings=settings)
@@ -163,7 +169,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert set(reply.params or ()) <= received
     assert sends_part or reply.params is None or set(reply.params) == received
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/", "common/", VALIDATED) if name == "validate" else ()
+    lists = ("clean/", "corrupted/", "common/", "light/", "dark/", VALIDATED) if name == "validate" else ()
     assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
     assert bool(reply.metrics) == (name not in ("anchor", "check", "norms"))
     assert (reply.meta["num_steps"] is None) == (name != "train")

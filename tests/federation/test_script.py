@@ -21,6 +21,7 @@ from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_mrl import FairProximalTraining
+from fairflare.methods.parts.group_sums import ByPeople
 from fairflare.tasks.scripts import LoopTask, ScriptData
 from tests.methods.support import request, same
 
@@ -227,8 +228,9 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}
-    own = {m.name for m in all_methods().values() if build(m.training, m.site).home.model}  # refused
-    halves = {m.name: build(m.training, m.site) for m in all_methods().values() if m.name not in own}
+    built = {m.name: build(m.training, m.site) for m in all_methods().values()}
+    own = {name for name, half in built.items() if half.home.model or isinstance(half, ByPeople)}  # refused
+    halves = {name: half for name, half in built.items() if name not in own}
     assert said == {name: needs(half) for name, half in halves.items()}
 
 

@@ -11,11 +11,14 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from fairflare.base.settings import field_names
 from fairflare.core.features.adapting import network_of
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import VITS, build_classifier
 from fairflare.tasks.pretrained import load_partial
 from fairflare.tasks.segmentation import SegmentationTask
+from fairflare.tasks.volumes.classification import VolumeClassificationTask
+from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 VIT: dict[str, Any] = {"network": "vit_mini", "image_size": (32, 32), "patch_size": 8}
 WIDTH, BLOCKS, HEADS = VITS["vit_mini"]
@@ -124,6 +127,47 @@ def test_positions_of_a_volume_are_interpolated_and_a_grid_that_is_no_cube_is_re
     torch.save(build_classifier("vit_mini", image_size=(16, 16, 32), **same).state_dict(), tmp_path / "box.pt")
     with pytest.raises(ValueError, match=r"its 16 position embeddings are no square or cubic grid, .*\(4, 2, 3\)"):
         load_partial(model, tmp_path / "box.pt", {})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["safetensors", "pt"])
+@pytest.mark.parametrize(
+    ("network", "task"),
+    [
+        ("vit_mini", VolumeClassificationTask(network="vit_mini", volume_size=(32, 48, 32), patch_size=16)),
+        ("swin_unetr", VolumeSegmentationTask(network="swin_unetr", patch_size=(64, 64, 64), width=12)),
+        ("segresnet", VolumeSegmentationTask(network="segresnet", width=8)),
+    ],
+)
+def test_an_encoder_of_volumes_comes_from_a_file(network: str, task: Any, kind: str, tmp_path: Path) -> None:
+    """Another training's network, all of its tensors under other names; what it then computes is the same."""
+    torch.manual_seed(3)
+    source = network_of(task)
+    for parameter in source.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    state = {f"their.{name}": tensor.clone() for name, tensor in source.state_dict().items()}
+    path = tmp_path / f"{network}.{kind}"
+    (save_file if kind == "safetensors" else torch.save)(state, path)
+    torch.manual_seed(4)
+    used = type(task)(**{**{n: getattr(task, n) for n in field_names(type(task))}, "initial_keys": {r"^their\.": ""},
+                         "initial_weights": str(path)})  # fmt: skip
+    model = network_of(used).eval()
+    size = task.volume_size if network == "vit_mini" else task.patch_size
+    inputs = torch.rand(1, 1, *size)
+    with torch.no_grad():
+        assert not torch.allclose(model(inputs), source.eval()(inputs))
+        told = used.initialise(model)
+        assert f"{len(state)} of {len(state)} tensors" in told, told
+        assert torch.equal(model.eval()(inputs), source(inputs))
+    gone = type(used)(**{**{n: getattr(used, n) for n in field_names(type(used))},
+                         "initial_weights": str(tmp_path / "brain_vit.pt")})  # fmt: skip
+    with pytest.raises(ValueError, match=r"brain_vit\.pt"):
+        gone.initialise(model)
+
+
+def test_a_vits_volume_is_whole_patches() -> None:
+    with pytest.raises(ValueError, match=r"volume_size must be multiples of patch_size=16, got \(32, 40, 32\)"):
+        VolumeClassificationTask(network="vit_mini", volume_size=(32, 40, 32))
 
 
 def test_names_are_mapped_and_what_does_not_fit_is_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ MOST = 160  # characters of the error's own text
 EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
     "pydicom": ("pydicom", "data"), "matplotlib": ("matplotlib", "page"), "jinja2": ("jinja2", "page"),
-    "tensorboard": ("tensorboard", "tensorboard"),
+    "tensorboard": ("tensorboard", "tensorboard"), "peft": ("peft", "adapters"),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from fairflare.base import checks
-from fairflare.base.settings import Flag, Part, Positive, PositiveInt, choices, settings
+from fairflare.base.settings import Flag, Part, Positive, PositiveInt, Share, choices, settings
 from fairflare.core.features.adapting import Adapting, outline_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ENCODER = r"^(encoder|swinViT|convInit|down_|conv_0)"
 HEADS = r"^(head|neck|projector|final_conv|conv_final|out)\."
 ATTENTION = r"(^|\.)attn\.(qkv|out_proj|proj)$"
+PERCEPTRONS = r"(^|\.)(mlp\.(linear|fc)\d|conv\d)$"
 
 
 def _pattern(value: str) -> str:
@@ -112,13 +113,9 @@ class Lora(Adapters):
                 f"adapters=lora needs the package peft ({error}); install it with: pip install 'fairflare[adapters]'"
             ) from error
         from fairflare.core.aggregation.low_rank import FACTOR
-        from fairflare.tasks.freezing import adaptable, matching, train_only
+        from fairflare.tasks.freezing import targets_of, train_only
 
-        layers = adaptable(model)
-        targets = matching("adapters.targets", self.targets, layers, "linear layers and convolutions")
-        parameters = [name for name, _ in model.named_parameters()]
-        if self.train_also != "^$":
-            matching("adapters.train_also", self.train_also, parameters, "parameters")
+        targets = targets_of(model, self.targets, self.train_also)
         exactly = "|".join(re.escape(name) for name in targets)  # peft matches the whole name
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
         model = inject_adapter_in_model(config, model)
@@ -127,6 +124,57 @@ class Lora(Adapters):
             return FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None
 
         train_only(model, trained, norms=self.train_norms)
+        return model
+
+
+@settings
+class FairLora(Adapters):
+    """Low-rank adapters with singular values by group of people, for the method ``fair_lora``; needs no package.
+
+    Everything else is frozen, as with ``lora``.
+
+    Args:
+        groups: number of groups of people that the datalists declare for the method's attribute, ``>= 2``; people of
+            whom it is not known are no group of their own.
+        rank: of all layers, even: half of the singular values start alike for all groups.
+        alpha: numerator of the scale.
+        own: share of its own group's singular values in those that an image is given; the others share the rest.
+        targets: regular expression, searched for in the names of linear layers and convolutions (without groups).
+            Default: the two layers behind each attention, and a ResNet's convolutions.
+        train_also, train_norms: as with ``lora``.
+
+    Source:
+        Li et al., IEEE TMI 2025; defaults: the authors' scripts for ViT-B/16.
+    """
+
+    kind: ClassVar[str] = "fair_lora"
+
+    groups: Annotated[int, Field(strict=True, ge=2, le=1000)] = 2
+    rank: Annotated[int, Field(strict=True, ge=2, multiple_of=2)] = 12
+    alpha: Positive = 2
+    own: Share = 0.7
+    targets: Pattern = PERCEPTRONS
+    train_also: Pattern = HEADS
+    train_norms: Flag = False
+
+    def put_into(self, model: nn.Module) -> nn.Module:
+        from fairflare.core.features.group_adapter import GroupAdapter
+        from fairflare.tasks.freezing import targets_of, train_only
+
+        targets = targets_of(model, self.targets, self.train_also)
+        for name in targets:
+            parent, _, last = name.rpartition(".")
+            layer = model.get_submodule(name)
+            adapter = GroupAdapter(layer, name, self.groups, self.rank, self.alpha, self.own)
+            setattr(model.get_submodule(parent), last, adapter)
+        own = tuple(f"{name}.fair_" for name in targets)
+        train_only(
+            model,
+            lambda name: (
+                name.startswith(own) or (".base_layer." not in name and bool(re.search(self.train_also, name)))
+            ),
+            norms=self.train_norms,
+        )
         return model
 
 

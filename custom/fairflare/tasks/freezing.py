@@ -57,3 +57,21 @@ def matching(setting: str, pattern: str, names: list[str], what: str) -> list[st
             f"{', '.join(kinds[:NAMES])}{more}"
         )
     return found
+
+
+def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
+    """Names of the layers that get an adapter.
+
+    Args:
+        model: without adapters.
+        targets: is searched for in names of linear layers and convolutions.
+        train_also: is searched for in names of parameters that are trained beside; ``^$``: none.
+
+    Raises:
+        ValueError: one of them is found nowhere (names what there is).
+    """
+    found = matching("adapters.targets", targets, adaptable(model), "linear layers and convolutions")
+    if train_also != "^$":
+        parameters = [name for name, _ in model.named_parameters()]
+        matching("adapters.train_also", train_also, parameters, "parameters")
+    return found

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from fairflare.base import checks
@@ -82,16 +83,18 @@ def average_products(
             )
         if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
             raise ValueError(f"site {site!r}: a factor is not finite")
-    left = torch.cat([factors[site][1].double() * weights[site] for site in sites], dim=1)
-    right = torch.cat([factors[site][0].double() for site in sites], dim=0)
-    q_left, r_left = torch.linalg.qr(left)
-    q_right, r_right = torch.linalg.qr(right.T)
-    u, values, v = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    # NumPy's decompositions: torch's load 4 MB more of code into the server.
+    left = np.concatenate([factors[site][1].double().numpy() * weights[site] for site in sites], axis=1)
+    right = np.concatenate([factors[site][0].double().numpy() for site in sites], axis=0)
+    q_left, r_left = np.linalg.qr(left)
+    q_right, r_right = np.linalg.qr(right.T)
+    u, values, v = np.linalg.svd(r_left @ r_right.T, full_matrices=False)
     kept = min(rank, len(values))
-    b, a = left.new_zeros(len(left), rank), right.new_zeros(rank, right.shape[1])
-    b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
-    a[:kept] = ROW * (v[:kept] @ q_right.T)
-    return Averaged(a, b, float(values[kept:].norm()), float(values.norm()))
+    mean_b, mean_a = np.zeros((len(left), rank)), np.zeros((rank, right.shape[1]))
+    mean_b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
+    mean_a[:kept] = ROW * (v[:kept] @ q_right.T)
+    lost, whole = (float(np.linalg.norm(part)) for part in (values[kept:], values))
+    return Averaged(torch.from_numpy(mean_a), torch.from_numpy(mean_b), lost, whole)
 
 
 def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import combinations
+from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -42,9 +43,7 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     Returns:
         (parts, 3): share, lower and upper end; NaN where ``count`` is 0.
     """
-    from scipy.special import ndtri  # a server that begins needs no SciPy
-
-    z = -ndtri(error / 2)
+    z = -NormalDist().inv_cdf(error / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = hits / count
         middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
@@ -81,8 +80,6 @@ def _told(sums: Sums, error: float) -> Array:
 
 def _auc(sums: Sums, error: float) -> Array:
     """Mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
-    from scipy.special import ndtri
-
     found = []
     for positive, negative in sums[HISTOGRAM][positives(len(sums[HISTOGRAM]))]:
         m, n = positive.sum(), negative.sum()
@@ -98,7 +95,7 @@ def _auc(sums: Sums, error: float) -> Array:
     if not found:
         return np.full((1, 3), np.nan)
     area, root = np.mean(found, 0)
-    half = -ndtri(error / 2) * root if root > 0 else np.nan
+    half = -NormalDist().inv_cdf(error / 2) * root if root > 0 else np.nan
     return np.asarray(np.clip([[area, area - half, area + half]], 0, 1))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,8 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
     Source:
         Wilson, Journal of the American Statistical Association 1927.
     """
-    from scipy.special import ndtri
-
     checks.number("right", right, low=0, high=checks.number("total", total, low=1))
-    z = float(ndtri(0.5 + LEVEL / 2))
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     share, scale = right / total, 1 + z * z / total
     middle = (share + z * z / (2 * total)) / scale
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale

@@ -176,8 +176,13 @@ def make_plan(
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
-        own = {name: chosen.learns[name] for name in keeps if name in chosen.learns}
-        learns = {**{name: value for name, value in own.items() if name in field_names(task_class)}, **learns}
+        # What is set of a part is not meant for another kind of it.
+        own = {
+            name: value for name, value in chosen.learns.items()
+            if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
+            and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
+        }  # fmt: skip
+        learns = {**own, **learns}
     length = model if published is None else published
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fairflare.base.machine.computing import Computing
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import SiteTask
@@ -114,6 +114,8 @@ class SiteNetwork:
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:
+            if lacking := lacking_package(error):
+                raise SiteError(f"site {self.site!r}: its network cannot be built: {lacking}") from error
             why = getattr(error, "public", None) or type(error).__name__
             raise SiteError(
                 f"site {self.site!r}: its network cannot be built: {in_one_line(error)}",

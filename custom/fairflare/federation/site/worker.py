@@ -58,6 +58,7 @@ from fairflare.federation.site.site_tasks import TASKS
 from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
+from fairflare.methods.parts.group_sums import ByPeople
 
 if TYPE_CHECKING:
     from fairflare.base.task import SiteData, Task
@@ -232,6 +233,8 @@ class SiteWorker:
         """The task's network with the received model, and the site's own parts in it."""
         run, model = self.run(request, store), self.network.of(self.task, request)
         run.sent, home, state = self.network.sent, self.training.home, request.state
+        if isinstance(self.training, ByPeople):
+            run.data = self.training.shown(run, model)
         if not request.as_sent and request.name != TASK_ANCHOR:
             # A model of the site's own is sent entries, which are no part of a model.
             received = state if isinstance(home, OwnModel) else self.network.whole(state)

@@ -10,6 +10,7 @@ import numpy as np
 
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED
+from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.core.statistics.intervals import estimate
 from fairflare.reporting.compare.differences import BETTER, ONE_SEED, WORSE, Difference, corrected, paired
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
@@ -35,8 +36,13 @@ HEADS = [
 
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
-    """Whether any run asked for groups."""
-    return any(run.get("groups") for runs in rows.values() for run in runs)
+    """Whether any run asked for groups of people."""
+    return any(_people(run) for runs in rows.values() for run in runs)
+
+
+def _people(run: Run) -> list[str]:
+    """The attributes of a run, without that of everybody."""
+    return [name for name in (run.get("groups") or NONE)["pooled"] if name != EVERYBODY]
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
@@ -90,9 +96,7 @@ def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
     values, judged = _judged(rows, reference)
     return " ".join(
         _lead(rows, reference, attribute, values, judged)
-        for attribute in dict.fromkeys(
-            name for run in rows[reference] for name in (run.get("groups") or NONE)["pooled"]
-        )
+        for attribute in dict.fromkeys(name for run in rows[reference] for name in _people(run))
     )
 
 

@@ -1,4 +1,4 @@
-"""Classification of whole volumes: MONAI's ResNet-18 or DenseNet121 in 3D."""
+"""Classification of whole volumes: MONAI's ResNet-18, DenseNet121 or ViT in 3D."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from fairflare.base import checks
-from fairflare.base.settings import settings
+from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.settings import PositiveInt, settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
@@ -34,7 +35,8 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
     there is a lesion.
 
     Args:
-        network: MONAI's ``"resnet18"`` or ``"densenet121"``.
+        network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, as in ``classification``.
+        patch_size: of a vision transformer; divides ``volume_size``.
         volume_size: voxels that the network gets, at least 32 along each axis. With ``spacing`` volumes are padded and
             cut around their middle to it, else stretched.
         phantom_cases: factor on the number of synthetic patients.
@@ -42,7 +44,12 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     spatial_dims: ClassVar[int] = 3
 
-    network: Literal["resnet18", "densenet121"] = "resnet18"
+    acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l")
+    }
+
+    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b", "vit_l"] = "resnet18"
+    patch_size: PositiveInt = 16
     volume_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
     phantom_cases: Factor = 4.0
 
@@ -51,6 +58,10 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
         least = 64 if self.network == "densenet121" else 33 if self.max_pool else 32
         for side in self.volume_size:
             checks.whole(f"volume_size for {self.network}", side, low=least)
+            if self.network.startswith("vit") and side % self.patch_size:
+                raise ValueError(
+                    f"volume_size must be multiples of patch_size={self.patch_size}, got {self.volume_size}"
+                )
 
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -1,0 +1,125 @@
+r"""A low-rank adapter whose singular values are those of a person's group: :math:`y = W x + s\, B\,(d_g \odot A x)`.
+
+W is a frozen linear layer or convolution, A is (r, n), B is (m, r), and d_g has the r values of group g. Which group
+each image of a batch is of is set from outside (:func:`people`); until it is, all groups count alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Name of the tensor with the values of one group: the layer, and the group's number.
+VALUES = re.compile(r"(?P<layer>.*)\.fair_S\.(?P<group>\d+)\.weight")
+
+
+class Values(nn.Module):
+    """The values of one group, (r,): a layer of its own, so that it has weights of its own in the average."""
+
+    weight: nn.Parameter
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(values)
+
+
+class GroupAdapter(nn.Module):
+    r"""A frozen layer with the adapter beside it.
+
+    An image of group g is given :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`; one whose
+    group is not known the mean of all S.
+
+    Args:
+        layer: linear, or a convolution without groups; what it holds stays as it is.
+        name: of the layer, for an error.
+        groups: G, ``>= 2``.
+        rank: r, even.
+        alpha: numerator of the scale s = alpha / rank.
+        own: lambda, in (0, 1].
+
+    Source:
+        Li et al., "FairFedMed", IEEE TMI 2025; start, lambda and the mean for an unknown group as in the authors' code.
+    """
+
+    def __init__(self, layer: nn.Module, name: str, groups: int, rank: int, alpha: float, own: float) -> None:
+        super().__init__()
+        self.base_layer, self.name = layer, name
+        self.fair_A, self.fair_B = _factors(layer, rank)
+        nn.init.zeros_(self.fair_A.weight)
+        nn.init.normal_(self.fair_B.weight)
+        self.fair_S = nn.ModuleList(Values(start_of(group, groups, rank)) for group in range(groups))
+        self.scale, self.own = alpha / rank, own
+        self.numbers: torch.Tensor | None = None
+
+    @property
+    def values(self) -> list[nn.Parameter]:
+        """S, one a group."""
+        return [values.weight for values in self.fair_S if isinstance(values, Values)]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        low = self.fair_A(inputs)
+        values = self._values(inputs).to(low.dtype)
+        # Of a convolution the values are in the second place, of a linear layer in the last.
+        middle = values[(slice(None), *[None] * (low.ndim - 2), slice(None))]
+        if not isinstance(self.base_layer, nn.Linear):
+            middle = values[(..., *[None] * (low.ndim - 2))]
+        found: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(low * middle)
+        return found
+
+    def _values(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(images, r), or (1, r) for all of them."""
+        table = torch.stack(tuple(self.values))
+        mean = table.mean(0, keepdim=True)
+        if self.numbers is None:
+            return mean
+        others = (table.sum(0, keepdim=True) - table) / (len(table) - 1)
+        by_group = torch.cat([self.own * table + (1 - self.own) * others, mean])
+        if len(self.numbers) not in (1, len(inputs)):
+            raise ValueError(
+                f"adapters=fair_lora: layer {self.name!r} is given {len(inputs)} rows for {len(self.numbers)} images; "
+                "take layers whose first dimension is the image (adapters.targets)"
+            )
+        return by_group[self.numbers.to(table.device)]
+
+
+def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
+    """The values that a group starts with, (rank,): a half that is the same for all, and one that is turned by group.
+
+    >>> [round(value, 2) for value in start_of(1, 2, 4).tolist()]
+    [0.5, 0.1, 0.02, 0.1]
+    """
+    half = torch.linspace(0.5, 0.1, rank // 2)
+    return torch.cat([half, 0.2 * half.roll(-group * (rank // 2 // groups))])
+
+
+def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
+    """A, as the layer with the rank for its channels, and B, which works on each place by itself."""
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
+    assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    form = {name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
+    kind = type(layer)
+    return kind(layer.in_channels, rank, bias=False, **form), kind(rank, layer.out_channels, 1, bias=False)
+
+
+def adapters_of(model: nn.Module) -> list[GroupAdapter]:
+    """Those that a network has."""
+    return [module for module in model.modules() if isinstance(module, GroupAdapter)]
+
+
+@contextmanager
+def people(model: nn.Module, numbers: Sequence[int]) -> Iterator[None]:
+    """Inside, a batch that the network is given is of images of these groups; G: the group is not known."""
+    adapters = adapters_of(model)
+    for adapter in adapters:
+        adapter.numbers = torch.as_tensor(numbers, dtype=torch.long)
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.numbers = None

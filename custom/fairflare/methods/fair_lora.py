@@ -1,0 +1,182 @@
+r"""FairLoRA: adapters whose singular vectors all share and whose singular values are those of a group of people.
+
+Li et al., "FairFedMed: Benchmarking Group Fairness in Federated Medical Imaging with FairLoRA", IEEE TMI 2025. The
+adapter is :mod:`fairflare.core.features.group_adapter`; here is who of the batch is of which group, and the average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairflare.base.settings import BelowOne, Flag, settings
+from fairflare.core.features.group_adapter import VALUES, adapters_of
+from fairflare.core.states import Made, State
+from fairflare.core.weighting import normalise
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.local_loop import Trained
+from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, numbers_of
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+
+@settings
+class GroupAdapters(ByPeople, LocalTraining):
+    """FairLoRA, site half: each image is trained, validated and tested with the singular values of its group.
+
+    Args:
+        fairlora_attribute: of people, whose groups; the datalist declares it.
+    """
+
+    fairlora_attribute: str = ""
+
+    @property
+    def attribute(self) -> str:
+        return self.fairlora_attribute
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        kind = getattr(getattr(task, "adapters", None), "kind", None)
+        if kind != "fair_lora":
+            raise ValueError(
+                f"fair_lora trains adapters by group of people; the task has adapters={kind or 'none'}: set "
+                "adapters=fair_lora, and adapters.groups to the number of groups"
+            )
+        if not self.fairlora_attribute:
+            raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
+
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        check_attribute(run, self.fairlora_attribute)
+        told, made = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
+        if told != made:
+            raise SiteError(
+                f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {told} groups in its datalist, the job "
+                f"has adapters.groups={made}; set adapters.groups to the number that all datalists declare"
+            )
+        if run.data.order("training", 0) is None:
+            raise SiteError(f"site {run.site!r}: fair_lora needs data that say which image is which in a batch")
+        return super().check(run, model)
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        kept = self._kept(run, model)
+        before = [values.detach().clone() for values in kept]
+        trained = super().train(run, model)
+        with torch.no_grad():
+            for values, start in zip(kept, before, strict=True):
+                values.copy_(start)
+        return trained
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        numbers, stays = self._numbers(run), hidden(run, self.fairlora_attribute, "training")
+        groups = range(known_groups(run, self.fairlora_attribute))
+        return {"group_images": [math.nan if g in stays else float((numbers == g).sum()) for g in groups]}
+
+    def _numbers(self, run: SiteRun) -> Any:
+        return numbers_of(run, self.fairlora_attribute, "training")
+
+    def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Singular values of groups with few cases: they stay as they were."""
+        stays = hidden(run, self.fairlora_attribute, "training")
+        return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
+
+
+@settings
+class FairLoRA(Rule):
+    r"""FairLoRA, server half.
+
+    .. math:: \bar S_g = \sum_k \frac{n_{kg}}{\sum_j n_{jg}} S_{kg}, \quad
+              w \leftarrow (1 - \beta_t)\, \bar w + \beta_t w, \quad \beta_t = \beta \, t / T
+
+    n_kg are the training images of group g at site k; all other tensors are averaged by samples. A group of which no
+    site tells is averaged by samples, too.
+
+    Args:
+        fairlora_ema: beta; t is the round from 0, T the number of rounds. It holds for all that is trained.
+        fairlora_shared: the first half of the singular values is the same for all groups: the mean of theirs.
+
+    Source:
+        Li et al., IEEE TMI 2025; weights by group, beta and the shared half as in the authors' code and scripts.
+    """
+
+    report_fields = (
+        Field(
+            "group_images", "vector", low=0, high=1e9, nan_ok=True, of=TRAINING, home_ok=True,
+            doc="training images of each group of `fairlora_attribute`; NaN: it stays, and the singular values of that "
+            "group are sent as they came",
+            reveals="how many people of a group the site has; what its singular values tell of them",
+            keep="groups with few cases, with others: `min_cases`",
+        ),
+    )  # fmt: skip
+
+    fairlora_ema: BelowOne = 0.999
+    fairlora_shared: Flag = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._kept = 0.0
+
+    def follows_num_rounds(self) -> list[str]:
+        return ["fairlora_ema"] if self.fairlora_ema else []
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        self._kept = self.fairlora_ema * inputs.current_round / max(inputs.num_rounds, 1)
+        shares = sample_weights(inputs)
+        by_group: dict[str, dict[str, float]] = {}
+        for name, layer in inputs.owner.items():
+            if match := VALUES.fullmatch(name):
+                images = {site: _images(inputs.reports[site], int(match["group"])) for site in inputs.sites}
+                by_group[layer] = normalise(images) if sum(images.values()) > 0 else shares
+        if not by_group:
+            return Weighing(sites=shares, values={"kept": self._kept})
+        record = {layer: {site: {"weight": w} for site, w in of.items()} for layer, of in by_group.items()}
+        layers = {**dict.fromkeys(inputs.owner.values(), shares), **by_group}
+        return Weighing(layers=layers, record=record, values={"kept": self._kept})
+
+    def move(self, change: State) -> State:
+        groups: dict[str, list[str]] = {}
+        for name in change if self.fairlora_shared else ():
+            if match := VALUES.fullmatch(name):
+                groups.setdefault(match["layer"], []).append(name)
+        if not groups and not self._kept:
+            return change
+        step = 1 - self._kept
+
+        def moved(name: str) -> torch.Tensor:
+            found = change[name]
+            match = VALUES.fullmatch(name)
+            if match and match["layer"] in groups:
+                half = len(found) // 2
+                of_all = torch.stack([change[other][:half] for other in groups[match["layer"]]])
+                found = torch.cat([of_all.mean(0), found[half:]])
+            return found * step
+
+        return Made(change, moved)
+
+
+def _images(report: Mapping[str, Any], group: int) -> float:
+    told = report["group_images"] or ()
+    return told[group] if group < len(told) and math.isfinite(told[group]) else 0.0
+
+
+METHODS = [
+    Method(
+        name="fair_lora",
+        title="FairLoRA",
+        summary="low-rank adapters whose singular values are those of a group of people",
+        rule=FairLoRA,
+        training=GroupAdapters,
+        site={**SETTINGS, "fairlora_attribute": "tone"},
+        learns={"adapters": "fair_lora", "adapters.train_norms": True, "attributes": True},
+        source="Li et al., IEEE TMI 2025",
+        keeps=("adapters",),
+        **JOB,
+    )
+]

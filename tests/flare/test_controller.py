@@ -298,6 +298,7 @@ def odd_metrics() -> Shareable:
     return result
 
 
+@pytest.mark.many(0, 2, 4)
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

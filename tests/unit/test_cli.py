@@ -42,7 +42,7 @@ from tests.bundles import write_bundle
 
 ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
-SHAPES = ("fed_avg", "fed_lwr", "fed_mas", "fed_mrl", "crt")  # with and without a preset, parts, classes, a second phase
+SHAPES = ("fed_avg", "fed_lwr", "fed_mas", "fed_mrl", "crt")  # presets, parts, classes, two phases, own rounds
 TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 
 

@@ -25,12 +25,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_setup() -> None:
-    """A run under FLARE's controller ends with :func:`gc.unfreeze`."""
-    if not gc.get_freeze_count():
-        gc.freeze()
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Small networks are slower with two threads than with one."""

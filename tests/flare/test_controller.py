@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -296,6 +297,12 @@ def odd_metrics() -> Shareable:
     result = FLModelUtils.to_shareable(FLModel(params={"w": torch.ones(1)}))
     result["DXO"]["meta"]["initial_metrics"] = [1, 2]
     return result
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> None:
+    """A run under FLARE's controller ends with :func:`gc.unfreeze`; the next one would walk all that was imported."""
+    gc.freeze()
 
 
 @pytest.mark.many(0, 2, 4)

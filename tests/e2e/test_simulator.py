@@ -38,16 +38,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def lwr(tmp_path_factory):
-    """One run of two rounds with a worker for each site, which several tests look at."""
+    """One run of two rounds with a worker for each of two sites, which several tests look at."""
     root = tmp_path_factory.mktemp("lwr")
-    tiny_recipe("fed_lwr", settings={"local_epochs": 2}, keep_local_models=True).export(str(root))
-    run = run_simulator(root, root / "fed_lwr", threads=3)
+    tiny_recipe("fed_lwr", settings={"local_epochs": 2}, sites=2, keep_local_models=True).export(str(root))
+    run = run_simulator(root, root / "fed_lwr", threads=2)
     assert run.code == 0, run.log[-3000:]
     return run
 
 
 def test_the_bits_of_one_process(lwr, tmp_path):
-    here = run_local(tiny_recipe("fed_lwr", settings={"local_epochs": 2}).plan, tmp_path / "here")
+    here = run_local(tiny_recipe("fed_lwr", settings={"local_epochs": 2}, sites=2).plan, tmp_path / "here")
     single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in global_model(lwr).items():
         assert torch.equal(tensor, single[name]), name
@@ -56,9 +56,19 @@ def test_the_bits_of_one_process(lwr, tmp_path):
 
 @pytest.mark.long
 def test_the_same_bits_with_a_process_for_each_task(job, simulate, tmp_path):
-    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk."""
-    one = simulate(job("fed_lwr", sites=2, keep_local_models=True), threads=1, timeout=500)
+    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk.
+
+    One of the sites wants example pictures; the other, the server and the run's own folders have none.
+    """
+    place = tmp_path / "pictures"
+    local = {"sites": {"site-1": {"examples_folder": str(place)}}}
+    one = simulate(job("fed_lwr", sites=2, keep_local_models=True), threads=1, timeout=500, local=local)
     assert one.code == 0, one.log[-3000:]
+    run_id = one.results["info"]["run"]
+    found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    assert found == [f"site-1/{run_id}/rounds-2/{name}" for name in ("examples.csv", "examples.png")]
+    assert not list(one.workspace.rglob("examples.*"))
+    assert str(place) not in one.log
     assert one.log.count("ClientTaskWorker started to run") >= 10  # a round has two tasks for each of the two sites
     here = run_local(tiny_recipe("fed_lwr", sites=2).plan, tmp_path / "here")
     single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
@@ -80,7 +90,7 @@ def test_recorded_weights_and_model_recomputed_from_the_local_models(lwr):
 
             with safe_open(path, "pt") as f:
                 local[f.metadata()["site"]] = load_file(path)
-        assert sorted(local) == ["site-1", "site-2", "site-3"]
+        assert sorted(local) == ["site-1", "site-2"]
         here = [r for r in layers if int(r["round"]) == number]
         names = {r["layer"] for r in here}
         assert names == {key.rsplit(".", 1)[0] for key in local["site-1"]}
@@ -111,9 +121,9 @@ def test_table_results_and_curves(lwr):
     run = lwr
     results = run.results
     dice = {site: values["dice"] for site, values in results["test"].items()}
-    assert sorted(dice) == ["site-1", "site-2", "site-3"]
-    mean = sum(dice.values()) / 3
-    std = math.sqrt(sum((d - mean) ** 2 for d in dice.values()) / 3)
+    assert sorted(dice) == ["site-1", "site-2"]
+    mean = sum(dice.values()) / 2
+    std = math.sqrt(sum((d - mean) ** 2 for d in dice.values()) / 2)
     summary = results["fairness"]["dice"]
     assert summary["mean"] == pytest.approx(mean)
     assert summary["std"] == pytest.approx(std)
@@ -151,7 +161,7 @@ def test_weights_and_similarity_by_layer_are_tracked(lwr):
     layers = run.results["rounds"][0]["layers"]
     assert len(layers) == 41
     for layer in layers:
-        for site in ("site-1", "site-2", "site-3"):
+        for site in ("site-1", "site-2"):
             assert f"cka/{layer}/{site}" in tags
             assert f"weight/{layer}/{site}" in tags
 
@@ -289,19 +299,6 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
     assert "site-1" in found["reason"]
     assert "lower learning_rate" in found["reason"]
     assert not (server / "FL_global_model.pt").exists()
-
-
-@pytest.mark.long
-def test_example_pictures_where_a_site_wants_them(job, simulate, tmp_path):
-    """The other site, the server and the run's own folders have none."""
-    place = tmp_path / "pictures"
-    run = simulate(job("fed_avg", sites=2), threads=2, local={"sites": {"site-1": {"examples_folder": str(place)}}})
-    assert run.code == 0, run.log[-3000:]
-    run_id = run.results["info"]["run"]
-    found = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
-    assert found == [f"site-1/{run_id}/rounds-2/{name}" for name in ("examples.csv", "examples.png")]
-    assert not list(run.workspace.rglob("examples.*"))
-    assert str(place) not in run.log
 
 
 @pytest.mark.long

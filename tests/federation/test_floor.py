@@ -413,6 +413,21 @@ def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
         assert ("mine" in reply.report) == (not kept)
 
 
+@pytest.mark.parametrize(
+    ("name", "split"), [("validate", "test"), ("norms", "training"), ("train", "training"), ("validate", "validation")]
+)
+def test_the_number_of_images_stays_where_it_is_below_the_floor(name: str, split: str) -> None:
+    """Of the split that a task counts: those of the test, or of the training for the norms; `train` counts none."""
+    own = data(**{split: 1})
+    reply = SiteReply("ok", num_samples=1)
+    Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
+        SiteTask(name, {}, 0, 1, 0), reply
+    )
+    held = (name, split) in (("validate", "test"), ("norms", "training"))
+    assert reply.num_samples == (None if held else 1)
+    assert reply.stats.get("suppressed") == (["num_samples"] if held else None)
+
+
 def test_numbers_by_class_cannot_be_sent_past_the_gate() -> None:
     reply = SiteReply("ok", report={"x": ByClass("training", {0: np.ones(2)})})
     with pytest.raises(TypeError, match="a ByClass cannot travel"):

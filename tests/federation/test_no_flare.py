@@ -67,10 +67,6 @@ def python(program: str, *arguments: str, folder: Path) -> str:
     return done.stdout.strip()
 
 
-def test_nothing_of_a_run_imports_flare(tmp_path):
-    python(IMPORTS, folder=tmp_path)
-
-
 def test_the_guard_notices_an_import(tmp_path):
     with pytest.raises(AssertionError, match="no nvflare"):
         python("import fairflare.flare.controller", folder=tmp_path)
@@ -81,7 +77,8 @@ def test_the_guard_notices_an_import(tmp_path):
 @pytest.mark.many
 @pytest.mark.parametrize("method", [m for m in ("fed_lwr", "fed_mrl") if m in all_methods()])
 def test_a_run_without_flare(tmp_path, method):
-    folder = Path(python(RUN, method, str(tmp_path / "run"), json.dumps(TINY[method]), folder=tmp_path))
+    """Nor does any module of methods/ and federation/ import it."""
+    folder = Path(python(IMPORTS + RUN, method, str(tmp_path / "run"), json.dumps(TINY[method]), folder=tmp_path))
     results = json.loads((folder / "results.json").read_text())
     assert results["status"] == "completed"
     assert [r["accepted"] for r in results["rounds"]] == [["site-1", "site-2"]] * 2

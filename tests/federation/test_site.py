@@ -154,6 +154,7 @@ CLASSES = {
     ids=lambda t: f"{type(t).__name__}-{getattr(t, 'rho', '')}{getattr(t, 'rf_source', '')}",
 )
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, MemoryError])
+@pytest.mark.many(0, 1, 2, 4, 6, 7, 10, 12)  # each training with one of both errors, the first with both
 def test_an_out_of_memory_leaves_nothing_of_the_model(worker, training, error, monkeypatch):
     """A second model beside a dead one would not fit either. Optimizer and stepper are in use by then."""
     learned = ClassificationTask(**CLASSES) if isinstance(training, RescueTraining) else None

@@ -316,6 +316,7 @@ class Cell:
         """For sending in turns, which has its own tests."""
 
 
+@pytest.mark.many(0, 4, 5)  # each end once, both cells
 @pytest.mark.parametrize("end", ["completed", "failed", "aborted"])
 @pytest.mark.parametrize("simulator", [False, True])
 def test_the_offload_is_on_during_a_run_and_gone_after_it(

@@ -190,6 +190,7 @@ def acts_beside_the_others(name: str, key: str, default: Any) -> bool:
     return True
 
 
+@pytest.mark.many("fed_avg", "fed_lwr", "fed_ism_plus_l", "fed_mrl", "crt", "creff", "cgsv")
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_the_defaults_that_are_shown_are_those_that_hold(name: str) -> None:
     same_plan(CLASSES[name]().plan, FairRecipe(name).plan)

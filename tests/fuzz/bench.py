@@ -412,7 +412,7 @@ def phases_of(method: str) -> list[str]:
     """What a method asks its sites; the norms are asked for in the same way whatever the method."""
     rule = get_method(method).rule
     norms = [TASK_NORMS] if method in WITH_NORMS else []
-    return ["train", *(["anchor"] if isinstance(rule, TwoPhase) else []), *norms, "validate"]
+    return ["train", *(["anchor"] if issubclass(rule, TwoPhase) else []), *norms, "validate"]
 
 
 def attack(

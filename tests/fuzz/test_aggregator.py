@@ -53,6 +53,7 @@ def same(first: Any, second: Any) -> bool:
     )
 
 
+@pytest.mark.many("fed_avg", "fed_ism")
 @pytest.mark.parametrize("method", UNDER, ids=lambda method: method.name)
 def test_hostile_results_cost_one_site_one_round(method: Any) -> None:
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")

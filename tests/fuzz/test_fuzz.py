@@ -1,4 +1,5 @@
-"""Hostile replies over the real controller: some for each method and phase; CI: hundreds, ``make fuzz``: thousands."""
+"""Hostile replies over the real controller: some of each kind of phase. CI sends hundreds for each method and phase, by
+``make fuzz``."""
 
 from __future__ import annotations
 
@@ -6,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.methods.base.catalog import all_methods
-
 from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of
 from .expected import expectations
 
 REPLIES = 40
 SEED = 9
-PAIRS = [(method, phase) for method in all_methods() for phase in phases_of(method)]
+PAIRS = [(method, phase) for method in ("fed_avg", "fed_lwr", "creff") for phase in phases_of(method)]
 
 
 @pytest.mark.many

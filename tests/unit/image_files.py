@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare.data import reading
 from fairflare.data.datalist import DataError
+from fairflare.tasks import transforms
 from fairflare.tasks.base import SiteData
 
 HEAVY = ("monai", "torch", "sklearn", "nibabel", "matplotlib", "PIL", "nvflare")
@@ -27,6 +29,19 @@ def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, to
     """Inputs and targets of a split, from batches of three."""
     batches = list(data.batches(split, batch_size=3, **options))
     return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
+    """The samples that a function of :mod:`fairflare.data.reading` reads from now on."""
+    calls: list[Any] = []
+    real = getattr(reading, name)
+
+    def read(sample: Any, **where: str) -> Any:
+        calls.append(sample)
+        return real(sample, **where)
+
+    monkeypatch.setattr(transforms, name, read)
+    return calls
 
 
 def refusal(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan
 from fairflare.data.phantoms import class_site as phantom_site
-from fairflare.tasks import transforms
-from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.scores.metrics import classification_metrics
+
+from .image_files import all_of, counted, heavy_imports, refusal, whole_split
 
 # Five classes; about 60 images to draw for a site.
 SMALL: dict[str, Any] = {
@@ -52,33 +49,8 @@ def folder(root: Path, splits: Mapping[str, Sequence[int]] | None = None, size: 
     return root
 
 
-def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(data.batches(split, batch_size=3, **options))
-    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """The samples that a function of :mod:`fairflare.data.reading` reads from now on."""
-    calls: list[Any] = []
-    real = getattr(reading, name)
-
-    def read(sample: Any, **where: str) -> Any:
-        calls.append(sample)
-        return real(sample, **where)
-
-    monkeypatch.setattr(transforms, name, read)
-    return calls
-
-
 def refused(task: ClassificationTask, settings: dict[str, Any], site: str = "hospital-a") -> DataError:
-    with pytest.raises(DataError) as caught:
-        task.open_site(site, settings)
-    error = caught.value
-    assert f"site '{site}'" in str(error)
-    assert f"site '{site}'" in error.public
-    for secret in (str(settings.get("data_root", "no root")), ".png", "images/"):
-        assert secret not in error.public
-    return error
+    return refusal(lambda: task.open_site(site, settings), settings, site, (".png", "images/"))
 
 
 class Fixed(torch.nn.Module):
@@ -361,21 +333,7 @@ def test_the_executors_keys_are_not_the_tasks_business() -> None:
 def test_batches(kind: str, tmp_path: Path) -> None:
     task = ClassificationTask(**(SMALL if kind == "phantom" else OWN))
     data = task.open_site("site-1", {} if kind == "phantom" else {"data_root": str(folder(tmp_path / "a"))})
-    count = data.num_samples("training")
-    plain = data.batches("training", batch_size=3)
-    assert len(plain) == len(list(plain)) == -(-count // 3)
-    assert [len(inputs) for inputs, _ in plain][-1] == (count % 3 or 3)
-    inputs, targets = all_of(data, "training")
-    assert torch.equal(inputs, all_of(data, "training")[0])
-    shuffled, moved = all_of(data, "training", shuffle_seed=5)
-    again, _ = all_of(data, "training", shuffle_seed=5)
-    other, _ = all_of(data, "training", shuffle_seed=6)
-    assert torch.equal(shuffled, again)
-    assert not torch.equal(shuffled, other)
-    order = [next(i for i in range(count) if torch.equal(inputs[i], image)) for image in shuffled]
-    assert sorted(order) == list(range(count))
-    assert order != sorted(order)
-    assert torch.equal(targets[order], moved)
+    whole_split(data)
 
 
 @pytest.mark.parametrize("kind", ["phantom", "folder"])
@@ -678,12 +636,5 @@ def test_skin_tones_are_test_lists() -> None:
 
 
 def test_the_import_is_light() -> None:
-    code = (
-        "import sys\n"
-        "import fairflare.tasks.classification\n"
-        "fairflare.tasks.classification.ClassificationTask()\n"
-        "heavy = ('monai', 'torch', 'sklearn', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    code = "import fairflare.tasks.classification as c; c.ClassificationTask()"
+    assert heavy_imports(code) == "[]"

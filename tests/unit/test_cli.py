@@ -42,6 +42,7 @@ from tests.bundles import write_bundle
 
 ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
+SHAPES = ("fed_avg", "fed_lwr", "fed_mas", "fed_mrl", "crt")  # presets, parts, classes, two phases, own rounds
 TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 
 
@@ -158,6 +159,7 @@ def test_both_tasks_are_described() -> None:
         assert all(setting.meaning for setting in described(load_task_class(file))), kind
 
 
+@pytest.mark.many(*SHAPES)
 @pytest.mark.parametrize("name", METHODS)
 def test_describe_is_readable_at_80_columns(name: str) -> None:
     result = fairflare("describe", name)
@@ -210,6 +212,7 @@ def test_describe_shows_what_holds_where_nothing_is_set(method: str, setting: st
     assert f"; default {value} " in text
 
 
+@pytest.mark.many(*SHAPES)
 @pytest.mark.parametrize("name", METHODS)
 def test_markdown_is_a_table_of_every_setting(name: str) -> None:
     result = fairflare("describe", name, "--markdown")
@@ -860,6 +863,7 @@ def test_methods_are_completed() -> None:
     assert offered("run fed_avg --task seg") == ["segmentation"]
 
 
+@pytest.mark.many(*SHAPES)
 @pytest.mark.parametrize("name", METHODS)
 def test_settings_are_completed_as_described(name: str) -> None:
     described_names = {f"{setting.name}=" for group in sections(name).values() for setting in group}

@@ -14,6 +14,7 @@ from fairflare.base.cases.resampling import draws, units_of
 from fairflare.reporting.compare.comparison import compare, comparison_of, row_table
 from fairflare.reporting.compare.difference_table import difference_table
 from fairflare.reporting.compare.differences import MEASURES, Difference, differences, paired
+from fairflare.reporting.values import parts_of
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:
@@ -389,6 +390,11 @@ def test_the_papers_average_of_clean_and_corrupted() -> None:
     assert math.isnan(found.rows[0].summaries[0].mean) is False
     with pytest.raises(ValueError, match=r"has no test results for metric 'clean/dice\+no/dice'"):
         comparison_of(runs, "clean/dice+no/dice")
+
+
+def test_a_metric_whose_name_has_a_plus_is_no_mean() -> None:
+    assert parts_of("recall_a+b", {"north": {}, "south": {"recall_a+b": 0.5}}) == ["recall_a+b"]
+    assert parts_of("recall_a+b", {"north": {"recall_a": 0.5, "b": 0.5}}) == ["recall_a", "b"]
 
 
 def test_forms() -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,24 @@ def in_pages(names: str) -> list[str]:
     return sorted(c for c in found if not re.search("METHOD|loss_power|fed_avg_m", c))
 
 
+@cache
+def commands_of(preparers: bool) -> dict[str, Any]:
+    """The command line's commands, or those of `prepare`; made once."""
+    app = make_app() if preparers else cli.app
+    return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("command", in_pages("[a-z]"))
 def test_documented_options_exist(command: str) -> None:
     name, *words = shlex.split(command.partition(" | ")[0], comments=True)[1:]
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    commands = commands_of(False)
     assert name in commands, f"there is no command {name!r}"
     known = {
         "--help",
         *(option for parameter in commands[name].params for option in (*parameter.opts, *parameter.secondary_opts)),
     }
     if name == "prepare" and words and words[0].islower():
-        kinds = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
+        kinds = commands_of(True)
         assert words[0] in kinds, f"there is no preparer {words[0]!r}"
         known |= {flag for option in kinds[words[0]].params for flag in (*option.opts, *option.secondary_opts)}
     elif name == "prepare":

@@ -118,6 +118,7 @@ def test_measures_of_sites() -> None:
     assert of_sites([0.9, 0.5], higher_is_better=True)["worst"] == 0.5
 
 
+@pytest.mark.many(0, 5, 11)  # each world once
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("world", ["images, seeds and images alike", "3 images a patient", "6 images a patient"])
 def test_the_intervals_hold_what_they_say(world: str, seeds: int) -> None:
@@ -130,6 +131,7 @@ def test_the_intervals_hold_what_they_say(world: str, seeds: int) -> None:
         assert found["seeds alone"] < 0.7
 
 
+@pytest.mark.many(1)
 @pytest.mark.parametrize("seeds", [2, 3, 10])
 def test_equal_methods_are_seldom_called_better(seeds: int) -> None:
     world = bench_intervals.WORLDS["images, no method is better on any"]

@@ -26,6 +26,8 @@ from fairflare.data.preparers import (
     split_groups,
 )
 from fairflare.data.preparers.__main__ import main
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.splitting import group_labels
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -44,6 +46,13 @@ def assert_disjoint(groups: dict[str, set[str]]) -> None:
 
 
 # --- splitting --------------------------------------------------------------------------------------------
+
+
+def test_a_group_has_the_class_that_most_of_its_images_have() -> None:
+    """Of equals the smaller."""
+    known = [("p", 1), ("q", 1), ("p", 2), ("p", 2), ("q", 0)]
+    items = [Item(f"{number}", group, Path("x.png"), label) for number, (group, label) in enumerate(known)]
+    assert group_labels(items) == (["p", "q"], [2, 0])
 
 
 def test_split_groups() -> None:

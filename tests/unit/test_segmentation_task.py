@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.tasks import transforms
-from fairflare.tasks.base import SiteData, evaluating
+from fairflare.tasks.base import evaluating
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
+
+from .image_files import all_of, counted, heavy_imports, refusal, whole_split
 
 SMALL: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 4, 8, 8, 4)}
 
@@ -54,38 +52,13 @@ def repaint(file: Path, value: int) -> None:
     Image.fromarray(pixels).save(file)
 
 
-def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    batches = list(data.batches(split, batch_size=3, **options))
-    return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """The samples that a function of :mod:`fairflare.data.reading` reads from now on."""
-    calls: list[Any] = []
-    real = getattr(reading, name)
-
-    def read(sample: Any, **where: str) -> Any:
-        calls.append(sample)
-        return real(sample, **where)
-
-    monkeypatch.setattr(transforms, name, read)
-    return calls
-
-
 def refused(task: SegmentationTask, settings: dict[str, Any], site: str = "hospital-a") -> DataError:
     def read_all() -> None:
         data = task.open_site(site, settings)
         for split in SPLITS:
             list(data.batches(split, batch_size=2))
 
-    with pytest.raises(DataError) as caught:
-        read_all()
-    error = caught.value
-    assert f"site '{site}'" in str(error)
-    assert f"site '{site}'" in error.public
-    for secret in (str(settings.get("data_root", "no root")), ".png", "/"):
-        assert secret not in error.public
-    return error
+    return refusal(read_all, settings, site, (".png", "/"))
 
 
 class Fixed(torch.nn.Module):
@@ -242,28 +215,13 @@ def test_batches(kind: str, tmp_path: Path) -> None:
     assert data.synthetic is (kind == "phantom")
     assert ("SYNTHETIC" in data.description) is (kind == "phantom")
     assert str(tmp_path) not in data.description
-    count = data.num_samples("training")
-    plain = data.batches("training", batch_size=3)
-    assert len(plain) == len(list(plain)) == -(-count // 3)
-    assert [len(inputs) for inputs, _ in plain][-1] == (count % 3 or 3)
-    inputs, targets = all_of(data, "training")
-    again, _ = all_of(data, "training")
-    assert torch.equal(inputs, again)
-    assert inputs.shape == (count, 1, 32, 32)
-    assert targets.shape == (count, 1, 32, 32)
+    inputs, targets = whole_split(data)
+    assert inputs.shape == (len(inputs), 1, 32, 32)
+    assert targets.shape == (len(inputs), 1, 32, 32)
     assert inputs.dtype == targets.dtype == torch.float32
     assert inputs.min() >= 0
     assert inputs.max() <= 1
     assert set(targets.unique().tolist()) == {0.0, 1.0}
-    shuffled, moved = all_of(data, "training", shuffle_seed=5)
-    same, _ = all_of(data, "training", shuffle_seed=5)
-    other, _ = all_of(data, "training", shuffle_seed=6)
-    assert torch.equal(shuffled, same)
-    assert not torch.equal(shuffled, other)
-    order = [next(i for i in range(count) if torch.equal(inputs[i], image)) for image in shuffled]
-    assert sorted(order) == list(range(count))
-    assert order != sorted(order)
-    assert torch.equal(targets[order], moved)
 
 
 def test_augmentation_is_seeded_and_moves_the_mask_with_the_image() -> None:
@@ -536,11 +494,5 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 
 
 def test_the_import_is_light() -> None:
-    code = (
-        "import sys\n"
-        "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate\n"
-        "heavy = ('monai', 'torch', 'nibabel', 'matplotlib', 'PIL', 'nvflare')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    code = "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate"
+    assert heavy_imports(code) == "[]"

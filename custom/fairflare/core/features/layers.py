@@ -50,11 +50,6 @@ def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in dict.fromkeys(layers_of(model.state_dict()).values())}
 
 
-def parameter_names(model: nn.Module) -> frozenset[str]:
-    """Keys of the state dict that are parameters, also those that share one; the others are buffers."""
-    return frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-
-
 #: Last part of the names of batch norm's buffers.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

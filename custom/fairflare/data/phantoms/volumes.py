@@ -24,7 +24,6 @@ from fairflare.data.datalist import SPLITS
 
 Array = npt.NDArray[np.float32]
 
-STRUCTURES = ("organ", "lesion")  # labels 1 and 2
 LEVELS = 1000.0  # of the brightest tissue, in the file
 
 

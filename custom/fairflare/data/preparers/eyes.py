@@ -33,7 +33,6 @@ RIF_FORM = Form(
     fractions=(0.8, 0.2, 0.0),  # of what is not for the test
     task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
 )
-UNGRADABLE = 4
 TABLES = ("messidor_data.csv", "messidor-2.csv")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import pickle
@@ -48,7 +49,7 @@ def federation(root: Path, declared: Any = None, change: Any = None) -> dict[str
     blocks = {}
     for number, site in enumerate(SITES):
         rng = np.random.default_rng(number)
-        content: dict[str, Any] = {"class_names": ["no", "yes"], "attributes": declared or DECLARED}
+        content: dict[str, Any] = {"class_names": ["no", "yes"], "attributes": copy.deepcopy(declared or DECLARED)}
         (root / site / "images").mkdir(parents=True)
         for split, count in (("training", 16), ("validation", 6), ("test", TEST)):
             content[split] = []

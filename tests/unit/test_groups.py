@@ -81,6 +81,22 @@ def test_binned_scores_have_an_exact_area() -> None:
     assert found["auc"] == pytest.approx(roc_auc_score(labels, positive), abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_gaps_of_two_classes_as_fairlearn_has_them(seed: int) -> None:
+    """fairlearn brings pandas, which MONAI then imports in every process: it is in no extra of ours."""
+    of_fairlearn = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed (pip install fairlearn)")
+    labels, scores, groups = made(2, 400, seed)
+    site, told = np.random.default_rng(9).integers(0, 3, 400), scores.argmax(1)
+    of = {f"g{g}": added([sums(labels, scores, (groups == g) & (site == s)) for s in range(3)]) for g in range(3)}
+    found = gaps_of(of, added(list(of.values())))
+    for name, wanted in (
+        ("equalised_odds", of_fairlearn.equalized_odds_difference),
+        ("equal_opportunity", of_fairlearn.equal_opportunity_difference),
+        ("demographic_parity", of_fairlearn.demographic_parity_difference),
+    ):
+        assert found[name] == pytest.approx(wanted(labels, told, sensitive_features=groups), abs=1e-12)
+
+
 @pytest.mark.parametrize("classes", [2, 4])
 def test_gaps_by_hand(classes: int) -> None:
     labels, scores, groups = made(classes, 500, 3)

@@ -128,6 +128,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "entropy": -1.5,
         "num_classes": 7,
         "mu": 0.1,
+        "rows": 1.0,
         "group_losses": [0.7 + 0.02 * index],
         "group_images": [30.0],
     }

@@ -946,6 +946,18 @@ def test_a_norm_is_known_from_the_layer_in_front(
         assert value.dissimilarity == pytest.approx(of_batches(u[name], v[name], 9), rel=1e-4, abs=1e-13), name
 
 
+def test_a_norm_has_the_same_bits_whichever_layers_are_asked_for(stores: list[Any]) -> None:
+    """Where a frozen layer in front does not travel, it is not asked for."""
+    a, b = (change(wide(0)) for change in NORMS[next(iter(NORMS))])
+    x = smooth_images(18, 64).double()
+    among = layerwise_cka(a, b, x.split(7))
+    (norms,) = [[name for name, module in a.named_modules() if isinstance(module, nn.BatchNorm2d)]]
+    assert norms
+    for name in norms:
+        assert layerwise_cka(a, b, x.split(7), layers=[name]) == {name: among[name]}
+        assert stores[-1].peak <= stores[0].peak
+
+
 def test_norms_without_a_change() -> None:
     a, x = wide(0), smooth_images(6, 64).double()
     dead = copy.deepcopy(a)

@@ -38,11 +38,13 @@ class JointPass:
     Args:
         model_a, model_b: the models.
         layers: names of the layers to compare; ``None``: all of :func:`parameter_layers`.
-        least_pixels: a batch norm whose input is the output of another of these layers, with at least so many numbers
-            for a channel of an image, is known from that one: it stands in :attr:`scaled`, and its features are handed
-            over for the first image alone. ``None``: all features are handed over.
+        least_pixels: a batch norm whose input is the output of another layer, with at least so many numbers for a
+            channel of an image, is known from that one: it stands in :attr:`scaled`, and its features are handed over
+            for the first image alone, those of the layer in front for all. ``None``: all features are handed over.
 
     Attributes:
+        wanted: the layers to compare.
+        names: of whose features any may be handed over: also those in front of a batch norm.
         images: seen so far.
         scaled: of such batch norms, the layer in front.
 
@@ -54,11 +56,15 @@ class JointPass:
         self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None, least_pixels: int | None = None
     ) -> None:
         found = parameter_layers(model_a), parameter_layers(model_b)
-        self.names = list(found[0] if layers is None else dict.fromkeys(layers))
-        for name in [*self.names, *(found[1] if layers is None else ())]:
+        self.wanted = list(found[0] if layers is None else dict.fromkeys(layers))
+        for name in [*self.wanted, *(found[1] if layers is None else ())]:
             for which, known in zip(("model_a", "model_b"), found, strict=True):
                 if name not in known:
                     raise ValueError(f"layer {name!r} is not in {which}")
+        # A norm must be known in the same way whichever other layers are asked for: the last bits depend on it.
+        in_front = [name for name in found[0] if name in found[1]] if least_pixels is not None else []
+        self.names = list(dict.fromkeys([*self.wanted, *in_front]))
+        self._kept = set(self.names)
         self.models = (model_a, model_b)
         self.modules = tuple({name: known[name] for name in self.names} for known in found)
         self.images = 0
@@ -128,6 +134,8 @@ class JointPass:
                 self._turn = turn
                 model(images.to(_device(model)))
                 self._last = ("", None, 0)
+                if self.images == 0:
+                    self._keep(self._sources if turn == 0 else self.scaled)
         self._turn = None
         self.images += len(images)
         for name in self.names:
@@ -139,21 +147,27 @@ class JointPass:
             elif calls_a:
                 self._reached[name] += len(images)
 
+    def _keep(self, sources: Mapping[str, str]) -> None:
+        """From now on, only the layers that are wanted and those in front of them."""
+        self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
+        self.names = [name for name in self.names if name in self._kept]
+
     def compared(self) -> list[str]:
         """Layers with features of every image in both models; the log says why others have none.
 
         Raises:
             ValueError: there are images and layers, and no layer can be compared.
         """
-        for name in self.names:
+        for name in self.wanted:
             if self._reached[name] < self.images:
                 self._odd.setdefault(name, f"called for {self._reached[name]} of {self.images} images")
-        reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in self._odd.items())
-        if self.names and len(self._odd) == len(self.names):
+        odd = {name: reason for name, reason in self._odd.items() if name in self.wanted}
+        reasons = "; ".join(f"layer {name!r}: {reason}" for name, reason in odd.items())
+        if self.wanted and len(odd) == len(self.wanted):
             raise ValueError(f"no layer can be compared: {reasons:.1000}")
         if reasons:
             log.warning("layers without a similarity: %.1000s", reasons)
-        return [name for name in self.names if name not in self._odd]
+        return [name for name in self.wanted if name not in odd]
 
     def _most(self) -> int:
         """Images of a piece."""
@@ -161,7 +175,7 @@ class JointPass:
         return max(1, HELD_BYTES // held) if held else 1
 
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._turn != turn or name in self._odd:  # the two models may share modules
+        if self._turn != turn or name in self._odd or name not in self._kept:  # the models may share modules
             return
         source, output = self._source(module, args), first_tensor(output)
         if output is not None:

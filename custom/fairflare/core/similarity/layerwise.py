@@ -115,7 +115,7 @@ def layerwise_cka(
             store.clear()
         if not joint.images:
             raise ValueError("the batches hold no image; nothing can be compared")
-        result = dict.fromkeys(joint.names, UNDEFINED)
+        result = dict.fromkeys(joint.wanted, UNDEFINED)
         for name in joint.compared():
             if joint.images >= 2:
                 told = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]

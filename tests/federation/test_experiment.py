@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -429,10 +430,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave: int) -> None:
-    """Takes all of a disk but ``leave`` bytes."""
-    status = os.statvfs(folder)
+    """Takes all of a disk but ``leave`` bytes; other sites' threads may write meanwhile."""
     with (folder / "filler").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - leave)
+        while True:
+            status = os.statvfs(folder)
+            with suppress(OSError):  # less is free than a moment ago
+                return os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - leave))
+            if not status.f_bavail:
+                return None
 
 
 def filling(folder: Path, at: int, leave: int = 0) -> Callable[[str, str, Message], Message]:

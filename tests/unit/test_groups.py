@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, 
 from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.reporting.compare.group_gaps import gap_lead, has_groups
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
 
@@ -343,3 +344,11 @@ def test_curves_of_what_is_not_defined() -> None:
         name: np.full(np.shape(of), np.nan) for name, of in sums_of(labels, scores, np.ones(5, bool), 10, 5).items()
     }
     assert curves_of(kept) == {"calibration": [[], [], []]}
+
+
+def test_everybody_is_no_group_of_people() -> None:
+    """A comparison that asked for curves alone has no table and no sentence about groups."""
+    run = {"groups": {"pooled": {"everybody": {"gaps": {}}}}, "info": {"seed": 0}}
+    assert not has_groups({"a": [run], "b": [{"groups": None}]})
+    assert gap_lead({"a": [run]}, "a") == ""
+    assert has_groups({"a": [{"groups": {"pooled": {"everybody": {}, "sex": {}}}}]})

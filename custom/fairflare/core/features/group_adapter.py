@@ -65,10 +65,9 @@ class GroupAdapter(nn.Module):
         low = self.fair_A(inputs)
         values = self._values(inputs).to(low.dtype)
         # Of a convolution the values are in the second place, of a linear layer in the last.
-        middle = values[(slice(None), *[None] * (low.ndim - 2), slice(None))]
-        if not isinstance(self.base_layer, nn.Linear):
-            middle = values[(..., *[None] * (low.ndim - 2))]
-        found: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(low * middle)
+        between = (1,) * (low.ndim - 2)
+        shape = (*between, values.shape[1]) if isinstance(self.base_layer, nn.Linear) else (values.shape[1], *between)
+        found: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(low * values.view(len(values), *shape))
         return found
 
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The pages of the documentation can be read: each is short, but for its tables and code, and stands in the site's menu."""
+"""The pages of the documentation can be read: each is short, but for tables and code, and in the site's menu."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def length(text: str) -> int:
 
 
 def test_tables_code_and_comments_do_not_count() -> None:
-    text = "# Title\n\n| a | b |\n| - | - |\n\n```bash\nls\n\n```\n<!-- claim: none -->\n" + "x" * 241 + "\n  ```text\n  y\n  ```\n"
+    table, code, inner = "| a | b |\n| - | - |\n", "```bash\nls\n\n```\n", "  ```text\n  y\n  ```\n"
+    text = f"# Title\n\n{table}\n{code}<!-- claim: none -->\n{'x' * 241}\n{inner}"
     assert prose(text) == ["# Title", "", "", "", "x" * 241]
     assert length(text) == 7
 

@@ -419,7 +419,7 @@ def test_a_loss_that_no_network_has_is_refused(name: str, liar: Any) -> None:
 
 
 def test_the_tables_in_the_docs_have_these_figures(liar: Any) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "robustness_measured.md").read_text()
     table = text.split(liar.BEGIN)[1].split(liar.END)[0]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("| ")]
     for (name, words), (weight, later) in FREE.items():

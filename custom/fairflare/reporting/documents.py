@@ -1,6 +1,6 @@
 """What a run writes, declared once: the server writes it, log and checkpoint keep it, tables and pages read it.
 
-``docs/results.md`` explains the keys. A change of meaning raises SCHEMA_VERSION; what an older one lacks is default.
+``docs/results_reference.md`` explains the keys. A change of meaning raises SCHEMA_VERSION; what is missing is default.
 """
 
 from __future__ import annotations

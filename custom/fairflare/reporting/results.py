@@ -1,6 +1,6 @@
 """What a run leaves behind for reports: ``results.json``, CSV files and a live event log.
 
-The format is described in ``docs/results.md``; a change of meaning raises ``SCHEMA_VERSION``.
+The format is described in ``docs/results_reference.md``; a change of meaning raises ``SCHEMA_VERSION``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ResultsStore:
 
         Args:
             info: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag and so on;
-                JSON-like values, see ``docs/results.md`` for the keys that the tables read.
+                JSON-like values, see ``docs/results_reference.md`` for the keys that the tables read.
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
@@ -143,7 +143,7 @@ class ResultsStore:
             left_out: sites that the final test went on without.
             phases: exchanges after the last round, such as the test itself.
             further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled``, ``resampled_units``,
-                ``global_test`` and ``suppressed``, see ``docs/results.md``.
+                ``global_test`` and ``suppressed``, see ``docs/results_reference.md``.
 
         Raises:
             ValueError: another status, or the run is finished already or (``"completed"``) was never started.
@@ -312,7 +312,7 @@ def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[st
             :func:`fairflare.reporting.reading.read_part`.
 
     Returns:
-        The document as ``docs/results.md`` describes it; undefined numbers are None.
+        The document as ``docs/results_reference.md`` describes it; undefined numbers are None.
 
     Raises:
         ValueError: no such file, not JSON, another schema version, or a part of the wrong kind (names the file).

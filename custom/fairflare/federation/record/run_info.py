@@ -52,7 +52,7 @@ def info_of(
     expected: Sequence[str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The results' ``info``, see ``docs/results.md``."""
+    """The results' ``info``, see ``docs/results_reference.md``."""
     method = type(rule).__name__
     return {
         "experiment": run.experiment,

@@ -18,8 +18,6 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarg
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
 from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
 
-#: What :func:`read_image` does with grey values by default, for whoever finds a model years later.
-INTENSITIES = IN_WORDS["auto"]
 HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 #: What :func:`write_whole` writes to, and what it was called before version 0.2.
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
@@ -170,35 +170,13 @@ def save_torch(value: Any, path: Path) -> None:
     """
     import torch
 
-    with path.open("wb", buffering=0) as file:
-        told = _Told(file)
+    with path.open("wb") as file:
         try:
-            torch.save(value, cast(BinaryIO, told))
-        except RuntimeError:  # its own words are about the archive's positions
-            if told.error is not None:
-                raise told.error from None
+            torch.save(value, file)
+        except RuntimeError as error:  # its own words are about the archive's positions
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
             raise
-
-
-class _Told:
-    """A file that remembers what went wrong."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        try:
-            while left:
-                left = left[self.file.write(left) :]
-        except OSError as error:
-            self.error = self.error or error
-            raise
-        return len(memoryview(data).cast("B"))
-
-    def flush(self) -> None:
-        """Nothing waits in memory."""
 
 
 def csv_row(row: Sequence[Any]) -> list[Any]:

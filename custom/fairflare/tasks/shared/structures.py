@@ -46,8 +46,6 @@ OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
 }  # fmt: skip
 
-Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 Structure = Annotated[list[PositiveInt], Field(min_length=1)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 

@@ -31,7 +31,7 @@ from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
 from fairflare.federation.site.gate import MIN_CASES
-from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, count, read_site_file
+from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
 from fairflare.reporting.sites import statistics as figures
 from fairflare.reporting.sites.page import write_statistics
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
@@ -95,7 +95,7 @@ class ImageStatistics(Statistics):
     def sums(self) -> SiteSums:
         """What was counted, once for all questions."""
         if self._sums is None:
-            least = max(self.min_cases, count(self._site, self._own, MIN_CASES))
+            least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
             self._sums = measure(self._site, own, self.task or kind_of_labels(self._site, own), self.reading, least)
         return self._sums

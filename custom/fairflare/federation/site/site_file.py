@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from fairflare.base.machine.computing import Computing, Precision
+from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, in_words
 from fairflare.federation.site.examples import EXAMPLES
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
@@ -121,7 +121,5 @@ def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, An
     Raises:
         SiteError: a value of another kind (names the key).
     """
-    kinds = {"precision": Precision}
-    return Computing(
-        **{k: setting(site, settings, k, getattr(training, k), kinds.get(k, Flag)) for k in COMPUTING_KEYS}
-    )
+    kinds: dict[str, Any] = dict.fromkeys(COMPUTING_KEYS, Flag) | {"precision": Literal["bf16", "fp16", "fp32"]}
+    return Computing(**{key: setting(site, settings, key, getattr(training, key), kind) for key, kind in kinds.items()})

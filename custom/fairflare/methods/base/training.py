@@ -216,9 +216,10 @@ def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Te
     """
     counts = run.data.class_counts("training")
     if counts is None:
-        what, remedy = needs or f"criterion {half.criterion!r} needs", "" if needs else "set criterion to 'task' or "
+        remedy = "" if needs else "set criterion to 'task' or "
         raise SiteError(
-            f"site {run.site!r}: {what} classes, which the task's data do not have; {remedy}choose a classification task"
+            f"site {run.site!r}: {needs or f'criterion {half.criterion!r} needs'} classes, which the task's data do not "
+            f"have; {remedy}choose a classification task"
         )
     return counts
 

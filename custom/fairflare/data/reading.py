@@ -151,10 +151,15 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
             raise opened.unreadable("it is a colour image; a mask has one channel of label values")
         array = array[:, :, 0]
-    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
-    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
+    return whole_numbers(opened, array)
+
+
+def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The values of a mask."""
+    kind = array.dtype.kind
+    if kind not in "biuf" or (kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all()):
         raise opened.unreadable("its values are not whole numbers")
-    return values.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _mask_file(sample: Sample, site: str, split: str) -> Path:

@@ -112,7 +112,7 @@ class SiteWorker:
         self.training = training
         self.settings = dict(settings)
         self.sends_classes = setting(site, self.settings, METRICS_BY_CLASS, True)
-        self.min_cases = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
+        self.min_cases: int = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
         self.trains_below = setting(site, self.settings, TRAINS_BELOW, True)
         self.save_seconds = setting(site, self.settings, SAVES, SAVE_SECONDS, NonNegative, "a number of seconds >= 0")
         self.examples = examples_folder(site, self.settings)

@@ -216,10 +216,10 @@ def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Te
     """
     counts = run.data.class_counts("training")
     if counts is None:
-        remedy = "" if needs else "set criterion to 'task' or "
+        needs, remedy = (needs, "") if needs else (f"criterion {half.criterion!r} needs", "set criterion to 'task' or ")
         raise SiteError(
-            f"site {run.site!r}: {needs or f'criterion {half.criterion!r} needs'} classes, which the task's data do not "
-            f"have; {remedy}choose a classification task"
+            f"site {run.site!r}: {needs} classes, which the task's data do not have; {remedy}choose a classification "
+            "task"
         )
     return counts
 

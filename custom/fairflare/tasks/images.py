@@ -128,6 +128,8 @@ class ImageTask(Intensities, Fitted, Task):
     in_channels: int
     num_classes: int | None
     augmentation: tuple[str, ...]
+    network: str
+    width: int | None
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
     spatial_dims: ClassVar[int] = 2

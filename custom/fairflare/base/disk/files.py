@@ -94,7 +94,8 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
         mine: nobody but the caller writes there now, so all of it is left over, also what carries the number of a
             process that lives (the same one in a container that was started again).
     """
-    gone = [path for path in _partials(folder) if mine or not _is_alive(path)]
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    gone = [path for path in found if _PARTIAL.fullmatch(path.name) and (mine or not _is_alive(path))]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
@@ -113,10 +114,6 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
     """
     real = path.resolve()
     return any(real.is_relative_to(folder) for folder in folders)
-
-
-def _partials(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if _PARTIAL.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _is_alive(partial: Path) -> bool:
@@ -179,15 +176,14 @@ def save_torch(value: Any, path: Path) -> None:
             raise
 
 
-def csv_row(row: Sequence[Any]) -> list[Any]:
-    """Cells of a CSV file, of which none is a formula to a spreadsheet: a text that could begin one gets a ``'``."""
-    return [_no_formula(cell) if isinstance(cell, str) else cell for cell in row]
-
-
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as lines of a CSV file; ``None`` is an empty cell."""
+    """Rows as lines of a CSV file; ``None`` is an empty cell.
+
+    No cell is a formula to a spreadsheet: a text that could begin one gets a ``'``.
+    """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))
+    plain = ([_no_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows(plain)
     return buffer.getvalue()
 
 

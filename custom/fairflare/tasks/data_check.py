@@ -157,11 +157,8 @@ def _listed(
         if own.data_root is None:
             problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
             return []
-        named = own.datalist or "datalist.json"
-        roots = own.linked_roots
-        listed = load_datalist(
-            own.data_root, named, site=site, class_labels=task.class_labels, linked_roots=roots, problems=found
-        )
+        same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
         opened.append((own, listed))
     except DataError as error:
         found.append(error)

@@ -99,8 +99,10 @@ def load_prior(
         ValueError: no checkpoint for a network that needs one; missing, damaged, pickled or of another
             architecture (names the keys that differ); values that are not finite.
     """
-    if not re.fullmatch(TIMM, network):
+    if not re.fullmatch(TIMM, str(network)):
         checks.choice("prior_network", network, PRIOR_NETWORKS)
+    if image_size is not None:
+        checks.whole("prior_image_size", image_size, low=32)
     path = EMBEDDED_FILE if checkpoint is None and network == "embedded" else checkpoint
     if path is None:
         raise ValueError(

@@ -143,7 +143,7 @@ class KeptTensors:
         try:
             return self.folders.at(number)
         except FileNotFoundError:
-            told = f"{self.what.format(number)} not in {self.folders.root}; start a new experiment"
+            told = f"{self.what.replace('{}', str(number))} not in {self.folders.root}; start a new experiment"
             raise RuntimeError(told) from None
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:

@@ -298,7 +298,7 @@ class Check:
             return
         if "{}" in problem:
             told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
-            problem = problem.format(told[:600])
+            problem = problem.replace("{}", told[:600])
         most = max(by_value, key=lambda value: len(by_value[value]))
         if wanted is None and 2 * len(by_value[most]) > sum(map(len, by_value.values())):
             wanted = most

@@ -35,12 +35,10 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bench_training import ALIKE, PAPER, SMALL, loop, timed
-from fairflare.exchange.messages import SiteTask
-from fairflare.federation.plan.plan import Plan, make_plan
+from bench_training import PAPER, SMALL, loop, site_of, timed
+from fairflare.federation.plan.plan import Plan
 from fairflare.federation.site.site_network import network_of
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.federation.transports.local import LocalTransport
 
 STEPS: dict[str, dict[str, Any]] = {"fed_avg": {}, "fed_prox": {}, "fed_ism": {"criterion": "task"}}
 ROUNDS: dict[str, dict[str, Any]] = {"fed_avg": {}, "fed_lwr": {}, "fed_ism_plus_s": {"criterion": "task"}}
@@ -59,13 +57,7 @@ class Site:
 
     @classmethod
     def of(cls, kind: str, method: str, settings: dict[str, Any], folder: str, sizes: Any = PAPER) -> Site:
-        plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **sizes[kind], **settings})
-        assert plan.sites
-        worker = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))._worker(plan.sites[0], "")
-        torch.manual_seed(0)
-        state = plan.task.build_model().state_dict()
-        run, model = worker.open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store(""))
-        return cls(plan, worker, run, model, state)
+        return cls(*site_of(kind, method, {**sizes[kind], **settings}, folder))
 
     def batches(self) -> Any:
         size = self.plan.training.batch_size

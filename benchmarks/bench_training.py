@@ -73,21 +73,27 @@ def main() -> None:
             print(f"| {kind} | {label} | " + " | ".join(cells) + " |", flush=True)
 
 
+def site_of(
+    kind: str, method: str, settings: dict[str, Any], folder: str, data: Any = None
+) -> tuple[Plan, SiteWorker, Any, torch.nn.Module, dict[str, torch.Tensor]]:
+    """A site with its data open (``data``: those of another one) and its network: plan, worker, run, network, model."""
+    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **settings})
+    assert plan.sites
+    worker = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))._worker(plan.sites[0], "")
+    if data is not None:
+        worker._data, worker.task = data, worker.task.suited_to(data)
+    torch.manual_seed(0)
+    state = plan.task.build_model().state_dict()
+    # The task, not its loop: that of the site goes first, so that data and network are there for both.
+    return plan, worker, *worker.open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store("")), state
+
+
 def row(
     kind: str, method: str, settings: dict[str, Any], repeat: int, opened: dict[str, Any], *, term: bool
 ) -> list[str]:
     """Steps, milliseconds of both, and their ratio. ``opened`` keeps the site's data for the rows to come."""
-    plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **settings})
     with tempfile.TemporaryDirectory(prefix="fairflare_training_") as folder:
-        assert plan.sites
-        transport = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))
-        worker = transport._worker(plan.sites[0], "")
-        if kind in opened:
-            worker._data, worker.task = opened[kind], worker.task.suited_to(opened[kind])
-        torch.manual_seed(0)
-        state = plan.task.build_model().state_dict()
-        # The task, not its loop: that of the site goes first, so that data and network are there for both.
-        run, model = worker.open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store(""))
+        plan, worker, run, model, state = site_of(kind, method, settings, folder, opened.get(kind))
         batches = run.data.batches("training", batch_size=plan.training.batch_size, shuffle_seed=run.seed)
         opened[kind] = worker._data
         steps, images = len(batches), run.data.num_samples("training")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 
+from ..loaded import loaded
 from .examples import (
     RECEIVED,
     SITES,
@@ -341,13 +340,7 @@ def test_what_fed_ism_remembers_is_bounded_too(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def liar() -> Any:
     """The command whose output is in the docs."""
-    path = Path(__file__).parents[2] / "benchmarks" / "liar.py"
-    spec = importlib.util.spec_from_file_location("liar", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["liar"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("benchmarks/liar.py")
 
 
 @pytest.mark.long

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..loaded import loaded
+
 tomllib = pytest.importorskip("tomllib")  # of Python 3.11
-TOOL = Path(__file__).parents[2] / "tools" / "budget.py"
 
 
 @pytest.fixture(scope="module")
 def budget() -> Any:
-    spec = importlib.util.spec_from_file_location("budget", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("tools/budget.py")
 
 
 def test_the_package_is_within_its_budget(budget: Any) -> None:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..loaded import loaded
+
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.long]
-FILE = Path(__file__).parents[2] / "benchmarks" / "bench_quality.py"
 ROUNDS = 3  # enough to tell; the page's figures are of 8
 
 
 @pytest.fixture(scope="module")
 def bench() -> Any:
-    spec = importlib.util.spec_from_file_location("bench_quality", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return loaded("benchmarks/bench_quality.py")
 
 
 def test_fed_avg_and_q_fed_avg_keep_up(bench: Any) -> None:

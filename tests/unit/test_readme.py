@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from fairflare.federation.plan.describe import overview
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
 
+from ..loaded import loaded
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -20,12 +21,7 @@ METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("refresh", ROOT / "tools" / "refresh.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("tools/refresh.py")
 
 
 @pytest.fixture(scope="module")

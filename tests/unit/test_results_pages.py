@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,15 @@ from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.compare.difference_table import difference_table
 from fairflare.reporting.compare.differences import differences
 
+from ..loaded import loaded
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(path.stem for path in (RESULTS / "data").glob("*.csv"))
 
 
 def load_tool() -> Any:
-    spec = importlib.util.spec_from_file_location("write_results", ROOT / "tools" / "write_results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return loaded("tools/write_results.py")
 
 
 tool = load_tool()

@@ -250,6 +250,9 @@ def _plain(value: Any) -> Any:
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
     """Names for a message: quoted, in order, and of many the first ones and how many more."""
-    shown: Sequence[str] = sorted(names)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(map(repr, shown[:most])) + more
+    return few(list(map(repr, sorted(names))), most)
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """Names as they are, of many the first ones and how many more."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

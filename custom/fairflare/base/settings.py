@@ -41,8 +41,8 @@ from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "markdown", "meanings",
-    "parts_of", "settings", "typed", "values_of",
+    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "in_words", "markdown",
+    "meanings", "parts_of", "settings", "typed", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -197,7 +197,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
             wanted = f"one of {_listed(kinds)}"
             shown = None if required else type(default).kind
         else:
-            wanted, shown = _wanted(_hints(cls)[field.name]), None if required else default
+            wanted, shown = in_words(_hints(cls)[field.name]), None if required else default
         found.append(Setting(prefix + field.name, wanted, shown, required, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
@@ -247,7 +247,7 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def _wanted(hint: Any) -> str:
+def in_words(hint: Any) -> str:
     """A type as a person reads it."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -257,14 +257,14 @@ def _wanted(hint: Any) -> str:
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if origin in (Union, types.UnionType):
-        options = [_wanted(option) for option in inner if option is not type(None)]
+        options = [in_words(option) for option in inner if option is not type(None)]
         return " or ".join(options) + (" or nothing" if type(None) in inner else "")
     if origin is tuple and inner and inner[-1] is not Ellipsis:
-        return f"{len(inner)} entries, each {_wanted(inner[0])}"
+        return f"{len(inner)} entries, each {in_words(inner[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a dict of {_wanted(inner[0])} to {_wanted(inner[1])}" if inner else "a dict"
+        return f"a dict of {in_words(inner[0])} to {in_words(inner[1])}" if inner else "a dict"
     if isinstance(origin, type) and issubclass(origin, (Sequence, set, frozenset)):
-        return f"a list, each entry {_wanted(inner[0])}" if inner else "a list"
+        return f"a list, each entry {in_words(inner[0])}" if inner else "a list"
     plain = {
         int: "an integer",
         float: "a number",
@@ -286,7 +286,7 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
                     found[bound] = getattr(constraint, bound)
             if isinstance(constraint, annotated_types.Predicate):
                 found["also"] = constraint
-    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else _wanted(kind)
+    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else in_words(kind)
     bottom, top = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
     if bottom is not None and top is not None:
         return f"{base} in {'[' if 'ge' in found else '('}{bottom:g}, {top:g}{']' if 'le' in found else ')'}"
@@ -323,7 +323,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
     hint = _hints(cls)[place[0]]
-    wanted = _wanted(hint)
+    wanted = in_words(hint)
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or _is_dict(hint)) else None
     if inside is None or kind.startswith("missing"):

@@ -121,6 +121,15 @@ class SiteData(ABC):
         """
 
 
+def shuffled(count: int, seed: int | None) -> list[int]:
+    """Numbers of so many samples in the order of a seed; ``None``: as they are."""
+    import torch
+
+    if seed is None:
+        return list(range(count))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
 class Proxy:
     """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
 

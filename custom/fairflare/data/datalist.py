@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base import checks
-from fairflare.base.disk.files import lies_in, real_folders
+from fairflare.base.disk.files import lies_in, real_folders, write_whole
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
@@ -107,10 +107,8 @@ def write_datalist(
     for split in splits:
         checks.choice("split", split, (*SPLITS, *more))
     content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}
-    path = Path(path)
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

@@ -127,7 +127,7 @@ class Picture(ImageFile):
         with self.opened() as picture:
             if picture is None:
                 return _tiff(self.path, limit)
-            mode = _mask_mode(picture.mode) if is_mask else _plain_mode(picture.mode)
+            mode = _plain_mode(picture.mode, is_mask)
             sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
             _check(picture.width * picture.height * max(sizes), limit)
             exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
@@ -350,13 +350,8 @@ def _count(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
 
 
-def _mask_mode(mode: str) -> str:
-    """As it is: the indices of a palette are the labels."""
-    return "L" if mode == "LA" else mode
-
-
-def _plain_mode(mode: str) -> str:
-    """Colours instead of palette indices, no alpha; grey pictures as they are."""
-    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr"):
+def _plain_mode(mode: str, is_mask: bool) -> str:
+    """Colours instead of palette indices, no alpha; grey pictures as they are. Of a mask the indices are the labels."""
+    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
         return "RGB"
     return "L" if mode == "LA" else mode

@@ -69,10 +69,7 @@ def dirichlet_partition(
     Source:
         Spec README 4.3.
     """
-    y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
-    number("alpha", alpha, above=0)
-    least = _whole("min_size", min_size, low=0)
+    y, sites, least = _asked(labels, num_sites, alpha, min_size)
     if least * sites > len(y):
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
 
@@ -113,12 +110,9 @@ def two_pool_partition(
     Source:
         FedISM, spec README 4.3.
     """
-    y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
+    y, sites, least = _asked(labels, num_sites, alpha, min_size)
     corrupted = _whole("num_corrupted", num_corrupted, low=0)
     number(f"num_corrupted of num_sites={sites}", corrupted, low=0, high=sites, whole=True)
-    number("alpha", alpha, above=0)
-    least = _whole("min_size", min_size, low=0)
     clean = sites - corrupted
 
     def deal(rng: np.random.Generator) -> Indices:
@@ -133,6 +127,12 @@ def two_pool_partition(
         return owner
 
     return _large_enough(deal, sites, least, seed, f"two-pool draw with alpha={alpha:g}")
+
+
+def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
+    """Labels, number of sites and least size of one, checked with the concentration."""
+    number("alpha", alpha, above=0)
+    return _labels(labels), _whole("num_sites", num_sites), _whole("min_size", min_size, low=0)
 
 
 def _large_enough(
@@ -170,10 +170,7 @@ def quantity_partition(
     Raises:
         ValueError: a bad argument, or no draw that is large enough at every site.
     """
-    y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
-    number("alpha", alpha, above=0)
-    least = _whole("min_size", min_size, low=0)
+    y, sites, least = _asked(labels, num_sites, alpha, min_size)
 
     def deal(rng: np.random.Generator) -> Indices:
         owner = np.empty(len(y), np.int64)

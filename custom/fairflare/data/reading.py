@@ -18,8 +18,6 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarg
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
 from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
 
-#: What :func:`read_image` does with grey values by default, for whoever finds a model years later.
-INTENSITIES = IN_WORDS["auto"]
 HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
 
 
@@ -153,10 +151,15 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
         if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
             raise opened.unreadable("it is a colour image; a mask has one channel of label values")
         array = array[:, :, 0]
-    values = np.asarray(array, np.float64) if array.dtype.kind in "biuf" else None
-    if values is None or not (np.isfinite(values) & (values == np.round(values))).all():
+    return whole_numbers(opened, array)
+
+
+def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The values of a mask."""
+    kind = array.dtype.kind
+    if kind not in "biuf" or (kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all()):
         raise opened.unreadable("its values are not whole numbers")
-    return values.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _mask_file(sample: Sample, site: str, split: str) -> Path:

@@ -12,7 +12,17 @@ import numpy.typing as npt
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import between
-from fairflare.data.reading import PLAIN, Reading, _bounds, _lie_alike, _mask_file, _open, _Opened, _windowed
+from fairflare.data.reading import (
+    PLAIN,
+    Reading,
+    _bounds,
+    _lie_alike,
+    _mask_file,
+    _open,
+    _Opened,
+    _windowed,
+    whole_numbers,
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def read_whole(
     mask = None
     if masked:
         labels = _volume(_open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how))
-        mask = _whole_numbers(labels)
+        mask = whole_numbers(labels, labels.array)
         if mask.shape != image.shape:
             raise _refused(sample.image, site, split, f"it is {_shape(image)} voxels, its mask {_shape(mask)}")
         if not _lie_alike(opened, labels):
@@ -83,13 +93,6 @@ def _volume(opened: _Opened) -> _Opened:
             "'segmentation' and 'classification'"
         )
     return opened
-
-
-def _whole_numbers(opened: _Opened) -> npt.NDArray[np.int64]:
-    values: npt.NDArray[Any] = np.asarray(opened.array)
-    if values.dtype.kind == "f" and not (np.isfinite(values) & (values == np.round(values))).all():
-        raise opened.unreadable("its values are not whole numbers")
-    return values.astype(np.int64)
 
 
 def _refused(path: Path, site: str, split: str, reason: str) -> DataError:

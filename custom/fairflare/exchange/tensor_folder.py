@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -111,6 +112,50 @@ class TensorFolders:
 
     def _of(self, number: int) -> Path:
         return self.root / f"{number:06d}"
+
+
+class KeptTensors:
+    """Tensors that a rule keeps under a number: in a folder that outlives the process, else they travel in its state.
+
+    Args:
+        name: of the folder below ``memory_folder``.
+        what: they are, with a place for the number: ``"the mean of {} model(s) is"``.
+
+    Attributes:
+        memory_folder: ``None``: a temporary one. To be set before the first tensor and before :meth:`take_back`.
+    """
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name, self.what = name, what
+        self.memory_folder: Path | None = None
+
+    @cached_property
+    def folders(self) -> TensorFolders:
+        """Of all numbers."""
+        return TensorFolders(None if self.memory_folder is None else self.memory_folder / self.name)
+
+    def at(self, number: int) -> Mapping[str, torch.Tensor]:
+        """Those under a number.
+
+        Raises:
+            RuntimeError: they are not there any more.
+        """
+        try:
+            return self.folders.at(number)
+        except FileNotFoundError:
+            told = f"{self.what.replace('{}', str(number))} not in {self.folders.root}; start a new experiment"
+            raise RuntimeError(told) from None
+
+    def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
+        """What goes into a state; ``None``: there is none yet, or it outlives the process by itself."""
+        return dict(self.at(number)) if self.memory_folder is None and number else None
+
+    def take_back(self, number: int, tensors: Mapping[str, torch.Tensor] | None) -> None:
+        """Takes what :meth:`travelling` gave."""
+        if tensors is not None:
+            keep = self.folders.begin(number)
+            for name, tensor in tensors.items():
+                keep(name, tensor)
 
 
 class _Folder(Mapping[str, torch.Tensor]):

@@ -31,7 +31,7 @@ from fairflare.exchange.messages import (
     decode_task,
     encode_reply,
 )
-from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, flag, read_site_file
+from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, read_site_file, setting
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.flare.messages.wire import from_model, to_model
@@ -137,7 +137,7 @@ class SiteExecutor(Executor):
 
     def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
         arguments = self._worker_arguments(site, request.experiment, fl_ctx)
-        if flag(site, arguments["settings"], "isolate", self.isolate):
+        if setting(site, arguments["settings"], "isolate", self.isolate):
             return perform_isolated(arguments, request, lambda: bool(abort_signal.triggered))
         return self._worker(arguments).perform(request, lambda: bool(abort_signal.triggered))
 

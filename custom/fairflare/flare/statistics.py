@@ -27,13 +27,14 @@ from nvflare.fuel.utils import fobs
 
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
-from fairflare.data.intensity import Intensity
+from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
 from fairflare.federation.site.gate import MIN_CASES
-from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, count, read_site_file
+from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
 from fairflare.reporting.sites import statistics as figures
 from fairflare.reporting.sites.page import write_statistics
+from fairflare.tasks.images import Intensities
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
 
 FOLDER = "fairflare"  # in the server's run directory
@@ -45,32 +46,27 @@ LEAST = 5  # cases
 
 
 @settings
-class ImageStatistics(Statistics):
+class ImageStatistics(Intensities, Statistics):
     """What a site tells of its images: the numbers and histograms of :mod:`fairflare.core.statistics.site_figures`.
 
     Args:
         task: ``"segmentation"`` or ``"classification"``; default: as the labels in the site's datalist are.
         min_cases: figures of fewer cases stay at the site; the site's own ``min_cases`` counts where it is larger.
-        orientation, intensity, window: how files are read, as of a task; see `fairflare describe fed_avg`.
+        orientation: how files are read, as of a task; see `fairflare describe fed_avg`.
     """
 
     task: Kind | None = None
     min_cases: PositiveInt = LEAST
     orientation: Orientation = "canonical"
-    intensity: Intensity = "auto"
-    window: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         Statistics.__init__(self)
-        if self.window is not None and self.intensity != "window":
-            raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
+        super().__post_init__()
         self._sums: SiteSums | None = None
         self._site, self._own = "", dict[str, Any]()
 
-    @property
-    def reading(self) -> Reading:
-        """How files are read."""
-        return Reading(self.orientation, self.intensity, self.window)
+    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
+        return Reading(self.orientation, self.intensity, self.window, kept)
 
     def initialize(self, fl_ctx: FLContext) -> None:
         """Reads the site's private file."""
@@ -95,9 +91,9 @@ class ImageStatistics(Statistics):
     def sums(self) -> SiteSums:
         """What was counted, once for all questions."""
         if self._sums is None:
-            least = max(self.min_cases, count(self._site, self._own, MIN_CASES))
+            least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
-            self._sums = measure(self._site, own, self.task or kind_of_labels(self._site, own), self.reading, least)
+            self._sums = measure(self._site, own, self.task or kind_of_labels(self._site, own), self.reading(), least)
         return self._sums
 
     def features(self) -> dict[str, list[Feature]]:
@@ -234,4 +230,4 @@ def statistics_here(
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )
-    return document_of(controller._combine_all_statistics(), generator.reading.in_words(), class_names)
+    return document_of(controller._combine_all_statistics(), generator.intensities, class_names)

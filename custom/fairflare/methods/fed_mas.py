@@ -28,7 +28,7 @@ from fairflare.core.weighting import rescue_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_loss, criterion_losses
+from fairflare.methods.base.training import LocalTraining, SiteRun, class_counts, criterion_loss, criterion_losses
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.parts.prior_features import Priors, SitePrior
 
@@ -113,7 +113,7 @@ class RescueTraining(LocalTraining):
             kept = self.cache_features and (weighed or not self.augment)
             own.prior = self._priors.at_site(run, model, cached=kept)
         if weighed:
-            own.during = RunningClassMean(len(_class_counts(run)))
+            own.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
         if weighed or (own.prior is not None and own.prior.cache is not None):
             self._look_at_all(run, model)
 
@@ -150,7 +150,7 @@ class RescueTraining(LocalTraining):
             own.during.end_epoch()
             counts = run.floor.counts("training")  # a class with too few cases is not in the sum
             if counts is None:
-                counts = torch.zeros_like(_class_counts(run))
+                counts = torch.zeros(own.during.num_classes, dtype=torch.int64)
             during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
             told = bool(counts.any())
             factor = rescue_factor(own.before, during, counts, self.rf_mode) if told else math.nan
@@ -186,16 +186,6 @@ class RescueTraining(LocalTraining):
         if own.prior is not None and own.prior.cache is not None:
             own.prior.cache.save(run)
         own.before = None if measured is None else measured.means()
-
-
-def _class_counts(run: SiteRun) -> torch.Tensor:
-    counts = run.data.class_counts("training")
-    if counts is None:
-        raise SiteError(
-            f"site {run.site!r}: Fed-MAS measures by class, and the task's data have no classes; choose a "
-            "classification task"
-        )
-    return counts
 
 
 @settings

@@ -20,6 +20,7 @@ from dataclasses import field
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import few
 from fairflare.base.settings import settings
 from fairflare.core.agents.mu_rewards import INITIAL_MU
 from fairflare.exchange.messages import BySite
@@ -180,7 +181,7 @@ class FedMRL(Rule):
             told, finite = finite, winsorised(finite)
             moved = [f"{s!r} {told[s]:g} as {finite[s]:g}" for s in finite if finite[s] != told[s]]
             if moved:
-                warnings.append(f"losses far from the median count in F only in part: {_shortened(moved)}")
+                warnings.append(f"losses far from the median count in F only in part: {few(moved, SHOWN)}")
         if self.mean_loss == "sum":
             return math.fsum(finite.values())
         share = {s: inputs.num_samples[s] if self.mean_loss == "weighted" else 1 for s in finite}
@@ -207,13 +208,9 @@ def _at_the_clamp(inputs: RoundInputs) -> list[str]:
     if not stuck:
         return []
     return [
-        f"the fairness factor sat at fair_clamp or fair_max in most batches of {_shortened(stuck)}; at fair_clamp=0 "
+        f"the fairness factor sat at fair_clamp or fair_max in most batches of {few(stuck, SHOWN)}; at fair_clamp=0 "
         "such batches teach nothing: a smaller fair_weight, or a fair_clamp above 0, keeps the site training"
     ]
-
-
-def _shortened(entries: Sequence[str]) -> str:
-    return ", ".join(entries[:SHOWN]) + (f" and {len(entries) - SHOWN} more" if len(entries) > SHOWN else "")
 
 
 METHODS = [

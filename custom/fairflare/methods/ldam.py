@@ -13,7 +13,7 @@ import torch
 from fairflare.base.settings import BelowOne, Fraction, NonNegative, settings
 from fairflare.core.losses import drw_weights, ldam_loss
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.fed_avg import FedAvg
 
@@ -82,13 +82,7 @@ class MarginTraining(LocalTraining):
         )
 
     def _counts(self, run: SiteRun) -> torch.Tensor:
-        counts = run.data.class_counts("training")
-        if counts is None:
-            raise SiteError(
-                f"site {run.site!r}: LDAM's margins need classes, which the task's data do not have; choose a "
-                "classification task"
-            )
-        return counts
+        return class_counts(self, run, "LDAM's margins need")
 
 
 def _scale(run: SiteRun, model: torch.nn.Module) -> float:

@@ -17,12 +17,17 @@ from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.losses import model_contrastive_loss
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import LOCAL_MODEL, Home
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_loss
+from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts, criterion_loss
 from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
 from fairflare.methods.fed_avg import FedAvg
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
+
+NEEDED = (
+    "MOON needs the features in front of the classifier; take the classification task's network, or give your own "
+    "network embed(images) and head(features)"
+)
 
 
 @dataclass
@@ -71,13 +76,13 @@ class ContrastiveTraining(LocalTraining):
             raise ValueError("it contrasts one vector of features for each image, which a classifier has")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        _check_network(run, model)
+        check_parts(run, model, ("embed", "head"), NEEDED)
         return super().check(run, model)
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         if self.mu == 0:
             return
-        _check_network(run, model)
+        check_parts(run, model, ("embed", "head"), NEEDED)
         kept = run.store.load_before(LOCAL_MODEL, run.current_round)
         previous = None if kept is None else _frozen(model)
         if previous is not None and kept is not None:
@@ -99,14 +104,6 @@ class ContrastiveTraining(LocalTraining):
 
 def _frozen(model: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def _check_network(run: SiteRun, model: torch.nn.Module) -> None:
-    if not all(hasattr(model, name) for name in ("embed", "head")):
-        raise SiteError(
-            f"site {run.site!r}: MOON needs the features in front of the classifier; take the classification task's "
-            "network, or give your own network embed(images) and head(features)"
-        )
 
 
 METHODS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.networks.layers import gaussian_1d, separable_filtering
@@ -26,27 +26,15 @@ from fairflare.tasks.scores.dice_scores import BatchOf
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch
-    from fairflare.tasks.scores.dice_scores import Origin
+    from fairflare.tasks.images import ImageData
 
 LUMA = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R 601)
-
-
-class Images(Protocol):
-    """What the loader needs of a site's data; :class:`fairflare.tasks.images.ImageData` has it."""
-
-    moves_targets: ClassVar[bool]
-
-    def num_samples(self, split: str) -> int: ...
-
-    def read(self, split: str, indices: Sequence[int]) -> Batch: ...
-
-    def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None: ...
 
 
 class Split(Dataset[Any]):
     """A split as the loader sees it; it asks for the samples of a batch at once."""
 
-    def __init__(self, data: Images, split: str) -> None:
+    def __init__(self, data: ImageData, split: str) -> None:
         self.data = data
         self.split = split
 
@@ -60,7 +48,7 @@ class Split(Dataset[Any]):
         return (inputs, targets) if origins is None else BatchOf(inputs, targets, origins)
 
 
-def loaded(data: Images, split: str, batch_size: int, order: Sequence[int]) -> Batches:
+def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
     """The samples of a split in this order; can be gone through again."""
     # A generator of its own: the loader would draw from torch's global one, which belongs to the training.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())

@@ -13,14 +13,14 @@ import numpy as np
 from fairflare.base import checks
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
 from fairflare.base.disk.temporary import OwnedFolder
-from fairflare.base.settings import Flag, NonNegativeInt, Text, settings
+from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
 from fairflare.tasks.bundles.bundle_metric import means
 from fairflare.tasks.bundles.bundle_parts import BundleParts
-from fairflare.tasks.shared.site_settings import CACHE_BYTES, Filename, read_settings, setting_error
+from fairflare.tasks.shared.site_settings import FolderSettings, read_settings, setting_error
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,27 +30,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch, Device
 
 PRED = "pred"  # what MONAI's engines call the network's output
-
-
-@settings
-class BundleSite:
-    """What a bundle's task reads of a site's private file.
-
-    Args:
-        data_root: folder with the data.
-        phantom: must not be true: a bundle has no made-up data of its own.
-        datalist: name of the list inside ``data_root``, or an absolute path; default ``datalist.json``.
-        linked_roots: further folders that links in ``data_root`` may lead to.
-        cache_bytes: memory for images of this site as they are before the first random transform.
-        num_workers: threads that prepare the images of a batch up to there; 0: the one that trains.
-    """
-
-    data_root: Filename | None = None
-    phantom: Flag | None = None
-    datalist: Filename | None = None
-    linked_roots: list[Filename] = field(default_factory=list)
-    cache_bytes: NonNegativeInt = CACHE_BYTES
-    num_workers: NonNegativeInt = 0
 
 
 @settings
@@ -74,7 +53,7 @@ class MonaiBundleTask(Task):
     folder: ClassVar[Path | None] = None
     primary_metric: ClassVar[str] = "dice"
     has_classes: ClassVar[bool | None] = False
-    site_settings: ClassVar[type] = BundleSite
+    site_settings: ClassVar[type] = FolderSettings
 
     bundle_sha256: Text | None = None
     bundle_configs: list[Text] = field(default_factory=lambda: ["train"])
@@ -276,7 +255,7 @@ class MonaiBundleTask(Task):
         """The images that the site's datalist names, through the bundle's transforms."""
         from fairflare.tasks.bundles.bundle_data import BundleData
 
-        own = read_settings(BundleSite, site, settings)  # type: ignore[arg-type]
+        own = read_settings(FolderSettings, site, settings)
         if own.data_root is None:
             raise setting_error(
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "

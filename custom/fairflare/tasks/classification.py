@@ -164,26 +164,16 @@ class ClassificationTask(Preprocessing, ClassTask):
 
     def plan(self, seed: int) -> PhantomPlan:
         """The synthetic federation that these settings describe."""
+        from fairflare.data.phantoms import PhantomPlan
+
+        named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
+        least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
+        same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         try:
-            return self._plan(seed)
+            return PhantomPlan(**same, **named, image_size=max(self.image_size), min_class=least)
         except ValueError as error:  # in the words of the task's arguments
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
-
-    def _plan(self, seed: int) -> PhantomPlan:
-        from fairflare.data.phantoms import PhantomPlan
-
-        same = {name: getattr(self, name) for name in PLAN_SETTINGS}
-        return PhantomPlan(
-            **same,
-            seed=seed,
-            image_size=max(self.image_size),
-            num_sites=self.phantom_sites,
-            num_samples=self.phantom_samples,
-            num_test=self.phantom_test,
-            num_own_test=self.phantom_own_test,
-            min_class=max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples)),
-        )
 
     def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
         self.check_classes(site, own, datalist)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
@@ -156,11 +157,8 @@ def _listed(
         if own.data_root is None:
             problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
             return []
-        named = own.datalist or "datalist.json"
-        roots = own.linked_roots
-        listed = load_datalist(
-            own.data_root, named, site=site, class_labels=task.class_labels, linked_roots=roots, problems=found
-        )
+        same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
         opened.append((own, listed))
     except DataError as error:
         found.append(error)
@@ -333,8 +331,7 @@ def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
 def _where(group: Sequence[_Seen]) -> tuple[str, str]:
     """The site of a group of images, if it is one, and the group in words."""
     sites = {one.site for one in group}
-    more = f" and {len(group) - PLACES} more" if len(group) > PLACES else ""
-    return sites.pop() if len(sites) == 1 else "", ", ".join(one.place for one in group[:PLACES]) + more
+    return sites.pop() if len(sites) == 1 else "", few([one.place for one in group], PLACES)
 
 
 def _duplicates(seen: Iterable[_Seen]) -> Iterator[Problem]:

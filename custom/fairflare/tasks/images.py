@@ -7,12 +7,13 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
+from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
 from fairflare.data.decoded import DecodedVolumes
@@ -114,12 +115,10 @@ class Preprocessing(Intensities):
         from fairflare.tasks.transforms import as_input
 
         task: Any = self
-        image = read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())
-        item: Any = {"image": image}
+        item: Any = {"image": read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())}
         for step in as_input(task.in_channels, task.image_size, self.resize):
             item = step(item)
-        picture: torch.Tensor = item["image"]
-        return picture
+        return cast("torch.Tensor", item["image"])
 
 
 class ImageTask(Intensities, Fitted, Task):
@@ -129,6 +128,8 @@ class ImageTask(Intensities, Fitted, Task):
     in_channels: int
     num_classes: int | None
     augmentation: tuple[str, ...]
+    network: str
+    width: int | None
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
     spatial_dims: ClassVar[int] = 2
@@ -219,12 +220,7 @@ class ImageData(SiteData):
         return checks.choice("split", split, ("training", "validation", *self.test_splits))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
-        import torch
-
-        count = self.num_samples(split)
-        if shuffle_seed is None:
-            return list(range(count))
-        return torch.randperm(count, generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
+        return shuffled(self.num_samples(split), shuffle_seed)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

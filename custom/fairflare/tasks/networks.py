@@ -296,10 +296,10 @@ def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> boo
     if model.projector is None:
         return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
-    if mismatch(model.projector.state_dict(), own):
-        return False
-    load_fitting(model.projector, own, "")
-    return True
+    fits = not mismatch(model.projector.state_dict(), own)
+    if fits:
+        load_fitting(model.projector, own, "")
+    return fits
 
 
 def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:
@@ -334,8 +334,7 @@ def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor])
     parts = []
     for what, names in (("missing", missing), ("unexpected", extra)):
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{what} {', '.join(names[:3])}{more}")
+            parts.append(f"{what} {checks.few(names, 3)}")
     parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
     if len(shapes) > 3:
         parts.append(f"{len(shapes) - 3} more shapes differ")

@@ -7,12 +7,10 @@ edge around it; ``"crop"`` keeps them too and fills the picture, so that the lon
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch.nn.functional import interpolate, pad
 
-Resize = Literal["stretch", "pad", "crop"]
 Size = tuple[int, int]  # height, width
 NOT_COUNTED = -1  # in targets: this pixel has no part in loss and metrics
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fairflare.base.checks import few
 from fairflare.core.aggregation.low_rank import FACTOR
 from fairflare.tasks.networks import match_names, read_checkpoint
 
@@ -61,7 +62,8 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
         else:
             fitting[own[place]] = tensor.to(state[own[place]].dtype)
     random = [plain for plain, name in own.items() if name not in fitting and not plain.endswith("num_batches_tracked")]
-    rest = f"not used of the file: {_listed(misfits)}; as it began in the network: {_listed(random)}"
+    unused, begun = (few(names, SHOWN) or "nothing" for names in (misfits, random))
+    rest = f"not used of the file: {unused}; as it began in the network: {begun}"
     if not fitting:
         raise ValueError(
             f"checkpoint {path}: none of its {len(found)} tensors fits the network ({rest}); map its names with "
@@ -118,8 +120,3 @@ def _side(patches: int, dimensions: int) -> int:
     """Of a square or cube of so many patches; 0: it is none."""
     side = round(math.exp(math.log(max(patches, 1)) / dimensions))
     return side if side**dimensions == patches else 0
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{', '.join(names[:SHOWN])}{more}" if names else "nothing"

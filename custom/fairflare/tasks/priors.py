@@ -81,18 +81,6 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
     return digest.hexdigest()[:FINGERPRINT_LENGTH]
 
 
-def check_prior_network(network: str) -> str:
-    """``network``, or ``ValueError`` when it is none of :data:`PRIOR_NETWORKS`."""
-    if isinstance(network, str) and re.fullmatch(TIMM, network):
-        return network
-    return checks.choice("prior_network", network, PRIOR_NETWORKS)
-
-
-def check_image_size(size: int | None) -> int | None:
-    """``size``, or ``ValueError``."""
-    return None if size is None else checks.whole("prior_image_size", size, low=32)
-
-
 def load_prior(
     network: str = "embedded", checkpoint: str | Path | None = None, image_size: int | None = None
 ) -> PriorNetwork:
@@ -111,8 +99,10 @@ def load_prior(
         ValueError: no checkpoint for a network that needs one; missing, damaged, pickled or of another
             architecture (names the keys that differ); values that are not finite.
     """
-    check_prior_network(network)
-    check_image_size(image_size)
+    if not re.fullmatch(TIMM, str(network)):
+        checks.choice("prior_network", network, PRIOR_NETWORKS)
+    if image_size is not None:
+        checks.whole("prior_image_size", image_size, low=32)
     path = EMBEDDED_FILE if checkpoint is None and network == "embedded" else checkpoint
     if path is None:
         raise ValueError(

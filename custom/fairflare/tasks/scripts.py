@@ -12,6 +12,7 @@ import torch
 
 from fairflare.base.checks import nearest
 from fairflare.base.settings import Text, settings
+from fairflare.base.site_data import shuffled
 from fairflare.base.task import Metric, PriorNetwork, SiteData, Task, evaluating
 from fairflare.data.datalist import DataError
 from fairflare.tasks import priors
@@ -156,11 +157,7 @@ class ScriptData(SiteData):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         size = _size(self._splits[split])
-        if size is None:
-            return None
-        if shuffle_seed is None:
-            return list(range(size))
-        return list(torch.randperm(size, generator=torch.Generator().manual_seed(shuffle_seed)).tolist())
+        return None if size is None else shuffled(size, shuffle_seed)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch
     from fairflare.tasks.scores.dice_scores import Origin
-    from fairflare.tasks.transforms import Structured
 
 __all__ = ["THRESHOLD", "SegmentationSite", "SegmentationTask"]
 
@@ -69,23 +68,11 @@ class SegmentationTask(Preprocessing, StructureTask):
     width: PositiveInt | None = None
     augmentation: Augmentations = ("flip", "affine", "intensity")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.network != "unet":
-            from fairflare.tasks.encoders import check_segmenter
-
-            check_segmenter(self.network, self.image_size, self.width)
-
     @property
     def uncounted(self) -> bool:  # type: ignore[override]
         return self.resize == "pad"
 
-    def build_model(self) -> torch.nn.Module:
-        if self.network != "unet":
-            from fairflare.tasks.encoders import build_segmenter
-
-            same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
-            return build_segmenter(self.network, width=self.width, **same)
+    def build_unet(self) -> torch.nn.Module:
         from monai.networks.nets.basic_unet import BasicUNet
 
         return BasicUNet(
@@ -121,7 +108,7 @@ class FolderData(FolderImages):
 
         task = self.task
         read = Read(self.site, split, self.max_image_bytes, how=self.reading)
-        masks = self._structured(split)
+        masks = task.structured(self.coding, self.site, split)
         return with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
@@ -143,12 +130,7 @@ class FolderData(FolderImages):
         from fairflare.data.reading import read_mask
 
         mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)
-        return self._structured(split).structures(mask, str(sample.label))
-
-    def _structured(self, split: str) -> Structured:
-        from fairflare.tasks.transforms import Structured
-
-        return Structured("label", self.task.structures, self.coding, self.site, split, self.task.ignore)
+        return self.task.structured(self.coding, self.site, split).structures(mask, str(sample.label))
 
 
 class PhantomData(PhantomImages):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from monai.transforms import Compose, EnsureChannelFirstd, Lambdad, MapTransform, Transform
 
+from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
 from fairflare.tasks.placing import NOT_COUNTED, masks_placed, smooth
@@ -116,7 +117,7 @@ class Structured(MapTransform):
         return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), inside.astype(np.int8)))
 
     def unexpected(self, strange: Sequence[int], known: Sequence[int], file: str, binary: bool) -> DataError:
-        shown = ", ".join(map(str, strange[:5])) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+        shown = few(list(map(str, strange)), 5)
         example = f'{{"0": 0, "{strange[0]}": 1}}'
         lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
         return DataError(

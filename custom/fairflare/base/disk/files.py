@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 #: What :func:`write_whole` writes to, and what it was called before version 0.2.
 _PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
@@ -94,7 +94,8 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
         mine: nobody but the caller writes there now, so all of it is left over, also what carries the number of a
             process that lives (the same one in a container that was started again).
     """
-    gone = [path for path in _partials(folder) if mine or not _is_alive(path)]
+    found = list(folder.iterdir()) if folder.is_dir() else []
+    gone = [path for path in found if _PARTIAL.fullmatch(path.name) and (mine or not _is_alive(path))]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
@@ -113,10 +114,6 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
     """
     real = path.resolve()
     return any(real.is_relative_to(folder) for folder in folders)
-
-
-def _partials(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if _PARTIAL.fullmatch(path.name)] if folder.is_dir() else []
 
 
 def _is_alive(partial: Path) -> bool:
@@ -170,46 +167,23 @@ def save_torch(value: Any, path: Path) -> None:
     """
     import torch
 
-    with path.open("wb", buffering=0) as file:
-        told = _Told(file)
+    with path.open("wb") as file:
         try:
-            torch.save(value, cast(BinaryIO, told))
-        except RuntimeError:  # its own words are about the archive's positions
-            if told.error is not None:
-                raise told.error from None
+            torch.save(value, file)
+        except RuntimeError as error:  # its own words are about the archive's positions
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
             raise
-
-
-class _Told:
-    """A file that remembers what went wrong."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        left = memoryview(data).cast("B")
-        try:
-            while left:
-                left = left[self.file.write(left) :]
-        except OSError as error:
-            self.error = self.error or error
-            raise
-        return len(memoryview(data).cast("B"))
-
-    def flush(self) -> None:
-        """Nothing waits in memory."""
-
-
-def csv_row(row: Sequence[Any]) -> list[Any]:
-    """Cells of a CSV file, of which none is a formula to a spreadsheet: a text that could begin one gets a ``'``."""
-    return [_no_formula(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as lines of a CSV file; ``None`` is an empty cell."""
+    """Rows as lines of a CSV file; ``None`` is an empty cell.
+
+    No cell is a formula to a spreadsheet: a text that could begin one gets a ``'``.
+    """
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(map(csv_row, rows))
+    plain = ([_no_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows(plain)
     return buffer.getvalue()
 
 

@@ -84,8 +84,7 @@ class Tested:
     @property
     def group_sums(self) -> dict[str, dict[str, Any]]:
         """``{site: {"<attribute>=<group>": sums}}`` of the sites that tell them."""
-        found = {site: self.phase.stats[site][BY_GROUP] for site in sorted(self.phase.good)}
-        return {site: sums for site, sums in found.items() if sums is not None}
+        return self._said(BY_GROUP)
 
     @property
     def groups_kept(self) -> dict[str, list[str]]:

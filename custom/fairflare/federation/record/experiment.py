@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.files import remove_partials
 from fairflare.base.disk.locks import FolderInUse, FolderLock, in_words
@@ -29,19 +29,9 @@ from fairflare.federation.record.models import ModelFiles
 from fairflare.federation.record.run_info import following_rounds, knows
 from fairflare.methods.base.rule import State
 
-
-class Counts(Protocol):
-    """What counts over the rounds."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Keeps(Counts, Protocol):
-    """What outlives a round at the server besides the model; a :class:`fairflare.methods.base.rule.Rule` is one."""
-
-    def follows_num_rounds(self) -> list[str]: ...
+if TYPE_CHECKING:
+    from fairflare.federation.collecting.suspects import Suspects
+    from fairflare.federation.server.retraining import Retraining
 
 
 class Experiment:
@@ -63,11 +53,11 @@ class Experiment:
         self,
         run: RunSettings,
         place: Place,
-        rule: Keeps,
+        rule: Retraining,
         journal: Journal,
         files: ModelFiles,
         say: Callable[..., None],
-        also: Mapping[str, Counts] | None = None,
+        also: Mapping[str, Suspects] | None = None,
     ) -> None:
         self.run, self.place, self.rule = run, place, rule
         self.journal, self.files, self.say = journal, files, say

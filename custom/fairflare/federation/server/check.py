@@ -237,10 +237,8 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
-        by_value = _by_value({site: self._said(site, NAMES) for site in self.facts})
-        told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
         yield from self._same(
-            phase, NAMES, f"the datalists declare the attributes differently: {told[:600]}. Declare them alike",
+            phase, NAMES, "the datalists declare the attributes differently: {}. Declare them alike",
             "its datalist declares the attributes of 'groups' otherwise than those of most sites; correct it there",
         )  # fmt: skip
         by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
@@ -255,9 +253,7 @@ class Check:
             ("class_groups", "group", ". Write the same 'class_groups' into all"),
         ):
             real = [site for site in real if site in self.facts]
-            by_value = _by_value({site: self._said(site, key) for site in real})
-            told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
-            problem = f"the datalists {verb} the classes differently: {told[:600]}{remedy}"
+            problem = f"the datalists {verb} the classes differently: {{}}{remedy}"
             reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
             yield from self._same(phase, key, problem, reason, among=real)
         wanted = self.task.classes
@@ -293,13 +289,16 @@ class Check:
         Args:
             phase: of the check.
             key: of the facts.
-            problem, reason: for everybody, and for a site that is left out.
+            problem, reason: for everybody, ``{}`` in it being what who says, and for a site that is left out.
             among: those that are compared; ``None``: all that answered.
             wanted: what it has to be; ``None``: what more than half of those say that say something.
         """
         by_value = _by_value({site: self._said(site, key) for site in among or self.facts})
         if len(by_value) < 2:
             return
+        if "{}" in problem:
+            told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
+            problem = problem.replace("{}", told[:600])
         most = max(by_value, key=lambda value: len(by_value[value]))
         if wanted is None and 2 * len(by_value[most]) > sum(map(len, by_value.values())):
             wanted = most

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.base.checks import few
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fairflare.federation.record.journal import Journal
 
 BYTES = 8  # of a number in a report
+SHOWN = 5  # names of norms in a line
 
 
 @dataclass(frozen=True)
@@ -304,6 +306,5 @@ def _add(total: Phase, phase: Phase) -> None:
     total.bytes_in += phase.bytes_in
 
 
-def _some(names: list[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return printable(", ".join(names[:most]) + more)
+def _some(names: list[str]) -> str:
+    return printable(few(names, SHOWN))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from fairflare.base.machine.computing import LOWER, Computing
+from fairflare.base.machine.computing import Computing
+from fairflare.base.settings import Flag, in_words
 from fairflare.federation.site.examples import EXAMPLES
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
@@ -77,40 +78,25 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     return {**settings, **own}
 
 
-def flag(site: str, settings: Mapping[str, Any], name: str, usual: bool = True) -> bool:
-    """A setting of a site that is true or false.
+def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind: Any = Flag, wanted: str = "") -> Any:
+    """A setting of a site, checked.
+
+    Args:
+        site, settings: whose, and its own ones.
+        name: of the setting.
+        usual: its value where it is not set.
+        kind: a declared type of :mod:`fairflare.base.settings`.
+        wanted: that type in words; default: as settings say it.
 
     Raises:
-        SiteError: it is neither.
+        SiteError: a value of another kind.
     """
     chosen = settings.get(name, usual)
-    if not isinstance(chosen, bool):
-        raise SiteError(f"site {site!r}: setting {name!r} must be true or false, got {chosen!r:.80}")
-    return chosen
-
-
-def count(site: str, settings: Mapping[str, Any], name: str, usual: int = 1) -> int:
-    """A setting of a site that is an integer >= 1.
-
-    Raises:
-        SiteError: it is not.
-    """
-    chosen = settings.get(name, usual)
-    if not isinstance(chosen, int) or isinstance(chosen, bool) or chosen < 1:
-        raise SiteError(f"site {site!r}: setting {name!r} must be an integer >= 1, got {chosen!r:.80}")
-    return chosen
-
-
-def seconds(site: str, settings: Mapping[str, Any], name: str, usual: float) -> float:
-    """A setting of a site that is a number of seconds, ``>= 0`` and finite.
-
-    Raises:
-        SiteError: it is not.
-    """
-    chosen = settings.get(name, usual)
-    if not isinstance(chosen, int | float) or isinstance(chosen, bool) or not 0 <= chosen < math.inf:
-        raise SiteError(f"site {site!r}: setting {name!r} must be a number of seconds >= 0, got {chosen!r:.80}")
-    return float(chosen)
+    try:
+        return TypeAdapter(kind).validate_python(chosen)
+    except ValidationError:
+        told = f"setting {name!r} must be {wanted or in_words(kind)}, got {chosen!r:.80}"
+        raise SiteError(f"site {site!r}: {told}") from None
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:
@@ -135,9 +121,5 @@ def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, An
     Raises:
         SiteError: a value of another kind (names the key).
     """
-    precision, known = settings.get("precision", training.precision), (*LOWER, "fp32")
-    if precision not in known:
-        shown = ", ".join(map(repr, known))
-        raise SiteError(f"site {site!r}: setting 'precision' must be one of {shown}, got {precision!r:.80}")
-    flags = {key: flag(site, settings, key, getattr(training, key)) for key in COMPUTING_KEYS if key != "precision"}
-    return Computing(precision=precision, **flags)
+    kinds: dict[str, Any] = dict.fromkeys(COMPUTING_KEYS, Flag) | {"precision": Literal["bf16", "fp16", "fp32"]}
+    return Computing(**{key: setting(site, settings, key, getattr(training, key), kind) for key, kind in kinds.items()})

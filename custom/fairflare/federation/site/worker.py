@@ -26,6 +26,7 @@ from fairflare.base.cases.floor import Floor
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line, lacking_package
+from fairflare.base.settings import NonNegative, PositiveInt
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import SPLIT_GLOBAL, Proxy
 from fairflare.core.fairness import declared_as
@@ -46,11 +47,9 @@ from fairflare.federation.site.site_file import (
     SAVE_SECONDS,
     SAVES,
     SHELL_SETTINGS,
-    count,
-    flag,
     pick_computing,
     pick_device,
-    seconds,
+    setting,
 )
 from fairflare.federation.site.site_network import SiteNetwork
 from fairflare.federation.site.site_state import SiteFolder
@@ -112,16 +111,15 @@ class SiteWorker:
         self.task = task
         self.training = training
         self.settings = dict(settings)
-        self.sends_classes = flag(site, self.settings, METRICS_BY_CLASS)
-        self.min_cases = count(site, self.settings, MIN_CASES)
-        self.trains_below = flag(site, self.settings, TRAINS_BELOW)
-        self.save_seconds = seconds(site, self.settings, SAVES, SAVE_SECONDS)
+        self.sends_classes = setting(site, self.settings, METRICS_BY_CLASS, True)
+        self.min_cases: int = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
+        self.trains_below = setting(site, self.settings, TRAINS_BELOW, True)
+        self.save_seconds = setting(site, self.settings, SAVES, SAVE_SECONDS, NonNegative, "a number of seconds >= 0")
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         self.computing = pick_computing(site, training, self.settings)
-        told = self.settings.get("num_threads", num_threads)
-        self.threads = None if told is None else count(site, {"num_threads": told}, "num_threads")
+        self.threads = setting(site, self.settings, "num_threads", num_threads, PositiveInt | None, "an integer >= 1")
         self._data: SiteData | None = None
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 

@@ -58,7 +58,7 @@ class StatsRecipe(Recipe):
         job.set_app_packages(["fairflare"])
         controller = StatisticsController(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False)
         job.to_server(controller, id="statistics")
-        page = StatisticsPage(intensities=generator.reading.in_words(), class_names=tuple(class_names))
+        page = StatisticsPage(intensities=generator.intensities, class_names=tuple(class_names))
         job.to_server(page, id=WRITER)
         job.to_clients(generator, id=GENERATOR)
         tasks = [StatisticsConstants.FED_STATS_PRE_RUN, StatisticsConstants.FED_STATS_TASK]

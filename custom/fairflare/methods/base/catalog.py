@@ -185,7 +185,10 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
         if (rule is None or type(rule) is method.rule) and (training is None or type(training) is method.training)
     ]
     if known and (rule or training):
-        return max(known, key=lambda m: (_held(rule, m.server), _held(training, m.site), _called_like(rule, m)))
+        called = type(rule).__name__.lower()
+        return max(
+            known, key=lambda m: (_held(rule, m.server), _held(training, m.site), m.name.replace("_", "") == called)
+        )
     if rule is None:
         raise ValueError("give a method's name, or the rule and the training of one")
     title = type(rule).__name__
@@ -196,8 +199,3 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
 def _held(half: Rule | LocalTraining | None, own: Mapping[str, Any]) -> int:
     """How many of a method's own settings a half has, less those that it has not."""
     return sum(1 if getattr(half, name) == value else -1 for name, value in own.items()) if half else 0
-
-
-def _called_like(rule: Rule | None, method: Method) -> bool:
-    """Whether the method is called like its rule."""
-    return method.name.replace("_", "") == type(rule).__name__.lower()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.base.cases.floor import Floor
-from fairflare.base.disk.files import write_whole
+from fairflare.base.disk.files import save_torch, write_whole
 from fairflare.base.machine.computing import Computing, LossScale
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class SiteStore:
         Raises:
             OSError: the disk is full or cannot be written. The values of before are then still there.
         """
-        write_whole(self._path(name, current_round), lambda path: _write(dict(value), path))
+        write_whole(self._path(name, current_round), lambda path: save_torch(dict(value), path))
         rounds = self._rounds(name)
         stale = [r for r in rounds if r > current_round]
         old = [r for r in rounds if r <= current_round][:-kept]
@@ -146,16 +146,6 @@ class SiteStore:
         files = self.folder.iterdir() if self.folder.is_dir() else ()
         matches = (re.fullmatch(re.escape(self.prefix + name) + r"\.(\d+)\.pt", p.name) for p in files)
         return sorted(int(match.group(1)) for match in matches if match)
-
-
-def _write(value: dict[str, Any], path: Path) -> None:
-    with path.open("wb") as file:
-        try:
-            torch.save(value, file)
-        except RuntimeError as error:  # torch's words on top of a full disk
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -208,16 +208,27 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
     return by_name(outputs, targets, counts, reduction="none", **strength)
 
 
-def class_counts(half: LocalTraining, run: SiteRun) -> torch.Tensor:
-    """Training samples of each class, for the criterion.
+def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
+    """Training samples of each class, for the criterion, or for what a method says that it ``needs`` them for.
 
     Raises:
         SiteError: the site's data have no classes to count.
     """
     counts = run.data.class_counts("training")
     if counts is None:
+        needs, remedy = (needs, "") if needs else (f"criterion {half.criterion!r} needs", "set criterion to 'task' or ")
         raise SiteError(
-            f"site {run.site!r}: criterion {half.criterion!r} needs classes, which the task's data do not have; "
-            "set criterion to 'task' or choose a classification task"
+            f"site {run.site!r}: {needs} classes, which the task's data do not have; {remedy}choose a classification "
+            "task"
         )
     return counts
+
+
+def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], problem: str) -> None:
+    """Refuses a network that lacks one of the modules or methods that a method calls.
+
+    Raises:
+        SiteError: says what is needed.
+    """
+    if any(getattr(model, part, None) is None for part in parts):
+        raise SiteError(f"site {run.site!r}: {problem}")

@@ -12,13 +12,14 @@ from fairflare.base.settings import PositiveInt, settings
 from fairflare.base.task import evaluating
 from fairflare.core.features.federated_features import classifier_gradient
 from fairflare.methods.base.reports import ByClass
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts
+from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts, class_counts
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 MADE = "retrained."  # tensors of the server's classifier
 REPORTED = "class_gradients"
+NEEDED = "CReFF needs a second classifier; set retrained_head=true of the classification task"
 
 
 @settings
@@ -49,14 +50,15 @@ class ClassGradientTraining(LocalTraining):
             raise ValueError("it needs a second classifier; set retrained_head=true of the classification task")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        _second_classifier(run, model)
+        check_parts(run, model, ("retrained", "embed"), NEEDED)
         return super().check(run, model)
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not name.startswith(MADE)]
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        classifier = _second_classifier(run, model)
+        check_parts(run, model, ("retrained", "embed"), NEEDED)
+        classifier: Any = model.retrained
         sums: dict[int, torch.Tensor] = {}
         for repeat in range(self.gradient_repeats):
             for label, features in self._features(run, model, repeat).items():
@@ -87,12 +89,3 @@ class ClassGradientTraining(LocalTraining):
                 if all(len(own) == counts[label] for label, own in found.items()):
                     break
         return {label: torch.stack(own) for label, own in found.items()}
-
-
-def _second_classifier(run: SiteRun, model: torch.nn.Module) -> Any:
-    second = getattr(model, "retrained", None)
-    if second is None or not hasattr(model, "embed"):
-        raise SiteError(
-            f"site {run.site!r}: CReFF needs a second classifier; set retrained_head=true of the classification task"
-        )
-    return second

@@ -13,13 +13,17 @@ import torch
 from fairflare.base.settings import Flag, Whole, field_names, settings
 from fairflare.base.task import Proxy, evaluating
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts, criterion_loss
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, check_parts, class_counts, criterion_loss
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, SiteData
 
 CLASSIFIER = "head."  # what the tensors of the classifier are called
 DIRECTIVE = "classifier_retraining"
+NEEDED = (
+    "crt_rounds needs a network with embed(images) and a module head(features), as the classification task's; set "
+    "crt_rounds=0"
+)
 
 
 def of_classifier(names: Iterable[str]) -> list[str]:
@@ -115,7 +119,7 @@ class ClassifierRetraining(LocalTraining):
         return of_classifier(names)
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        check_network(run, model)
+        check_parts(run, model, ("embed", "head"), NEEDED)
         with _only_classifier(model):
             features: Any = _Features(run.data, model, run.device)
             return super().train(replace(run, data=features), model)
@@ -153,15 +157,6 @@ def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in frozen:
             parameter.requires_grad_(True)
-
-
-def check_network(run: SiteRun, model: torch.nn.Module) -> None:
-    """Raises :class:`SiteError` when a network has no classifier of its own to be trained."""
-    if not all(hasattr(model, name) for name in ("embed", "head")):
-        raise SiteError(
-            f"site {run.site!r}: crt_rounds needs a network with embed(images) and a module head(features), as the "
-            "classification task's; set crt_rounds=0"
-        )
 
 
 def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.base.settings import Flag, settings
-from fairflare.exchange.tensor_folder import TensorFolders
+from fairflare.exchange.tensor_folder import KeptTensors
 from fairflare.methods.base.rule import RoundInputs, Rule, State
-
-FOLDER = "average"
 
 
 @settings
@@ -61,24 +58,21 @@ class ReportsMean(Rule):
         self._kept().load_state_dict(state["average"])
 
 
-class ModelAverage:
+class ModelAverage(KeptTensors):
     """Mean of models, in float64, numbered by how many they are.
 
     Attributes:
         count: models so far.
-        memory_folder: where it outlives this process; ``None``: it travels in :meth:`state_dict`. To be set before
-            the first model and before :meth:`load_state_dict`.
     """
 
     def __init__(self) -> None:
+        super().__init__("average", "the mean of {} model(s) is")
         self.count = 0
-        self.memory_folder: Path | None = None
-        self._folders: TensorFolders | None = None
 
     def add(self, state: State) -> None:
         """Takes a model in; integer tensors are left out."""
-        before = self._kept() if self.count else None
-        keep = self._opened().begin(self.count + 1)
+        before = self.at(self.count) if self.count else None
+        keep = self.folders.begin(self.count + 1)
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 keep(name, self._mixed(before, name, tensor))
@@ -86,7 +80,7 @@ class ModelAverage:
 
     def with_last(self, state: State) -> dict[str, torch.Tensor]:
         """The mean of the models so far and this one, in its types; integer tensors are its own."""
-        before = self._kept() if self.count else None
+        before = self.at(self.count) if self.count else None
         return {
             name: self._mixed(before, name, tensor).to(tensor.dtype) if tensor.is_floating_point() else tensor.clone()
             for name, tensor in state.items()
@@ -96,28 +90,11 @@ class ModelAverage:
         wide = tensor.detach().cpu().double()
         return wide.clone() if before is None else before[name] + (wide - before[name]) / (self.count + 1)
 
-    def _opened(self) -> TensorFolders:
-        if self._folders is None:
-            self._folders = TensorFolders(None if self.memory_folder is None else self.memory_folder / FOLDER)
-        return self._folders
-
-    def _kept(self) -> State:
-        try:
-            return self._opened().at(self.count)
-        except FileNotFoundError:
-            raise RuntimeError(
-                f"the mean of {self.count} model(s) is not in {self._opened().root}; start a new experiment"
-            ) from None
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values and, without a folder, tensors."""
-        travels = self.memory_folder is None and self.count > 0
-        return {"count": self.count, "mean": dict(self._kept()) if travels else None}
+        return {"count": self.count, "mean": self.travelling(self.count)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes back what :meth:`state_dict` gave."""
         self.count = int(state["count"])
-        if state["mean"] is not None:
-            keep = self._opened().begin(self.count)
-            for name, tensor in state["mean"].items():
-                keep(name, tensor)
+        self.take_back(self.count, state["mean"])

@@ -11,7 +11,7 @@ import torch
 
 from fairflare.base.disk.files import lies_in, real_folders
 from fairflare.core.priors import prior_distance
-from fairflare.methods.base.training import SiteError, SiteRun
+from fairflare.methods.base.training import SiteError, SiteRun, check_parts
 
 if TYPE_CHECKING:
     from fairflare.base.task import PriorNetwork, Task
@@ -67,13 +67,13 @@ class Priors:
                     public=f"site {run.site!r}: {error if file is None else held}",
                 ) from error
         network = self._networks[file].to(run.device)
-        projector = getattr(model, "projector", None)
-        if projector is None or not all(hasattr(model, name) for name in ("embed", "head")):
-            raise SiteError(
-                f"site {run.site!r}: Fed-MAS needs a projection head next to the classifier; set projector_dim="
-                f"{network.width} of the classification task (a network of your own: embed(images), head(features) and "
-                f"a module projector with {network.width} outputs)"
-            )
+        needed = (
+            f"Fed-MAS needs a projection head next to the classifier; set projector_dim={network.width} of the "
+            "classification task (a network of your own: embed(images), head(features) and a module projector with "
+            f"{network.width} outputs)"
+        )
+        check_parts(run, model, ("embed", "head", "projector"), needed)
+        projector: Any = model.projector
         width = last_width(projector)
         if width is not None and width != network.width:
             raise SiteError(

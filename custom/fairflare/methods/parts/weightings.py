@@ -14,7 +14,7 @@ from fairflare.base.settings import (
 )
 from fairflare.core.som import MapSettings, SelfOrganizingMap
 from fairflare.core.weighting import uniform_weights
-from fairflare.exchange.tensor_folder import TensorFolders
+from fairflare.exchange.tensor_folder import KeptTensors
 from fairflare.methods.base.rule import RoundInputs, sample_weights
 
 __all__ = ["BySamples", "BySom", "Uniform", "Weighting"]
@@ -78,7 +78,7 @@ class BySom(MapSettings, Weighting):
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in field_names(type(self))}
         self._map = SelfOrganizingMap(**given)
-        self._neurons: TensorFolders | None = None
+        self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # numbered by rounds done
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
         """A site whose model is not finite has weight 0 and no place on the map.
@@ -97,8 +97,8 @@ class BySom(MapSettings, Weighting):
             found = self._map.step(states, received)
         else:
             rounds = self._map.rounds
-            before = self._kept(rounds) if rounds else None
-            keep = self._folders().begin(rounds + 1)
+            before = self._kept().at(rounds) if rounds else None
+            keep = self._kept().folders.begin(rounds + 1)
             found = self._map.step(states, received, kept=before, keep=keep)
         details = {
             "u_matrix": found.u_matrix.tolist(),
@@ -107,31 +107,17 @@ class BySom(MapSettings, Weighting):
         }
         return {site: found.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 
-    def _folders(self) -> TensorFolders:
-        """Numbered by rounds done."""
-        if self._neurons is None:
-            self._neurons = TensorFolders(None if self.memory_folder is None else self.memory_folder / "som")
+    def _kept(self) -> KeptTensors:
+        self._neurons.memory_folder = self.memory_folder
         return self._neurons
 
-    def _kept(self, rounds: int) -> Mapping[str, Any]:
-        folders = self._folders()
-        try:
-            return folders.at(rounds)
-        except FileNotFoundError:
-            raise RuntimeError(
-                f"the map's neurons after {rounds} round(s) are not in {folders.root}; start a new experiment"
-            ) from None
-
     def state_dict(self) -> dict[str, Any]:
-        travel = self.memory_folder is None and self._map.rounds and not self.restart
-        return {"map": self._map.state_dict(), "neurons": dict(self._kept(self._map.rounds)) if travel else None}
+        neurons = None if self.restart else self._kept().travelling(self._map.rounds)
+        return {"map": self._map.state_dict(), "neurons": neurons}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError when the state is of a map with other settings."""
         if self.seed is None:
             self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])
-        if state["neurons"] is not None:
-            keep = self._folders().begin(self._map.rounds)
-            for name, neurons in state["neurons"].items():
-                keep(name, neurons)
+        self._kept().take_back(self._map.rounds, state["neurons"])

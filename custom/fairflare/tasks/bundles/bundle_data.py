@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
+from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import Batches, SiteData
 from fairflare.data.datalist import DataError, Datalist
@@ -100,7 +101,7 @@ class BundleData(SiteData):
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Not known of the training split, where an image may give several patches."""
-        return None if self._known(split) == TRAINING else self._order(split, shuffle_seed)
+        return None if self._known(split) == TRAINING else shuffled(self.num_samples(split), shuffle_seed)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
@@ -108,7 +109,7 @@ class BundleData(SiteData):
         """See the class. ``batch_size`` is of the training split; of the others at most ``validate_batch``, so that
         whole volumes fit into memory."""
         checks.whole("batch_size", batch_size)
-        order = self._order(self._known(split), shuffle_seed)
+        order = shuffled(self.num_samples(split), shuffle_seed)
         if split != TRAINING:
             chunks = self._of_one_size(split, order, min(batch_size, self.validate_batch))
             return _Batches(chunks, lambda chunk: self._prepared(split, chunk), self.keys)
@@ -118,12 +119,6 @@ class BundleData(SiteData):
 
     def _known(self, split: str) -> str:
         return checks.choice("split", split, tuple(self.datalist.splits))
-
-    def _order(self, split: str, shuffle_seed: int | None) -> list[int]:
-        count = self.num_samples(split)
-        if shuffle_seed is None:
-            return list(range(count))
-        return torch.randperm(count, generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
 
     # -- items
 

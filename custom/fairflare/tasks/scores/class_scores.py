@@ -11,11 +11,16 @@ from fairflare.tasks.base import evaluating
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TypeAlias
 
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
     from fairflare.base.cases.resampling import Drawn
-    from fairflare.base.task import Batch, Device, Outcomes, SiteData
+    from fairflare.base.task import Batch, Device, SiteData
+
+    Told: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 BATCH = 64  # images, where nothing depends on it
 
@@ -73,8 +78,7 @@ class MeasuresClasses(ABC):
 
         from fairflare.tasks.scores.metrics import classification_metrics
 
-        logits, labels = self._outputs(model, data.batches("test", batch_size=BATCH), device)
-        targets, probabilities = labels.numpy(), self.probabilities(logits).numpy()
+        targets, probabilities = self.outcomes(model, data, "test", device)
         named: dict[str, Any] = {
             "class_names": self.names(), "groups": self.groups(), "areas": self.primary_metric.startswith("auc"),
         }  # fmt: skip
@@ -88,7 +92,7 @@ class MeasuresClasses(ABC):
         """The classes."""
         return self.names()
 
-    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
+    def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
         """As :meth:`fairflare.base.task.Task.outcomes`: classes and probabilities."""
         logits, labels = self._outputs(model, data.batches(split, batch_size=BATCH), device)
         return labels.numpy(), self.probabilities(logits).numpy()
@@ -102,8 +106,7 @@ class MeasuresClasses(ABC):
         from fairflare.base.cases import sampling
         from fairflare.tasks.scores.metrics import classification_metrics
 
-        logits, labels = self._outputs(model, data.batches("test", batch_size=BATCH), device)
-        targets, probabilities = labels.numpy(), self.probabilities(logits).numpy()
+        targets, probabilities = self.outcomes(model, data, "test", device)
         names, cases, metric = self.names(), data.cases("test"), self.primary_metric
         support = np.bincount(targets, minlength=len(names))
         right = (probabilities.argmax(1) == targets).astype(float)

@@ -27,34 +27,43 @@ Filename = Annotated[str, Field(min_length=1)]
 
 
 @settings
-class SiteSettings:
-    """What tasks on images read of a site's private file.
+class FolderSettings:
+    """What every task reads of a site's private file: where its images are, and how many are kept and read at once.
 
     Args:
         data_root: folder with the data; none: made-up data, where they are wanted.
         phantom: True: made-up data, on purpose; False: never. Default: made-up data where the site file names no data
-            for any site and the task allows it.
+            for any site and the task allows it. A MONAI bundle has none.
         datalist: name of the list inside it, or an absolute path; default ``datalist.json``.
         linked_roots: further folders that links in ``data_root`` may lead to.
-        max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
-        cache_bytes: memory for decoded images of this site.
-        decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
-            ``state_root``.
-        decoded_bytes: disk space for them; 0: none is kept.
+        cache_bytes: memory for decoded images of this site; of a bundle, as they are before the first random transform.
         num_workers: threads that decode the images of a batch; 0: the one that trains. The batches are the same.
-        phantom_seed: seed of the synthetic data; default: the task's.
-        adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
     """
 
     data_root: Filename | None = None
     phantom: Flag | None = None
     datalist: Filename | None = None
     linked_roots: list[Filename] = field(default_factory=list)
-    max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     cache_bytes: NonNegativeInt = CACHE_BYTES
+    num_workers: NonNegativeInt = 0
+
+
+@settings
+class SiteSettings(FolderSettings):
+    """What tasks on images read of a site's private file.
+
+    Args:
+        max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
+        decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
+            ``state_root``.
+        decoded_bytes: disk space for them; 0: none is kept.
+        phantom_seed: seed of the synthetic data; default: the task's.
+        adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
+    """
+
+    max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     decoded_folder: Filename | None = None
     decoded_bytes: NonNegativeInt = DECODED_BYTES
-    num_workers: NonNegativeInt = 0
     phantom_seed: NonNegativeInt | None = None
     adapter_rank: PositiveInt | None = None
 
@@ -74,7 +83,7 @@ class SiteSettings:
         return {"kept": kept, **{name: getattr(self, name) for name in same}}
 
 
-def read_settings(kind: type[SiteSettings], site: str, given: Mapping[str, Any]) -> Any:
+def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> Any:
     """The settings of a site's private file as ``kind``.
 
     Raises:
@@ -119,7 +128,7 @@ def setting_error(site: str, key: str, problem: str) -> DataError:
     )
 
 
-def _refuse_half_settings(site: str, given: Mapping[str, Any], own: SiteSettings) -> None:
+def _refuse_half_settings(site: str, given: Mapping[str, Any], own: FolderSettings) -> None:
     """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
     if own.datalist is not None:
         raise setting_error(

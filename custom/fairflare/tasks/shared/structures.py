@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch, Device, Outcomes
     from fairflare.tasks.scores.dice_scores import DiceScores
+    from fairflare.tasks.transforms import Structured
 
 THRESHOLD = 0.5
 BATCH = 16  # images, where nothing depends on it
@@ -46,8 +48,6 @@ OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
 }  # fmt: skip
 
-Side = Annotated[int, Field(strict=True, ge=32, multiple_of=16)]
-Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 Structure = Annotated[list[PositiveInt], Field(min_length=1)]
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 
@@ -128,6 +128,28 @@ class StructureTask(ImageTask):
             raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
         if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
             raise ValueError(f"mask_values gives no value to ignore={self.ignore}, got {dict(self.mask_values)}")
+        if self.network != "unet":
+            from fairflare.tasks.encoders import check_segmenter
+
+            check_segmenter(self.network, self.image_size, self.width)
+
+    @abstractmethod
+    def build_unet(self) -> torch.nn.Module:
+        """The U-Net of the task's settings."""
+
+    def build_model(self) -> torch.nn.Module:
+        if self.network == "unet":
+            return self.build_unet()
+        from fairflare.tasks.encoders import build_segmenter
+
+        same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
+        return build_segmenter(self.network, width=self.width, **same)
+
+    def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
+        """From a mask file's values to structures; see :class:`fairflare.tasks.transforms.Structured`."""
+        from fairflare.tasks.transforms import Structured
+
+        return Structured("label", self.structures, coding, site, split, self.ignore)
 
     @property
     def structures(self) -> list[list[int]]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.data.phantoms.volumes import Volume
 
-Shape = tuple[int, int, int]
 #: In MONAI's letters, where each axis leads: ``RAS`` to the right, to the front, to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
 Changes = tuple[Literal["flip", "affine", "intensity"], ...]

@@ -72,28 +72,15 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     overlap: BelowOne = 0.25
     windows: PositiveInt = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.network != "unet":
-            from fairflare.tasks.encoders import check_segmenter
-
-            check_segmenter(self.network, self.patch_size, self.width)
-
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
         """Of what the network is trained on."""
         return self.patch_size
 
-    def build_model(self) -> torch.nn.Module:
+    def build_unet(self) -> torch.nn.Module:
         import torch
         from monai.networks.nets.basic_unet import BasicUNet
 
-        if self.network != "unet":
-            from fairflare.tasks.encoders import build_segmenter
-
-            return build_segmenter(
-                self.network, in_channels=1, classes=self.num_classes, image_size=self.patch_size, width=self.width
-            )
         norm: Any = ("batch", {"momentum": self.norm_momentum})
         if self.norm == "instance":
             norm = ("instance", {"affine": True})
@@ -237,9 +224,7 @@ class FolderPatches(_Patches, FolderVolumes):
         return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
-        from fairflare.tasks.transforms import Structured
-
-        structured = Structured("label", self.task.structures, self.coding, self.site, split, self.task.ignore)
+        structured = self.task.structured(self.coding, self.site, split)
         image = self.task.placed(whole, sample.image.name, self.site)
         targets = self.task.targets(whole, structured, str(sample.label), self.site)
         return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}

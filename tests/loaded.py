@@ -1,0 +1,21 @@
+"""A script of the repository, which is in no package, as a module."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded(script: str) -> Any:
+    """The module of a script, by its path in the repository; it is found under its name, as dataclasses look it up."""
+    path = ROOT / script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

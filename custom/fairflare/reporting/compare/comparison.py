@@ -247,8 +247,3 @@ def _table(found: Comparison, sites: Sequence[str]) -> Table:
         rows.append([row.label, Shown(str(len(row.runs)), [found.metric, len(row.runs)]), *cells])
     heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table("table", "", ["method", "runs", *names], rows, csv_columns=heads)
-
-
-def suppressed_in(row: Row[Any]) -> list[str]:
-    """As :attr:`Row.suppressed`."""
-    return row.suppressed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.base.settings import by_name
 from fairflare.reporting.compare.no_effect import faults_of
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, printable
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
 from fairflare.reporting.values import direction_of, label_of
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Run = Mapping[str, Any]
 TASK_SETTINGS = "the task's settings"
+MOST = 200  # letters of a line
 
 
 def notes_of(
@@ -49,7 +50,7 @@ def notes_of(
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
-        notes += [f"  {named(run)}: {_shortened(run['reason'] or run['status'])}" for run in unfinished]
+        notes += [f"  {named(run)}: {printable(run['reason'] or run['status'], MOST)}" for run in unfinished]
     repeats = len(runs) - len(unfinished) - len(complete)
     if repeats:
         notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
@@ -123,7 +124,7 @@ def _by_setting(runs: Sequence[Run]) -> list[str]:
             most = max(rows, key=lambda value: len(rows[value]))
             others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
             found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
-    return [_shortened(line) for line in found]
+    return [printable(line, MOST) for line in found]
 
 
 def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
@@ -168,7 +169,3 @@ def setting_difference(run: Run, alike: Sequence[Run]) -> str:
     differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
     shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
     return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

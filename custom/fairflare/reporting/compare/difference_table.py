@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import POWER
@@ -19,14 +19,11 @@ CSV = (
 
 def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
     """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
-    rows: list[list[Plain]] = []
-    for d in found:
-        called: dict[str, Plain] = {
-            "method": d.label, "reference": reference, "difference": d.mean, "seeds": len(d.values),
-            "sites": " ".join(d.sites),
-        }  # fmt: skip
-        rows.append([called[name] if name in called else getattr(d, name) for name in columns])
-    return rows
+    called: dict[str, Callable[[Difference], Plain]] = {
+        "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
+        "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
+    }  # fmt: skip
+    return [[called[name](d) if name in called else getattr(d, name) for name in columns] for d in found]
 
 
 def difference_table(

@@ -242,7 +242,10 @@ def _against(
     scatters: dict[str, _Scatter] = {}
     if not last:
         units, scatters = _scatters({seed: pairs[seed] for seed in values}, values, metric, higher)
-    measures = {seed: [[_measures(v, higher) for v in of] for of in pair] for seed, pair in values.items()}
+    measures: dict[int, list[list[dict[str, Any]]]] = {
+        seed: [[{**v, **of_sites(list(v.values()), higher)} for v in of] for of in pair]
+        for seed, pair in values.items()
+    }
     found = []
     for name in (*MEASURES, *sites):
         by_seed = {
@@ -261,11 +264,6 @@ def _against(
         better = False if name == "std" else higher
         found.append(paired(label, name, by_seed, higher_is_better=better, scatter=scatters.get(name), **about))
     return found
-
-
-def _measures(by_site: Mapping[str, float], higher: bool) -> dict[str, float]:
-    """Of each site, and over them."""
-    return {**by_site, **{name: float(value) for name, value in of_sites(list(by_site.values()), higher).items()}}
 
 
 def _scatters(

@@ -65,12 +65,8 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
         f"{max(found)}"
         for row, found in by_row
     ]
-    final = any(_ends(row, split) for row in material.rows)
-    ends = (
-        " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
-        if final
-        else ""
-    )
+    ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
+    ends *= any(_ends(row, split) for row in material.rows)
     parts: list[Picture | Table] = [
         lines_picture(
             material,
@@ -193,11 +189,8 @@ def took_part(material: Material) -> Section | None:
             folded=len(runs) > 8,
         )
     )
-    left = _left_out(runs)
-    if left:
-        parts.append(
-            Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], left)
-        )
+    heads = ["run", "round", "phase", "site", "reason"]
+    parts.append(Table("left_out", "Who was left out, when and why.", heads, _left_out(runs)))
     return Section("took_part", "Who took part when", words=words, notes=notes, parts=parts)
 
 
@@ -216,13 +209,15 @@ def _counts(run: PageRun, sites: Sequence[str]) -> list[Cell]:
 
 
 def _left_out(runs: Sequence[PageRun]) -> list[list[Cell]]:
-    found: list[list[Cell]] = []
-    for run in runs:
-        for record in run.rounds:
-            for left in record["left_out"]:
-                found.append([run.name, record["current_round"], left["phase"], left["site"], left["reason"]])
-        found += [[run.name, "end", left["phase"], left["site"], left["reason"]] for left in run.document["left_out"]]
-    return found
+    return [
+        [run.name, when, left["phase"], left["site"], left["reason"]]
+        for run in runs
+        for when, those in [
+            *((r["current_round"], r["left_out"]) for r in run.rounds),
+            ("end", run.document["left_out"]),
+        ]
+        for left in those
+    ]
 
 
 def _grid(run: PageRun) -> Figure:

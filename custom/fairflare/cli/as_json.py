@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from fairflare.cli.data.doctor import Finding
 from fairflare.reporting.compare.comparison import Comparison, Row
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fairflare.tasks.data_check import DataReport
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", from_attributes=True, ser_json_inf_nan="null")
+class _Part(BaseModel, extra="forbid", from_attributes=True, ser_json_inf_nan="null"):
+    """Base of what follows."""
 
 
 class _Document(_Part):

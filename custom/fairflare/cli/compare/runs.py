@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairflare.base.disk.files import write_whole
-from fairflare.base.settings import by_name
 from fairflare.cli.compare import worker
 from fairflare.cli.run.folder import refused
 from fairflare.cli.run.simulate import RUN_FOLDER
@@ -171,10 +170,8 @@ class Runner:
 
     def _look(self, progress: Progress, overwrite: bool) -> None:
         """What is there of a run."""
-        place, wanted = self.place(progress.run), self._wanted(progress.run)
-        if not place.exists():
-            return
-        differing = _differing(place, wanted)
+        place = self.place(progress.run)
+        differing = _differing(place, self._wanted(progress.run))
         if differing and not overwrite and not refused(place):
             raise ValueError(
                 f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
@@ -183,11 +180,7 @@ class Runner:
         if differing:
             shutil.rmtree(place)
             return
-        try:
-            results = read_results(find_results(place))
-        except (OSError, ValueError):
-            return
-        if results["status"] != "completed":
+        if _outcome(place, 0)[0] != DONE:
             return
         if self._tested(progress.run):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
@@ -278,9 +271,15 @@ def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
         return "" if results_in(place) is None else f"there is no {path.name} that tells them"
     except (OSError, ValueError):
         return f"{path.name} cannot be read"
-    old, new = (by_name(plan) for plan in (stored, wanted))
+    old, new = (_flat(plan) for plan in (stored, wanted))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     return ", ".join(f"{name}: {old.get(name)!r}, now {new.get(name)!r}" for name in names[:4])
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {k: v for key, entry in value.items() for k, v in _flat(entry, f"{name}.{key}" if name else key).items()}
 
 
 def _rounds_done(workspace: Path) -> int:

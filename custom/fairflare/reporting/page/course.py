@@ -12,7 +12,7 @@ from fairflare.reporting.notes import attendance
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend, ticks
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, panel, rows_of_legend, ticks
 from fairflare.reporting.pictures import in_order
 
 if TYPE_CHECKING:
@@ -225,8 +225,8 @@ def _grid(run: PageRun) -> Figure:
     from matplotlib.patches import Patch, Rectangle
 
     sites, records = _sites(run), run.rounds
-    made = figure(min(1.3 + 0.2 * len(sites), 9.0), f"{run.name}: who took part when", run.info["synthetic"])
-    axes = made.subplots()
+    height = min(1.3 + 0.2 * len(sites), 9.0)
+    made, axes = panel(height, f"{run.name}: who took part when", run.info["synthetic"])
     states = [
         [
             IN if site in r["accepted"] else OUT if site in r["sites"] or any(x["site"] == site for x in r["left_out"])

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.compare.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.reporting.compare.standing import tested
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import INK, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import INK, figure, label, legend, look, panel, rows_of_legend
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import global_metrics, global_values
 
@@ -105,8 +106,7 @@ def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
     """A figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
     if attribute != CHANCE:
         return row.over(attribute)
-    found = [run.document["inequality"] or {} for run in row.runs]
-    return spread([one[CHANCE] for one in found if one.get("metric") == metric and one["test"]])
+    return spread([one[CHANCE] for run in row.runs if (one := tested(run.document, metric))])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:
@@ -159,8 +159,7 @@ def _extremes(row: PageRow) -> str:
 def _bars(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
     height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + rows_of_legend(len(rows))
-    made = figure(height, f"{material.metric} on the test splits", material.synthetic)
-    axes = made.subplots()
+    made, axes = panel(height, f"{material.metric} on the test splits", material.synthetic)
     thick = 0.84 / len(rows)
     for index, row in enumerate(rows):
         found = [row.at(site) for site in sites]
@@ -203,12 +202,8 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
 
 def _dots(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
-    made = figure(
-        1.1 + 0.34 * len(rows),
-        f"{material.metric} on the test splits of {len(sites)} sites",
-        material.synthetic,
-    )
-    axes = made.subplots()
+    title = f"{material.metric} on the test splits of {len(sites)} sites"
+    made, axes = panel(1.1 + 0.34 * len(rows), title, material.synthetic)
     for index, row in enumerate(rows):
         means = [row.at(site).mean for site in sites]
         finite = [value for value in means if math.isfinite(value)]

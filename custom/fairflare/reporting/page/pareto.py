@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import GRID, INK, label, legend, look, panel, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,8 +84,8 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 
 
 def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Figure:
-    made = figure(3.3 + rows_of_legend(len(rows)), f"{material.metric}: average against {called}", material.synthetic)
-    axes = made.subplots()
+    height = 3.3 + rows_of_legend(len(rows))
+    made, axes = panel(height, f"{material.metric}: average against {called}", material.synthetic)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     for row in rows:
         style, mean, low = look(ranks[row.label]), row.over("mean"), row.over(attribute)

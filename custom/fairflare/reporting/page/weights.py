@@ -14,7 +14,7 @@ from fairflare.reporting.page.content import Cell, Picture, Section, Table, list
 from fairflare.reporting.page.layers import Largest
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.style import figure, heat
+from fairflare.reporting.page.style import heat, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,10 +70,8 @@ def _map(
     by_site = np.nanmean(values, axis=0)
 
     def draw() -> Figure:
-        made = figure(
-            min(1.6 + 0.145 * len(names), 9.5), f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"]
-        )
-        axes = made.subplots()
+        height = min(1.6 + 0.145 * len(names), 9.5)
+        made, axes = panel(height, f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"])
         heat(made, axes, values, names, sites, "weight, mean over the rounds", low=0.0)
         return made
 

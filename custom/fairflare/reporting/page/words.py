@@ -16,7 +16,7 @@ from fairflare.reporting.compare.differences import (
     WORSE,
     Difference,
 )
-from fairflare.reporting.compare.standing import who_is_behind
+from fairflare.reporting.compare.standing import tested, who_is_behind
 from fairflare.reporting.layout import counted, interval, number
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import intervals, test_images
@@ -66,8 +66,7 @@ def _fairer(material: Material, reference: str) -> str:
 
 def _behind(row: PageRow, material: Material) -> str:
     """Which site is last, by how much, and whether that is more than luck of the test cases."""
-    known = [run.document["inequality"] or {} for run in row.runs]
-    known = [one for one in known if one.get("metric") == material.metric and one["test"]]
+    known = [one for run in row.runs if (one := tested(run.document, material.metric))]
     sign = 1 if material.higher else -1
     gaps: dict[str, list[float]] = {}
     for one in known:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from fairflare.reporting.compare.comparison import Comparison, Row, suppressed_in
+from fairflare.cli.data.doctor import Finding
+from fairflare.reporting.compare.comparison import Comparison, Row
 from fairflare.reporting.compare.difference_table import notes_of_differences
 from fairflare.reporting.compare.matrix import Matrix
 from fairflare.reporting.layout import spread
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from fairflare.tasks.data_check import DataReport
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", from_attributes=True, ser_json_inf_nan="null")
+class _Part(BaseModel, extra="forbid", from_attributes=True, ser_json_inf_nan="null"):
+    """Base of what follows."""
 
 
 class _Document(_Part):
@@ -222,18 +223,10 @@ class CheckDataDocument(_Document):
     notes: list[str]
 
 
-class FoundByDoctor(_Part):
-    """One thing that was looked at."""
-
-    what: str
-    state: Literal["ok", "warning", "problem"]
-    text: str
-
-
 class DoctorDocument(_Document):
     """``fairflare doctor --json``."""
 
-    findings: list[FoundByDoctor]
+    findings: list[Finding]
 
 
 # ------------------------------------------------------------------------------------------------ made
@@ -293,19 +286,14 @@ def of_comparison(found: Comparison) -> ComparisonShown:
 
 
 def _row(row: Row[Any], sites: Sequence[str]) -> ComparedRow:
-    nan = float("nan")
-    over = {name: _spread([getattr(s, of) for s in row.summaries])
-            for name, of in (("average", "mean"), ("std", "std"), ("worst", "worst"))}  # fmt: skip
     return ComparedRow(
-        label=row.label, settings=row.settings, runs=len(row.runs), suppressed=suppressed_in(row),
+        label=row.label, settings=row.settings, runs=len(row.runs), suppressed=row.suppressed,
         seeds=[(run["info"] or {}).get("seed") for run in row.runs], values=[dict(one) for one in row.values],
-        sites={site: _spread([one.get(site, nan) for one in row.values]) for site in sites},
-        global_test={name: _spread(values) for name, values in row.of_all.items()}, **over,
+        sites={site: Spread.model_validate(row.at(site)) for site in sites},
+        average=Spread.model_validate(row.over("mean")), std=Spread.model_validate(row.over("std")),
+        worst=Spread.model_validate(row.over("worst")),
+        global_test={name: Spread.model_validate(spread(values)) for name, values in row.of_all.items()},
     )  # fmt: skip
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread.model_validate(spread(values))
 
 
 def of_compare(
@@ -333,8 +321,7 @@ def of_data(report: DataReport, called: Any, notes: Sequence[str]) -> CheckDataD
         )
         for site in report.sites
     ]
-    problems = [FoundProblem.model_validate(problem) for problem in report.problems]
     return CheckDataDocument(
-        usable=report.usable, grave=report.grave, problems=problems, sites=sites, labels=report.labels,
-        notes=list(notes),
+        usable=report.usable, grave=report.grave, sites=sites, labels=report.labels, notes=list(notes),
+        problems=[FoundProblem.model_validate(one) for one in report.problems],
     )  # fmt: skip

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -65,23 +66,19 @@ def _known() -> dict[str, list[str]]:
     """``{method: its settings}``; empty where they cannot be found out: the commands then say why."""
     seen = _seen()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fairflare" / "completion.json"
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or none that can be read
         kept = json.loads(cache.read_text(encoding="utf-8"))
         if kept["seen"] == seen:
             return dict(kept["known"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none yet, or none that can be read
     code = "from fairflare.cli.completion import print_known; print_known()"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         return {}
     known: dict[str, list[str]] = json.loads(asked.stdout.splitlines()[-1])
-    try:
+    with suppress(OSError):  # a home that cannot be written: the next TAB takes as long
         cache.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"seen": seen, "known": known})
         write_whole(cache, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
-    except OSError:
-        pass  # a home that cannot be written: the next TAB takes as long
     return known
 
 

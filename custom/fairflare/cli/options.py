@@ -13,9 +13,8 @@ from typer.core import TyperCommand
 
 from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites
-from fairflare.cli.screen import user_errors
-
-MOST_NAMED = 5
+from fairflare.cli.screen import console, say, user_errors
+from fairflare.reporting.layout import listed
 
 FIRST_PAPER = "default"  # what --paper says without a name
 
@@ -150,10 +149,23 @@ def refuse_to_replace(targets: Iterable[Path], overwrite: bool) -> None:
     """Raises ValueError where files are there and ``--overwrite`` is not given (names them)."""
     there = [str(path) for path in targets if path.exists()]
     if there and not overwrite:
-        more = f" and {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-        raise ValueError(
-            f"already there: {', '.join(there[:MOST_NAMED])}{more}; give --overwrite to replace them, or another --out"
-        )
+        raise ValueError(f"already there: {listed(there, most=5)}; give --overwrite to replace them, or another --out")
+
+
+def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") -> None:
+    """Exports a recipe into a folder, which an option named.
+
+    Raises:
+        ValueError: the job is there already, or the folder cannot be written.
+    """
+    folder = out / recipe.name
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another {option}")
+    try:
+        recipe.export(str(out))
+    except OSError as error:
+        raise ValueError(f"{option} {out} cannot be written: {error.strerror or error}") from error
+    say(f"job folder: {folder}", console)
 
 
 def plan_options(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,10 +52,7 @@ def one_document(wanted: bool) -> Iterator[Callable[[BaseModel], None]]:
         out.write(document.model_dump_json(indent=2) + "\n")
         out.flush()
 
-    if not wanted:
-        yield put
-        return
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield put
 
 

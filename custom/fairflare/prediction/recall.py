@@ -104,13 +104,12 @@ def _packaged(record: Mapping[str, Any], own: list[str], folder: Path) -> type[T
 
 
 def _doubts(record: Mapping[str, Any], task_file: Path | None) -> list[str]:
-    found = []
-    if not record:
-        found.append("the model's file has no settings of its task; those that the task file sets hold")
-    made = record.get("fairflare")
-    if made and made != __version__:
-        found.append(f"the model was made with fairflare {made}, this is {__version__}")
-    trained_with = record.get("task_file_sha256")
-    if task_file is not None and trained_with and sha256_of(task_file) != trained_with:
-        found.append(f"{task_file} is not the file that the model was trained with (its contents differ)")
-    return found
+    made, learned = record.get("fairflare"), record.get("task_file_sha256")
+    doubts = {
+        "the model's file has no settings of its task; those that the task file sets hold": not record,
+        f"the model was made with fairflare {made}, this is {__version__}": made and made != __version__,
+        f"{task_file} is not the file that the model was trained with (its contents differ)": (
+            task_file is not None and learned and sha256_of(task_file) != learned
+        ),
+    }
+    return [text for text, holds in doubts.items() if holds]

@@ -47,26 +47,16 @@ class CsvFiles:
                     self.folder / name, partial(Path.write_text, data=head, encoding="utf-8", newline=""), durable=False
                 )
         for record in rounds:
-            self.add_round(record)
+            self.add(table_rows(record))
 
-    def add_round(self, record: Mapping[str, Any]) -> None:
-        """The rows of an encoded round."""
-        for name, rows in table_rows(record).items():
-            self._append(name, rows)
-
-    def add_final(self, rows: Mapping[str, list[list[Any]]]) -> None:
-        """The rows of what follows the last round."""
-        for name, found in rows.items():
-            self._append(name, found)
-
-    def _append(self, name: str, rows: list[list[Any]]) -> None:
-        if not rows:
-            return
-        if name in self._packed:
-            self._packed[name].append(csv_text(rows))
-        else:
-            with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
-                file.write(csv_text(rows))
+    def add(self, rows: Mapping[str, list[list[Any]]]) -> None:
+        """Rows by file, of :func:`table_rows` or :func:`final_rows`."""
+        for name, text in ((name, csv_text(found)) for name, found in rows.items() if found):
+            if name in self._packed:
+                self._packed[name].append(text)
+            else:
+                with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
+                    file.write(text)
 
 
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:

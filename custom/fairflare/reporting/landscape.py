@@ -71,12 +71,12 @@ def write(
     title: str,
     synthetic: bool,
 ) -> None:
-    """Writes the picture of :func:`draw` as ``landscape.png`` and ``landscape.svg``; both are replaced if there.
+    """Writes :func:`rows` as ``landscape.csv`` and :func:`draw` as PNG and SVG; what is there is replaced.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    style.write_files(folder, NAME, lambda: draw(losses, places, title, synthetic))
+    style.write_files(folder, NAME, lambda: draw(losses, places, title, synthetic), rows(losses, places))
 
 
 def rows(losses: Mapping[tuple[str, str], npt.NDArray[np.float64]], places: Sequence[float]) -> list[list[Any]]:

@@ -26,7 +26,6 @@ PLACES = 3  # decimals at most
 SMALL, LARGE = 1e-2, 1e7  # what lies outside has two significant digits
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text after one of them may read backwards
 
-Lines: TypeAlias = Sequence[Sequence[str]]  # rows of texts, the header first
 Plain: TypeAlias = str | int | float | None
 
 
@@ -246,7 +245,7 @@ def _plain(value: Plain) -> Plain:
     return printable(value, None) if isinstance(value, str) else value
 
 
-def _widths(lines: Lines) -> list[int]:
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 

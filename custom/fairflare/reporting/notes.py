@@ -40,11 +40,8 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     if results.get("test"):
         notes = _of_models(results, metrics_of(results) if metric is None else [metric])
         notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
-    attended = attendance(results)
-    left = _left_out(results)
-    notes += [*attended, *left]
-    if results["rounds"] and not attended and not left:
-        notes.append("No site was left out of a round.")
+    absent = [*attendance(results), *_left_out(results)]
+    notes += absent or ["No site was left out of a round."] * bool(results["rounds"])
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
     warned = [

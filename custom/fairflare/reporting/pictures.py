@@ -251,9 +251,8 @@ def in_order(sites: Iterable[str]) -> list[str]:
     return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 
 
-def save_picture(figure: Figure, path: Path) -> str:
+def save_picture(figure: Figure, path: Path) -> None:
     """Writes a picture with the Agg backend, without a display or a global state of matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure).print_png(path)
-    return f"picture: {path}"

@@ -16,7 +16,7 @@ from typing import Any
 from fairflare.base import checks
 from fairflare.base.disk.files import private_folder, private_opener, remove_partials, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
-from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows
+from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows, table_rows
 from fairflare.reporting.documents import (
     SCHEMA_VERSION,
     LeftOut,
@@ -118,7 +118,7 @@ class ResultsStore:
             number = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
             self.log.append(encode(plain) + "\n")
             self._last_round = number
-            self._tables.add_round(plain)
+            self._tables.add(table_rows(plain))
             self._write()
 
     def finish(
@@ -171,7 +171,7 @@ class ResultsStore:
             if not begun:
                 self._tables.rewrite(())
             if first:
-                self._tables.add_final(final_rows(self._last_round + 1, self._head))
+                self._tables.add(final_rows(self._last_round + 1, self._head))
             if complete:
                 self.log.path.unlink(missing_ok=True)
 
@@ -247,18 +247,14 @@ class ResultsStore:
     def _write_end(self) -> bool:
         """Whether the rounds are in ``results.json`` now, too."""
         try:
-            self._write(self._rounds())
+            had_completed = not self.log.path.exists()
+            self._write(map(encode, read_results(self.folder)["rounds"]) if had_completed else self.log.read())
             return True
         except (OSError, DamagedLog):
             if self._head["status"] != "failed":
                 raise
             self._write()  # the rounds stay in the log, where read_results finds them
             return False
-
-    def _rounds(self) -> Iterable[str]:
-        if self.log.path.exists():
-            return self.log.read()
-        return map(encode, read_results(self.folder)["rounds"])  # it had completed
 
     def _write(self, rounds: Iterable[str] = ()) -> None:
         self._head["updated"] = _now()

@@ -162,8 +162,12 @@ def compare(
             raise ValueError(
                 f"--sites {sites} is for export; a comparison needs the number or the names of the sites{more}"
             )
-        if matrix:
-            _check_matrix(hold_out, simulator)
+        if matrix and hold_out is not None:
+            raise ValueError("--matrix and --hold-out exclude each other: in a matrix every site trains")
+        if matrix and simulator is not None:
+            raise ValueError(
+                f"--matrix needs the runs in one process (the same figures): leave --simulator out; {HERE}"
+            )
         told = {
             "seeds": None if seeds is None else list(range(seeds)),
             "rounds": rounds,
@@ -217,13 +221,6 @@ def compare(
 
             put(of_compare(runner.folder, runner.all, found, tested))
     raise typer.Exit(code)
-
-
-def _check_matrix(hold_out: str | None, simulator: int | None) -> None:
-    if hold_out is not None:
-        raise ValueError("--matrix and --hold-out exclude each other: in a matrix every site trains")
-    if simulator is not None:
-        raise ValueError(f"--matrix needs the runs in one process (the same figures): leave --simulator out; {HERE}")
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,10 @@ def _git(folder: Path, *arguments: str) -> str:
 
 def processor() -> str:
     """Model of the processor, which decides about the last bits; the machine's kind where the system does not tell."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 

@@ -8,21 +8,23 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairflare.base.disk.files import write_whole
 from fairflare.cli.compare import worker
 from fairflare.cli.run.folder import refused
+from fairflare.cli.run.simulate import RUN_FOLDER
 from fairflare.federation.plan.series import Run, Series
 from fairflare.reporting.compare.matrix import RunMatrix
 from fairflare.reporting.compare.unseen import Unseen
-from fairflare.reporting.results import find_results, read_results, results_in
+from fairflare.reporting.results import PROGRESS_FILE, find_results, read_results, results_in
 
+B = TypeVar("B", Unseen, RunMatrix)
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end
 RUNS, PLAN_FILE = "runs", "run.json"
@@ -121,15 +123,10 @@ class Runner:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
-    def unseen(self) -> list[tuple[dict[str, Any], Unseen]]:
-        """Documents of the runs that completed, each with what its model is worth at the left-out site."""
-        done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE and p.run.held_out]
-        return [(read_results(file), Unseen.read(file.parent)) for file in done]
-
-    def tested_everywhere(self) -> list[tuple[dict[str, Any], RunMatrix]]:
-        """Documents of the runs that completed, each with what its models are worth at all sites."""
+    def beside(self, kind: type[B]) -> list[tuple[dict[str, Any], B]]:
+        """Documents of the runs that completed, each with the one beside it: :class:`Unseen` or :class:`RunMatrix`."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
-        return [(read_results(file), RunMatrix.read(file.parent)) for file in done]
+        return [(read_results(file), kind.read(file.parent)) for file in done]
 
     @_one_thread()
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
@@ -173,10 +170,8 @@ class Runner:
 
     def _look(self, progress: Progress, overwrite: bool) -> None:
         """What is there of a run."""
-        place, wanted = self.place(progress.run), self._wanted(progress.run)
-        if not place.exists():
-            return
-        differing = _differing(place, wanted)
+        place = self.place(progress.run)
+        differing = _differing(place, self._wanted(progress.run))
         if differing and not overwrite and not refused(place):
             raise ValueError(
                 f"{place} holds a run of other settings ({differing}); give --overwrite to replace it, the row another "
@@ -185,11 +180,7 @@ class Runner:
         if differing:
             shutil.rmtree(place)
             return
-        try:
-            results = read_results(find_results(place))
-        except (OSError, ValueError):
-            return
-        if results["status"] != "completed":
+        if _outcome(place, 0)[0] != DONE:
             return
         if self._tested(progress.run):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
@@ -293,20 +284,12 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 def _rounds_done(workspace: Path) -> int:
     """By the run's event log; of a run that went on, the last start counts."""
-    path = workspace / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
-    done = 0
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        if '"round_done"' in line:
-            try:
-                done = int(json.loads(line)["current_round"]) + 1
-            except (ValueError, KeyError):
-                continue  # half a line of a killed process
-            break
-    return done
+    with suppress(OSError):
+        lines = (workspace / RUN_FOLDER / PROGRESS_FILE).read_text(encoding="utf-8").splitlines()
+        for line in reversed([line for line in lines if '"round_done"' in line]):
+            with suppress(ValueError, KeyError):  # half a line of a killed process
+                return int(json.loads(line)["current_round"]) + 1
+    return 0
 
 
 def _end(running: Sequence[_Process]) -> None:

@@ -40,7 +40,7 @@ def report(
     from fairflare.reporting.compare.difference_table import difference_table
     from fairflare.reporting.compare.group_gaps import gaps_in_words, has_groups
     from fairflare.reporting.compare.paper_table import paper_table
-    from fairflare.reporting.compare.unseen import unseen_table
+    from fairflare.reporting.compare.unseen import Unseen, unseen_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for progress in failed:
@@ -55,7 +55,7 @@ def report(
     of_groups = ""
     with user_errors():
         if left_out:
-            written = [put("unseen", partial(unseen_table, runner.unseen(), metric)), ""]
+            written = [put("unseen", partial(unseen_table, runner.beside(Unseen), metric)), ""]
         else:
             written = []
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
@@ -83,11 +83,11 @@ def report(
 
 def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) -> Matrix | None:
     """Writes every model at every site as table, document and picture; ``None``: no run completed."""
-    from fairflare.reporting.compare.matrix import matrix_of, matrix_table
+    from fairflare.reporting.compare.matrix import RunMatrix, matrix_of, matrix_table
     from fairflare.reporting.page.matrix import draw_matrix
     from fairflare.reporting.page.style import write_files
 
-    if not (tested := runner.tested_everywhere()):
+    if not (tested := runner.beside(RunMatrix)):
         return None
     with user_errors():
         found = matrix_of(tested, metric)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fairflare.cli.compare.runs import DONE, FAILED, Runner
 from fairflare.cli.compare.runs import Progress as RunProgress
 from fairflare.cli.screen import console, say
-from fairflare.reporting.layout import number, spread
+from fairflare.reporting.layout import counted, number, spread
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import metrics_of, summary_of
 
@@ -22,13 +22,13 @@ MOST_LINES = 10  # of a run that goes on
 
 def plan_in_words(runner: Runner) -> str:
     """``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
-    rows = len({p.run.entry.label for p in runner.all})
-    seeds = len({p.run.seed for p in runner.all})
+    rows = counted(len({p.run.entry.label for p in runner.all}), "row")
+    seeds = counted(len({p.run.seed for p in runner.all}), "seed")
     left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
-    turns = f" x {left_out} left-out site{'s' * (left_out > 1)}" if left_out else ""
+    turns = f" x {counted(left_out, 'left-out site')}" if left_out else ""
     missing = sum(p.state != DONE for p in runner.all)
     return (
-        f"{rows} row{'s' * (rows > 1)} x {seeds} seed{'s' * (seeds > 1)}{turns}: {missing} runs to do, "
+        f"{rows} x {seeds}{turns}: {missing} runs to do, "
         f"{min(missing, runner.at_once)} at once, in {runner.folder}; a line when one gets on"
     )
 

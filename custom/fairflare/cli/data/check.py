@@ -61,7 +61,11 @@ def check_data(
             report = check_sites(made, sites, lambda done, total: bar.update(line, completed=done, total=total))
         told = [str(note) for note in manifest_of(data).get("notes", ())]
         if not as_json:
-            _print_report(report, names, told, every)
+            _print_problems(report.problems, every)
+            for site in report.sites:
+                _print_counts(site, names)
+            for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
+                _tell(text)
         if out is not None:
             _write_pictures(report.sites, out, targets, names)
         if as_json:
@@ -130,16 +134,6 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
 
 
 _tell = partial(say, where=console)
-
-
-def _print_report(report: Any, names: Sequence[str] | None, told: Sequence[str], every: bool) -> None:
-    _print_problems(report.problems, every)
-    for site in report.sites:
-        _print_counts(site, names)
-    if report.labels:
-        _tell(report.labels)
-    for note in told:
-        _tell(f"note: {note}")
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:

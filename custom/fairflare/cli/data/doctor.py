@@ -131,10 +131,8 @@ def packages() -> Iterator[Finding]:
             found = version(wanted.name)
         except PackageNotFoundError:
             lacks = f"not installed; {Requirement(text.partition(';')[0])} is needed"
-            if extra is None:
-                yield Finding(wanted.name, "problem", lacks)
-            else:
-                yield Finding(wanted.name, "warning", f"{lacks} for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'")
+            more = f" for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'" if extra else ""
+            yield Finding(wanted.name, "warning" if extra else "problem", lacks + more)
             continue
         fits = wanted.specifier.contains(found, prereleases=True)
         yield Finding(wanted.name, "ok" if fits else "problem", found if fits else f"{found}; {wanted} is needed")
@@ -169,11 +167,8 @@ def site_file(
         blocks = content.get("sites")
         names = list(sites or (blocks if isinstance(blocks, dict) else ()) or ("site-1",))
         own = {name: own_settings(content, name) for name in names}
-    except ValueError as error:
-        yield Finding("site file", "problem", str(error))
-        return
-    except RuntimeError as error:
-        yield Finding("site file", "problem", f"{path}: {error}")
+    except (ValueError, RuntimeError) as error:
+        yield Finding("site file", "problem", f"{path}: {error}" if isinstance(error, RuntimeError) else str(error))
         return
     yield Finding("site file", "ok", f"{path}: {', '.join(names)}")
     for name in names if open_site is not None else ():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.base.checks import nearest
 from fairflare.base.disk.files import unreadable
 from fairflare.data.datalist import SPLITS
+from fairflare.reporting.layout import listed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 Chosen = int | list[str] | Literal["default"] | None
@@ -72,16 +73,11 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
         *(f"the file's {name!r} is not in --sites" for name in blocks if name not in names),
     ]
     if differences:
+        differing = listed((text.rstrip(";.?") for text in differences), "; ", 6)
         raise ValueError(
-            f"--sites and --data name different sites: {_listed(differences)}. Leave --sites out to take those of the "
-            "file"
+            f"--sites and --data name different sites: {differing}. Leave --sites out to take those of the file"
         )
     return names
-
-
-def _listed(texts: Sequence[str], most: int = 6) -> str:
-    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
-    return "; ".join(text.rstrip(";.?") for text in texts[:most]) + more
 
 
 def names_of(sites: str | None) -> list[str] | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairflare.cli.data.sites import names_of, sites_of
-from fairflare.cli.options import Overwrite, parse_settings, refuse_to_replace
+from fairflare.cli.options import Overwrite, parse_settings, refuse_to_replace, write_job
 from fairflare.cli.screen import AsJson, console, one_document, one_form, say, user_errors
 
 
@@ -103,11 +103,4 @@ def _export(
 
     called = () if data is None else class_names(sites_of(data))
     recipe = StatsRecipe(sites=names, packaging="bundle" if bundle else "preinstalled", class_names=called, **given)
-    folder = job / recipe.name
-    if folder.exists() and not overwrite:
-        raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --job")
-    try:
-        recipe.export(str(job))
-    except OSError as error:
-        raise ValueError(f"--job {job} cannot be written: {error.strerror or error}") from error
-    say(f"job folder: {folder}", console)
+    write_job(recipe, job, overwrite, "--job")

@@ -22,8 +22,8 @@ from fairflare.cli.screen import console, errors, note, say, user_errors
 if TYPE_CHECKING:
     from fairflare.prediction.landscape import Grid, Landscape, Trained
 
-GRID_FILE, NUMBERS_FILE = "landscape.csv", "landscape_numbers.csv"
-FILES = (GRID_FILE, NUMBERS_FILE, "landscape.png", "landscape.svg")
+NUMBERS_FILE = "landscape_numbers.csv"
+FILES = ("landscape.csv", NUMBERS_FILE, "landscape.png", "landscape.svg")
 SHOWN = ("loss", "mean_rise_half", "mean_rise", "max_rise", "curvature")
 
 
@@ -185,7 +185,6 @@ def _compute(
 def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], out: Path) -> None:
     from fairflare.reporting import landscape
 
-    out.mkdir(parents=True, exist_ok=True)
     losses = {(one.run, one.site): one.losses for one in found}
     title = f"Loss around the model, {grid.split} split, filter-normalised directions of seed {grid.seed}"
     landscape.write(out, losses, grid.places, title, any(one.synthetic for one in found))
@@ -200,7 +199,6 @@ def _write(found: Sequence[Landscape], grid: Grid, trained: Sequence[Trained], o
             grid.extent, grid.points,
             *(repr(one.numbers[name]) if math.isfinite(one.numbers[name]) else None for name in SHOWN),
         ])  # fmt: skip
-    write_csv(out / GRID_FILE, landscape.rows(losses, grid.places))
     write_csv(out / NUMBERS_FILE, rows)
 
 

@@ -274,6 +274,7 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
 
 
 def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+    """The mask of a picture, of each slice of a volume, or of a whole volume in its own grid."""
     import numpy as np
 
     from fairflare.data.reading import turn_and_size
@@ -281,64 +282,41 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
     from fairflare.tasks.placing import back_in_place
 
     task: Any = predictor.task
-    labels = masks.labels_of(task)
-    if getattr(task, "spatial_dims", 2) == 3:
-        return _segment_volume(predictor, image, wanted)
-    turn, height, width = turn_and_size(image.file, how=task.reading())
+    whole = getattr(task, "spatial_dims", 2) == 3
+    if whole and wanted.overlay:
+        raise DataError("", reason="--overlay shows pictures; it is not for tasks on whole volumes")
+    turn, height, width = (None, 0, 0) if whole else turn_and_size(image.file, how=task.reading())
+    known = masks.labels_of(task)
     numbers, planes, sure = [], [], []
     for found in predictor(image.file):
+        labels, told = masks.label_map(found.probabilities, known, wanted.threshold), found.probabilities
         numbers.append(found.slice)
+        planes.append(labels.numpy() if whole else masks.in_size(labels, height, width, task.resize))
         if wanted.probabilities:
-            sure.append(back_in_place(found.probabilities.double(), (height, width), task.resize).numpy())
-        found_labels = masks.label_map(found.probabilities, labels, wanted.threshold)
-        planes.append(masks.in_size(found_labels, height, width, task.resize))
-    whole = planes[0] if numbers[0] is None else np.stack(planes, axis=2)
+            sure.append((told if whole else back_in_place(told.double(), (height, width), task.resize)).numpy())
+    sliced = numbers[0] is not None
     mask = wanted.out / _mask_of(image)
     mask.parent.mkdir(parents=True, exist_ok=True)
-    masks.write_mask(mask, masks.coded(whole, task, mask), image.file, turn)
+    stacked = np.stack(planes, axis=2) if sliced else planes[0]
+    masks.write_mask(mask, masks.coded(stacked, task, mask), image.file, turn)
     if wanted.probabilities:
-        masks.write_probabilities(mask, sure[0] if numbers[0] is None else np.stack(sure, axis=3), image.file, turn)
+        masks.write_probabilities(mask, np.stack(sure, axis=3) if sliced else sure[0], image.file, turn)
     counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
     if wanted.overlay:
         most = max(range(len(planes)), key=lambda place: np.count_nonzero(planes[place]))
         path = wanted.out / masks.overlay_name(image.name)
-        masks.write_overlay(path, image.file, numbers[most], planes[most], list(labels), task.reading())
-    rows = []
-    for number, pixels in zip(numbers, counts, strict=True):
-        row = {"image": str(image.file), "slice": "" if number is None else number, "mask": str(mask)}
-        row |= {f"pixels_{name}": count for name, count in zip(predictor.names, pixels, strict=True)}
-        rows.append(row | {"pixels": height * width})
-    total = np.sum(counts, axis=0) / (height * width * len(planes))
+        masks.write_overlay(path, image.file, numbers[most], planes[most], list(known), task.reading())
+    unit = "voxels" if whole else "pixels"
+    rows = [
+        {"image": str(image.file), "slice": "" if number is None else number, "mask": str(mask)}
+        | {f"{unit}_{name}": count for name, count in zip(predictor.names, of, strict=True)}
+        | {unit: planes[0].size}
+        for number, of in zip(numbers, counts, strict=True)
+    ]
+    total = np.sum(counts, axis=0) / stacked.size
     shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(predictor.names, total, strict=True))
-    slices = f" of {len(planes)} slices" if numbers[0] is not None else ""
+    slices = f" of {len(planes)} slices" if sliced else ""
     return rows, [(str(image.file), str(mask.relative_to(wanted.out)), shares + slices)]
-
-
-def _segment_volume(
-    predictor: Predictor, image: Image, wanted: Wanted
-) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
-    """The mask of a whole volume, in its own grid."""
-    import numpy as np
-
-    from fairflare.prediction import masks
-
-    if wanted.overlay:
-        raise DataError("", reason="--overlay shows pictures; it is not for tasks on whole volumes")
-    task: Any = predictor.task
-    (found,) = predictor(image.file)
-    whole = masks.label_map(found.probabilities, masks.labels_of(task), wanted.threshold).numpy()
-    mask = wanted.out / _mask_of(image)
-    mask.parent.mkdir(parents=True, exist_ok=True)
-    masks.write_mask(mask, masks.coded(whole, task, mask), image.file)
-    if wanted.probabilities:
-        masks.write_probabilities(mask, found.probabilities.numpy(), image.file)
-    counts = [int(np.isin(whole, structure).sum()) for structure in task.structures]
-    row: dict[str, Any] = {"image": str(image.file), "slice": "", "mask": str(mask)}
-    row |= {f"voxels_{name}": count for name, count in zip(predictor.names, counts, strict=True)}
-    shares = ", ".join(
-        f"{name} {100 * count / whole.size:.1f} %" for name, count in zip(predictor.names, counts, strict=True)
-    )
-    return [row | {"voxels": whole.size}], [(str(image.file), str(mask.relative_to(wanted.out)), shares)]
 
 
 def _classify(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fairflare.base.own_errors import lacking_for_pages
-from fairflare.cli.options import RUN, Data, Overwrite, takes_plan
+from fairflare.cli.options import RUN, Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
 from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
 from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
@@ -166,16 +166,9 @@ def export(
         settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
         recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
         say_plan(recipe.plan)
-        folder = out / recipe.name
-        if folder.exists() and not overwrite:
-            raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another --out")
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow)
-        try:
-            recipe.export(str(out))
-        except OSError as error:
-            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    say(f"job folder: {folder}", console)
+        write_job(recipe, out, overwrite)
     bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
     if bounds:
         lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)

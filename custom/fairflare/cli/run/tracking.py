@@ -40,15 +40,10 @@ def track_in_mlflow(recipe: FairRecipe, uri: str, *, here: bool = False) -> None
     if find_spec("mlflow") is None:
         raise ValueError("--mlflow needs the package mlflow, which is not installed: pip install 'fairflare[mlflow]'")
     if here and uri.startswith(ON_DISK):
-        _open(uri)
+        from mlflow.tracking import MlflowClient
+
+        try:  # MLflow from 3 on refuses folders unless it is told otherwise; a run would go on without its curves
+            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+        except Exception as error:
+            raise ValueError(f"--mlflow {uri} cannot be opened: {type(error).__name__}: {error}") from error
     add_experiment_tracking(recipe, "mlflow", {"tracking_uri": uri})
-
-
-def _open(uri: str) -> None:
-    """MLflow from 3 on refuses folders unless it is told otherwise; a run would go on without its curves."""
-    from mlflow.tracking import MlflowClient
-
-    try:
-        MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except Exception as error:
-        raise ValueError(f"--mlflow {uri} cannot be opened: {type(error).__name__}: {error}") from error

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from fairflare.core.fairness import higher_is_better
 from fairflare.federation.collecting.transport import Listener
+from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
     from fairflare.cli.run.here import PlanHere
@@ -149,8 +150,11 @@ class _Bars:
             console=console,
             expand=True,
         )
-        self._sites = {site: self._progress.add_task(_short(site), total=1, note=Text(), timed=False) for site in sites}
-        self._whole = self._progress.add_task(_short(name), total=1, note=Text("starting"), timed=True)
+        self._sites = {
+            site: self._progress.add_task(short_name(site, MAX_NAME), total=1, note=Text(), timed=False)
+            for site in sites
+        }
+        self._whole = self._progress.add_task(short_name(name, MAX_NAME), total=1, note=Text("starting"), timed=True)
         self.start, self.stop = self._progress.start, self._progress.stop
 
     def event(self, kind: str, details: Mapping[str, Any], score: tuple[str, float] | None) -> None:
@@ -176,10 +180,3 @@ class _Bars:
             note = Text.assemble(("left out: ", "red"), _reason(details))
         step = 1 if details["phase"] == "validate" else 0
         self._progress.update(self._sites[details["site"]], note=note, completed=details["current_round"] + step)
-
-
-def _short(name: str) -> str:
-    if len(name) <= MAX_NAME:
-        return name
-    end = (MAX_NAME - 1) // 2
-    return f"{name[: MAX_NAME - 1 - end]}…{name[-end:]}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from fairflare.base import checks
 from fairflare.core.fairness import FairnessSummary, summarize
@@ -16,6 +16,7 @@ from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import STYLES, Cell, Shown, Spread, Table, printed, spread
 from fairflare.reporting.values import (
     GLOBAL,
+    Results,
     by_site_of,
     direction_of,
     global_metrics,
@@ -28,7 +29,6 @@ from fairflare.reporting.values import (
 
 __all__ = ["compare"]
 
-Run = Mapping[str, Any]
 R = TypeVar("R")  # a document, or what the page makes of it
 
 
@@ -92,7 +92,7 @@ class Comparison:
         last: the figures are of the last models, not of the final one.
     """
 
-    rows: list[Row[Run]]
+    rows: list[Row[Results]]
     metric: str
     higher: bool
     reference: str
@@ -112,7 +112,7 @@ class Comparison:
 
 
 def comparison_of(
-    runs: Sequence[Run], metric: str | None = None, reference: str | None = None, *, last: bool = False
+    runs: Sequence[Results], metric: str | None = None, reference: str | None = None, *, last: bool = False
 ) -> Comparison:
     """Rows of runs that differ in nothing but the seed, and how they differ from one of them.
 
@@ -143,7 +143,7 @@ def comparison_of(
 
 
 def compare(
-    runs: Sequence[Run],
+    runs: Sequence[Results],
     *,
     metric: str | None = None,
     style: Literal["text", "markdown", "csv"] = "text",
@@ -175,13 +175,13 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
     return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
 
 
-def complete_runs(runs: Sequence[Run]) -> list[Run]:
+def complete_runs(runs: Sequence[Results]) -> list[Results]:
     """Those that completed; the same run given twice (its folder and its file, a copy) counts once.
 
     Raises:
         ValueError: there is none.
     """
-    found: dict[str, Run] = {}
+    found: dict[str, Results] = {}
     for run in runs:
         if run["status"] == "completed":
             found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
@@ -190,13 +190,13 @@ def complete_runs(runs: Sequence[Run]) -> list[Run]:
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row[Run]]:
+def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list[Row[Results]]:
     """Runs that differ in nothing but the seed together; ``last``: values of each of their last models.
 
     Raises:
         ValueError: a run without the metric (names it).
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[Results]] = {}
     for run in runs:
         groups.setdefault((label_of(run), json.dumps(settings_of(run), sort_keys=True)), []).append(run)
     labels = [label for label, _ in groups]
@@ -218,7 +218,7 @@ def rows_of(runs: Sequence[Run], metric: str, *, last: bool = False) -> list[Row
     return rows
 
 
-def _values(run: Run, metric: str, last: bool) -> list[dict[str, float]]:
+def _values(run: Results, metric: str, last: bool) -> list[dict[str, float]]:
     if all(math.isnan(value) for value in by_site_of(run, metric).values()):
         if kept := suppressed_of(run, metric):
             raise ValueError(
@@ -247,8 +247,3 @@ def _table(found: Comparison, sites: Sequence[str]) -> Table:
         rows.append([row.label, Shown(str(len(row.runs)), [found.metric, len(row.runs)]), *cells])
     heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table("table", "", ["method", "runs", *names], rows, csv_columns=heads)
-
-
-def suppressed_in(row: Row[Any]) -> list[str]:
-    """As :attr:`Row.suppressed`."""
-    return row.suppressed

@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.settings import by_name
 from fairflare.reporting.compare.no_effect import faults_of
+from fairflare.reporting.compare.standing import tested
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import number, printable
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
-from fairflare.reporting.values import direction_of, label_of
+from fairflare.reporting.values import Results, direction_of, label_of
 
 if TYPE_CHECKING:
     from fairflare.reporting.compare.comparison import Row
 
-Run = Mapping[str, Any]
 TASK_SETTINGS = "the task's settings"
+MOST = 200  # letters of a line
 
 
 def notes_of(
-    runs: Sequence[Run], complete: Sequence[Run], metric: str, rows: Sequence[Row[Run]], last: bool = False
+    runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]], last: bool = False
 ) -> list[str]:
     """What a reader must know of the rows: which were left out, and whether they can be compared at all.
 
@@ -49,7 +50,7 @@ def notes_of(
     unfinished = [run for run in runs if run["status"] != "completed"]
     if unfinished:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
-        notes += [f"  {named(run)}: {_shortened(run['reason'] or run['status'])}" for run in unfinished]
+        notes += [f"  {named(run)}: {printable(run['reason'] or run['status'], MOST)}" for run in unfinished]
     repeats = len(runs) - len(unfinished) - len(complete)
     if repeats:
         notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
@@ -64,13 +65,11 @@ def notes_of(
     return notes
 
 
-def _by_chance(rows: Sequence[Row[Run]], metric: str) -> list[str]:
+def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
     """The spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
     told = []
     for row in rows:
-        found = [run.get("inequality") or {} for run in row.runs]
-        found = [one for one in found if one.get("metric") == metric and one["test"]]
-        if found:
+        if found := [one for run in row.runs if (one := tested(run, metric))]:
             behind = [site for one in found for site in one["behind"]]
             counts = [f"{site} in {behind.count(site)} of {len(found)}" for site in sorted(set(behind))]
             spread = number(statistics.fmean(one["chance_std"] for one in found))
@@ -78,7 +77,7 @@ def _by_chance(rows: Sequence[Row[Run]], metric: str) -> list[str]:
     return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
 
 
-def _without_sites(rows: Sequence[Row[Run]]) -> list[str]:
+def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
     """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
     sites = sorted({site for row in rows for values in row.values for site in values})
     lacking = [row.lacks(sites) for row in rows]
@@ -100,7 +99,7 @@ def _without_sites(rows: Sequence[Row[Run]]) -> list[str]:
     return notes
 
 
-def _faults(runs: Sequence[Run], metric: str) -> list[str]:
+def _faults(runs: Sequence[Results], metric: str) -> list[str]:
     """What a row's method did not do, a line each, with the number of its runs."""
     of_row = Counter(map(label_of, runs))
     found = Counter(
@@ -111,7 +110,7 @@ def _faults(runs: Sequence[Run], metric: str) -> list[str]:
     return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 
-def _by_setting(runs: Sequence[Run]) -> list[str]:
+def _by_setting(runs: Sequence[Results]) -> list[str]:
     """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
     names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
     found = []
@@ -123,10 +122,10 @@ def _by_setting(runs: Sequence[Run]) -> list[str]:
             most = max(rows, key=lambda value: len(rows[value]))
             others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
             found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
-    return [_shortened(line) for line in found]
+    return [printable(line, MOST) for line in found]
 
 
-def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
+def _conditions(runs: Sequence[Results]) -> dict[str, set[str]]:
     """What must be equal between runs of different methods, and the values it has."""
     found: dict[str, set[str]] = {}
     for run in runs:
@@ -145,14 +144,14 @@ def _conditions(runs: Sequence[Run]) -> dict[str, set[str]]:
     return found
 
 
-def named(run: Run) -> str:
+def named(run: Results) -> str:
     """A run as its user knows it."""
     info = run["info"] or {}
     begun = f", begun {run['started'][:19]}" if run.get("started") else ""
     return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def settings_of(run: Results) -> dict[str, Any]:
     """Every setting by its dotted name but the seed."""
     config = dict((run["info"] or {}).get("config") or {})
     config.pop("seed", None)
@@ -161,14 +160,10 @@ def settings_of(run: Run) -> dict[str, Any]:
     return found
 
 
-def setting_difference(run: Run, alike: Sequence[Run]) -> str:
+def setting_difference(run: Results, alike: Sequence[Results]) -> str:
     """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
     own, others = settings_of(run), [settings_of(other) for other in alike]
     names = {name for other in others for name in other}
     differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
     shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
     return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
-
-
-def _shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -35,12 +35,10 @@ def comparison_page(
         *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
         "## What each row reached", "", table,
     ]  # fmt: skip
-    if differences:
-        lines += ["", "## Differences", "", differences]
-    if last:
-        lines += ["", "## The last models", *(line for part in last if part for line in ("", part))]
-    if groups:
-        lines += ["", "## Groups of people", "", groups]
+    further = {"Differences": (differences,), "The last models": last, "Groups of people": (groups,)}
+    for title, parts in further.items():
+        if any(parts):
+            lines += ["", f"## {title}", *(line for part in parts if part for line in ("", part))]
     return "\n".join(lines)
 
 

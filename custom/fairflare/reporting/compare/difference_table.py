@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import POWER
@@ -19,14 +19,11 @@ CSV = (
 
 def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
     """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
-    rows: list[list[Plain]] = []
-    for d in found:
-        called: dict[str, Plain] = {
-            "method": d.label, "reference": reference, "difference": d.mean, "seeds": len(d.values),
-            "sites": " ".join(d.sites),
-        }  # fmt: skip
-        rows.append([called[name] if name in called else getattr(d, name) for name in columns])
-    return rows
+    called: dict[str, Callable[[Difference], Plain]] = {
+        "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
+        "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
+    }  # fmt: skip
+    return [[called[name](d) if name in called else getattr(d, name) for name in columns] for d in found]
 
 
 def difference_table(
@@ -54,23 +51,20 @@ def difference_table(
 
 def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
     """How to read them, and what is not in them; ``smallest``: the column of what would have been seen."""
-    notes = [f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}]."]
-    if any(math.isfinite(d.p_holm) for d in found):
-        notes.append(
-            "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
-            f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; '
-            "where that is more than the metric itself, the word is cannot tell."
-        )
-    if any(len(d.values) == 2 and math.isfinite(d.images_sd) for d in found):
-        notes.append("With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.")
     wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
-    if wide:
-        notes.append(
-            "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of "
-            f"that range; read it as ending there, and as too few seeds: {listed(wide, most=8)}."
-        )
-    if any(d.verdict == ONE_SEED for d in found):
-        notes.append("With one seed nothing can be said of noise: give more (--seeds).")
+    told = {
+        f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}].": True,
+        "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
+        f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; where '
+        "that is more than the metric itself, the word is cannot tell.": any(math.isfinite(d.p_holm) for d in found),
+        "With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.": any(
+            len(d.values) == 2 and math.isfinite(d.images_sd) for d in found
+        ),
+        "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of that "
+        f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
+        "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
+    }
+    notes = [text for text, holds in told.items() if holds]
     totals = [d for d in found if d.measure == MEASURES[0]]
     for d in totals:
         if len(d.values) < max(len(other.values) for other in totals):

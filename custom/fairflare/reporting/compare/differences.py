@@ -24,7 +24,7 @@ from fairflare.core.statistics.intervals import (
     widened,
 )
 from fairflare.reporting.layout import PLACES, number
-from fairflare.reporting.values import direction_of, label_of, measured, metrics_of, primary_of
+from fairflare.reporting.values import Results, direction_of, label_of, measured, metrics_of, primary_of
 
 LEAST = 20  # draws of the test patients that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
@@ -33,7 +33,6 @@ BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
 UNSEEN = "cannot tell"  # even a difference as large as the metric itself would not have been seen
 OTHER_SITES = "other sites"  # one of both has a site that the other lacks
 
-Run = Mapping[str, Any]
 Units = tuple[str, int | None]  # what a site drew, and how many of them it has
 Array = npt.NDArray[np.floating]
 
@@ -159,7 +158,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
 
 
 def differences(
-    runs: Sequence[Run], reference: str, metric: str | None = None, *, last: bool = False
+    runs: Sequence[Results], reference: str, metric: str | None = None, *, last: bool = False
 ) -> list[Difference]:
     """Every other label against ``reference``: average, standard deviation and worst of the sites, and each site.
 
@@ -175,7 +174,7 @@ def differences(
     Raises:
         ValueError: no complete run of the reference, or two of one label and seed.
     """
-    by_label: dict[str, list[Run]] = {}
+    by_label: dict[str, list[Results]] = {}
     for run in runs:
         if run["status"] == "completed":
             by_label.setdefault(label_of(run), []).append(run)
@@ -185,7 +184,7 @@ def differences(
 
 
 def differences_of(
-    rows: Mapping[str, Sequence[Run]], reference: str, metric: str | None = None, *, last: bool = False
+    rows: Mapping[str, Sequence[Results]], reference: str, metric: str | None = None, *, last: bool = False
 ) -> list[Difference]:
     """As :func:`differences`, of complete runs that are in rows already.
 
@@ -205,8 +204,8 @@ def differences_of(
     return corrected(found)
 
 
-def _by_seed(label: str, runs: Sequence[Run]) -> dict[int, Run]:
-    found: dict[int, Run] = {}
+def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
+    found: dict[int, Results] = {}
     for run in runs:
         seed = run["info"]["config"].get("seed")
         if seed is None:
@@ -218,7 +217,7 @@ def _by_seed(label: str, runs: Sequence[Run]) -> dict[int, Run]:
 
 
 def _against(
-    label: str, reference: str, pairs: Mapping[int, tuple[Run, Run]], metric: str, higher: bool, last: bool
+    label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool, last: bool
 ) -> list[Difference]:
     """One row; measures are over the sites that both runs of a seed have a value of."""
     values: dict[int, tuple[list[dict[str, float]], ...]] = {}
@@ -242,7 +241,10 @@ def _against(
     scatters: dict[str, _Scatter] = {}
     if not last:
         units, scatters = _scatters({seed: pairs[seed] for seed in values}, values, metric, higher)
-    measures = {seed: [[_measures(v, higher) for v in of] for of in pair] for seed, pair in values.items()}
+    measures: dict[int, list[list[dict[str, Any]]]] = {
+        seed: [[{**v, **of_sites(list(v.values()), higher)} for v in of] for of in pair]
+        for seed, pair in values.items()
+    }
     found = []
     for name in (*MEASURES, *sites):
         by_seed = {
@@ -263,13 +265,8 @@ def _against(
     return found
 
 
-def _measures(by_site: Mapping[str, float], higher: bool) -> dict[str, float]:
-    """Of each site, and over them."""
-    return {**by_site, **{name: float(value) for name, value in of_sites(list(by_site.values()), higher).items()}}
-
-
 def _scatters(
-    pairs: Mapping[int, tuple[Run, Run]], values: Mapping[int, Any], metric: str, higher: bool
+    pairs: Mapping[int, tuple[Results, Results]], values: Mapping[int, Any], metric: str, higher: bool
 ) -> tuple[dict[str, Units], dict[str, _Scatter]]:
     """What the sites drew, and the differences on these draws: of the sites where all runs have the same ones.
 
@@ -298,7 +295,7 @@ def _scatters(
     return units, found
 
 
-def draws_of(run: Run, site: str, metric: str) -> tuple[Units, tuple[float, ...]] | None:
+def draws_of(run: Results, site: str, metric: str) -> tuple[Units, tuple[float, ...]] | None:
     """A site's values on its draws, and what they are of; ``None``: there are none of this metric."""
     values = (run.get("resampled") or {}).get(site)
     if not values or metric != run["info"]["primary_metric"]:

@@ -18,9 +18,6 @@ from fairflare.reporting.values import by_site_of, direction_of, label_of, metri
 
 MATRIX_FILE = "matrix.json"
 Kind: TypeAlias = Literal["alone", "common", "own"]  # of models
-ALONE: Literal["alone"] = "alone"
-COMMON: Literal["common"] = "common"
-OWN: Literal["own"] = "own"
 GAINS, LOSES, NOISE, UNKNOWN = "gains", "loses", "within noise", "not known"
 
 
@@ -160,13 +157,13 @@ def _is_alone(by_seed: Mapping[int, tuple[Mapping[str, Any], RunMatrix]]) -> boo
 def _models(
     label: str, by_seed: Mapping[int, tuple[Mapping[str, Any], RunMatrix]], sites: Sequence[str], metric: str
 ) -> list[MatrixModel]:
-    own: Kind = ALONE if _is_alone(by_seed) else OWN
+    own: Kind = "alone" if _is_alone(by_seed) else "own"
     found = []
     for of in dict.fromkeys(model.of for _, tested in by_seed.values() for model in tested.models):
         tests = {seed: m.tests for seed, (_, tested) in by_seed.items() for m in tested.models if m.of == of}
         found.append(
             MatrixModel(
-                method=label, kind=own if of else COMMON, of=of, seeds=list(tests),
+                method=label, kind=own if of else "common", of=of, seeds=list(tests),
                 tests={site: [(t.get(site) or {}).get(metric) for t in tests.values()] for site in sites},
             )
         )  # fmt: skip
@@ -210,32 +207,22 @@ def _joining(
     over += [f"{'' if math.isinf(count) else f'{count} '}test {what}"] if sure.patients else []
     first = next(iter(joined.values()))[0]
     means = np.mean(values, 0)
-    made = Joining(
-        method=label, site=site, kind=OWN if first["info"].get("measured") == "personal" else COMMON,
+    ends: dict[str, Any] = {"low": sure.mean - sure.half, "high": sure.mean + sure.half, "p": sure.p}
+    return Joining(
+        method=label, site=site, kind="own" if first["info"].get("measured") == "personal" else "common",
         joined=float(means[0]), alone=float(means[1]), difference=sure.mean,
         over=" and ".join(over) + (" of one seed" if over and not sure.seeds else ""),
+        **(ends if math.isfinite(sure.half) else {}),
     )  # fmt: skip
-    if not math.isfinite(sure.half):
-        return made
-    return made.model_copy(update={"low": sure.mean - sure.half, "high": sure.mean + sure.half, "p": sure.p})
 
 
 def _judged(found: Sequence[Joining], higher: bool) -> list[Joining]:
     """With verdicts, corrected for all methods and sites."""
     known = [one for one in found if one.p is not None]
-    corrected = (
-        {id(one): float(p) for one, p in zip(known, holm([one.p or 0.0 for one in known]), strict=True)}
-        if known
-        else {}
-    )
-    judged = []
-    for one in found:
-        p = corrected.get(id(one))
-        verdict = UNKNOWN if p is None else NOISE
-        if p is not None and p < 1 - LEVEL:
-            verdict = GAINS if (one.difference > 0) == higher else LOSES
-        judged.append(one.model_copy(update={"p_holm": p, "verdict": verdict}))
-    return judged
+    for one, p in zip(known, holm([one.p or 0.0 for one in known]) if known else (), strict=True):
+        beyond = GAINS if (one.difference > 0) == higher else LOSES
+        one.p_holm, one.verdict = float(p), beyond if p < 1 - LEVEL else NOISE
+    return list(found)
 
 
 # ------------------------------------------------------------------------------------------------ forms
@@ -258,11 +245,11 @@ class Line:
 
 def lines_of(found: Matrix) -> list[Line]:
     """The models in the order of the table: alone first, then each method's common model and the sites' own."""
-    order = sorted(found.models, key=lambda model: model.kind != ALONE)
+    order = sorted(found.models, key=lambda model: model.kind != "alone")
     lines = []
     for model in order:
-        what = "common model" if not model.of else f"{model.of} alone" if model.kind == ALONE else f"{model.of}'s own"
-        name = what if model.kind == ALONE else f"{model.method}: {what}"
+        what = "common model" if not model.of else f"{model.of} alone" if model.kind == "alone" else f"{model.of}'s own"
+        name = what if model.kind == "alone" else f"{model.method}: {what}"
         cells = [spread([math.nan if v is None else v for v in model.tests[site]]) for site in found.sites]
         lines.append(Line(name, model.of, cells))
     return lines
@@ -318,10 +305,8 @@ def joining_in_words(found: Matrix) -> list[str]:
         return []
     lost = [one for one in found.joining if one.verdict == LOSES]
     sign = 1 if found.higher_is_better else -1
-    if lost:
-        lines = [f"Better alone: {'; '.join(_in_words(one) for one in lost)}."]
-    else:
-        lines = ["No site is shown to be better alone."]
+    worse = "; ".join(map(_in_words, lost))
+    lines = [f"Better alone: {worse}." if lost else "No site is shown to be better alone."]
     for method in dict.fromkeys(one.method for one in found.joining):
         of = [one for one in found.joining if one.method == method]
         gained = [one.site for one in of if one.verdict == GAINS]
@@ -331,10 +316,8 @@ def joining_in_words(found: Matrix) -> list[str]:
         )
         text += f", {sum(one.verdict == LOSES for one in of)} to lose"
         if behind := [one for one in unsure if sign * one.difference < 0]:
-            text += (
-                f"; lower than alone, which may be luck: {'; '.join(_in_words(one, method=False) for one in behind)}"
-            )
-            text = text if found.higher_is_better else text.replace("lower than alone", "worse than alone")
+            told = "; ".join(_in_words(one, method=False) for one in behind)
+            text += f"; {'lower' if found.higher_is_better else 'worse'} than alone, which may be luck: {told}"
         lines.append(f"{text}.")
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.fairness import summarize
@@ -42,8 +42,10 @@ def paper_table(
     personal: dict[str, None] = {}
     for column in columns:
         wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
-        has = [name for name in wanted if any(map(math.isfinite, _of_all_sites(complete, name)))]
-        metric = has[0] if has else None
+        has = (
+            name for name in wanted if any(math.isfinite(v) for run in complete for v in by_site_of(run, name).values())
+        )
+        metric = next(has, None)
         if metric is None:
             absent.append(f"{column['title']} ({' or '.join(wanted)})")
             table[column["title"]] = [MISSING] * len(by_label)
@@ -69,10 +71,6 @@ def paper_table(
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
     rows = list(zip(*table.values(), strict=True))
     return printed([Table("paper_table", title, list(table), rows)], [about, *notes], style, width)
-
-
-def _of_all_sites(runs: Sequence[Mapping[str, Any]], metric: str) -> Iterator[float]:
-    return (value for run in runs for value in by_site_of(run, metric).values())
 
 
 def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool) -> dict[str, list[float]]:

@@ -211,8 +211,13 @@ def who_is_behind(results: Mapping[str, Any]) -> list[str]:
 
 def shown_behind(results: Mapping[str, Any], metric: str) -> list[str]:
     """Sites of which the test says that they are behind in a metric of the last model; no other is called so."""
+    return list(tested(results, metric).get("behind", ()))
+
+
+def tested(results: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
+    """``inequality`` of a document, where its test is of this metric; else empty."""
     found = results.get("inequality") or {}
-    return list(found["behind"]) if found.get("metric") == metric else []
+    return found if found.get("metric") == metric and found.get("test") else {}
 
 
 def interval_cell(of_site: Mapping[str, Any] | None) -> str:

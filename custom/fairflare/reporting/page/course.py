@@ -12,7 +12,7 @@ from fairflare.reporting.notes import attendance
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend, ticks
+from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, panel, rows_of_legend, ticks
 from fairflare.reporting.pictures import in_order
 
 if TYPE_CHECKING:
@@ -65,12 +65,8 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
         f"{max(found)}"
         for row, found in by_row
     ]
-    final = any(_ends(row, split) for row in material.rows)
-    ends = (
-        " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
-        if final
-        else ""
-    )
+    ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
+    ends *= any(_ends(row, split) for row in material.rows)
     parts: list[Picture | Table] = [
         lines_picture(
             material,
@@ -193,11 +189,8 @@ def took_part(material: Material) -> Section | None:
             folded=len(runs) > 8,
         )
     )
-    left = _left_out(runs)
-    if left:
-        parts.append(
-            Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], left)
-        )
+    heads = ["run", "round", "phase", "site", "reason"]
+    parts.append(Table("left_out", "Who was left out, when and why.", heads, _left_out(runs)))
     return Section("took_part", "Who took part when", words=words, notes=notes, parts=parts)
 
 
@@ -216,13 +209,15 @@ def _counts(run: PageRun, sites: Sequence[str]) -> list[Cell]:
 
 
 def _left_out(runs: Sequence[PageRun]) -> list[list[Cell]]:
-    found: list[list[Cell]] = []
-    for run in runs:
-        for record in run.rounds:
-            for left in record["left_out"]:
-                found.append([run.name, record["current_round"], left["phase"], left["site"], left["reason"]])
-        found += [[run.name, "end", left["phase"], left["site"], left["reason"]] for left in run.document["left_out"]]
-    return found
+    return [
+        [run.name, when, left["phase"], left["site"], left["reason"]]
+        for run in runs
+        for when, those in [
+            *((r["current_round"], r["left_out"]) for r in run.rounds),
+            ("end", run.document["left_out"]),
+        ]
+        for left in those
+    ]
 
 
 def _grid(run: PageRun) -> Figure:
@@ -230,8 +225,8 @@ def _grid(run: PageRun) -> Figure:
     from matplotlib.patches import Patch, Rectangle
 
     sites, records = _sites(run), run.rounds
-    made = figure(min(1.3 + 0.2 * len(sites), 9.0), f"{run.name}: who took part when", run.info["synthetic"])
-    axes = made.subplots()
+    height = min(1.3 + 0.2 * len(sites), 9.0)
+    made, axes = panel(height, f"{run.name}: who took part when", run.info["synthetic"])
     states = [
         [
             IN if site in r["accepted"] else OUT if site in r["sites"] or any(x["site"] == site for x in r["left_out"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
@@ -14,7 +15,7 @@ from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, gro
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
-from fairflare.reporting.page.style import GRID, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import GRID, label, legend, look, panel, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,12 +47,14 @@ def groups(material: Material) -> Section | None:
     for attribute in found["attributes"]:
         if attribute == EVERYBODY:
             parts += [
-                Picture(name, _curves(material, found, name), whose + told, of_everybody(found, MEASURES[name]))
+                Picture(
+                    name, partial(_curves, material, found, name), whose + told, of_everybody(found, MEASURES[name])
+                )
                 for name, told in CURVES.items()
                 if name in found["pooled"][EVERYBODY].get("curves", {})
             ]
             continue
-        name, draw = f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute)
+        name, draw = f"{OF_GROUPS}{attribute}", partial(_dots, material, found, attribute)
         parts.append(Picture(name, draw, whose + MARKS, _in_figures(found, attribute)))
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
     if material.reference:  # its words lead the page
@@ -84,31 +87,21 @@ def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
     return f"{metric} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def _drawing(material: Material, found: dict[str, Any], attribute: str) -> Any:
-    def draw() -> Figure:
-        return _dots(material, found, attribute)
-
-    return draw
-
-
-def _curves(material: Material, found: dict[str, Any], name: str) -> Any:
-    def draw() -> Figure:
-        places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
-        lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
-        across, up = AXES[name]
-        made = figure(3.2 + rows_of_legend(len(lines)), f"{up} by {across}", material.synthetic)
-        axes = made.subplots()
-        axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
-        for rank, (place, (x, y, *_)) in enumerate(lines.items()):
-            style = look(rank)
-            marker = style.marker if name == "calibration" else ""
-            axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up)
-        axes.grid(True, color=GRID)
-        legend(made, axes, len(lines))
-        return made
-
-    return draw
+def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
+    """A line for each site, and for all together."""
+    places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
+    lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
+    across, up = AXES[name]
+    made, axes = panel(3.2 + rows_of_legend(len(lines)), f"{up} by {across}", material.synthetic)
+    axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
+    for rank, (place, (x, y, *_)) in enumerate(lines.items()):
+        style = look(rank)
+        marker = style.marker if name == "calibration" else ""
+        axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up)
+    axes.grid(True, color=GRID)
+    legend(made, axes, len(lines))
+    return made
 
 
 def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
@@ -116,8 +109,7 @@ def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made = figure(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
-    axes = made.subplots()
+    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]

@@ -10,6 +10,7 @@ from fairflare.reporting.page import unseen
 from fairflare.reporting.page.content import Lead, Picture, Section
 from fairflare.reporting.page.groups import OF_GROUPS
 from fairflare.reporting.page.material import Material
+from fairflare.reporting.page.words import answer
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
@@ -27,7 +28,8 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
     pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
     picture = next((part for part in pictures if part.name == "sites"), None)
     if picture is not None:
-        found.append(Lead(f"Between sites: {_sites(material)}", picture, "results"))
+        text = answer(material)
+        found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", picture, "results"))
     picture = next((part for part in pictures if part.name.startswith(OF_GROUPS)), None)
     if picture is not None:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
@@ -37,10 +39,3 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
     taken = {id(one.picture) for one in found}
     rest = [replace(s, parts=[part for part in s.parts if id(part) not in taken]) for s in sections]
     return found, rest
-
-
-def _sites(material: Material) -> str:
-    from fairflare.reporting.page.words import answer
-
-    text = answer(material)
-    return text[0].lower() + text[1:]

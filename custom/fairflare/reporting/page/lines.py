@@ -158,8 +158,7 @@ def _panel(
             axes.plot(at[-1:], values[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
         if len(series) <= MAX_BANDS and any(math.isfinite(s.points[n].sd) for n in at):
             deviations = [s.points[n].sd if math.isfinite(s.points[n].sd) else 0.0 for n in at]
-            low = [v - d for v, d in zip(values, deviations, strict=True)]
-            high = [v + d for v, d in zip(values, deviations, strict=True)]
+            low, high = ([v + turn * d for v, d in zip(values, deviations, strict=True)] for turn in (-1, 1))
             axes.fill_between(at, low, high, color=style.colour, alpha=0.15, linewidth=0)
     if line_at is not None:
         axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))

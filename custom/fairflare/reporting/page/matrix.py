@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fairflare.reporting.compare.matrix import Line, Matrix, joining_in_words, lines_of, matrix_tables
 from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section
-from fairflare.reporting.page.style import COLOUR_MAP, INK, MUTED, figure, label
+from fairflare.reporting.page.style import COLOUR_MAP, INK, MUTED, label, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,8 +53,7 @@ def draw_matrix(found: Matrix) -> Figure:
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     norm, colours = Normalize(low, high if high > low else low + 1), colormaps[COLOUR_MAP].with_extremes(bad="#808080")
-    made = figure(1.3 + 0.27 * len(lines), f"{found.metric}: every model at every site", found.synthetic)
-    axes = made.subplots()
+    made, axes = panel(1.3 + 0.27 * len(lines), f"{found.metric}: every model at every site", found.synthetic)
     image = axes.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
     for row, line in enumerate(lines):
         for column, cell in enumerate(line.cells):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.compare.differences import BETTER, MEASURES, WORSE, Difference
+from fairflare.reporting.compare.standing import tested
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
 from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import INK, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import INK, figure, label, legend, look, panel, rows_of_legend
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import global_metrics, global_values
 
@@ -67,17 +68,7 @@ def results(material: Material) -> Section | None:
             *(row.label for row in rows),
             *(OF_SITE.values() if own else ()),
         ],
-        [
-            _with_interval(
-                [
-                    site,
-                    *([counts.get(site, _uncounted(site, rows))] if counts else []),
-                    *(row.cell(site) for row in rows),
-                ],
-                own,
-            )
-            for site in sites
-        ],
+        [_of_site(site, rows, counts, own) for site in sites],
     )
     parts: list[Picture | Table] = [
         totals,
@@ -101,31 +92,27 @@ def _global(rows: Sequence[PageRow], metric: str, over: str) -> list[Picture | T
     return [Table("global_test", text, ["method", *names], cells)] if names else []
 
 
-def _with_interval(cells: list[Cell], own: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
-    """A site's cells, and those of :data:`OF_SITE` where any site has them."""
-    site = own.get(str(cells[0])) or {}
-    kept: Cell = SUPPRESSED if cells[-1] == SUPPRESSED else None
-    further = [kept if site.get(k) is None else int(site[k]) if k == "test_cases" else site[k] for k in OF_SITE]
-    return [*cells, *(further if own else ())]
+def _of_site(
+    site: str, rows: Sequence[PageRow], counts: Mapping[str, int], own: Mapping[str, Mapping[str, Any]]
+) -> list[Cell]:
+    """A site's images where any site tells them, its values, and the cells of :data:`OF_SITE` where any has them."""
+    values, of = [row.cell(site) for row in rows], own.get(site) or {}
+    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # as all its figures are
+    further = [kept if of.get(k) is None else int(of[k]) if k == "test_cases" else of[k] for k in OF_SITE]
+    return [site, *([counts.get(site, kept)] if counts else []), *values, *(further if own else ())]
 
 
 def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
     """A figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
     if attribute != CHANCE:
         return row.over(attribute)
-    found = [run.document["inequality"] or {} for run in row.runs]
-    return spread([one[CHANCE] for one in found if one.get("metric") == metric and one["test"]])
+    return spread([one[CHANCE] for run in row.runs if (one := tested(run.document, metric))])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:
     """What is known of each site of one run beside its value; of several runs, or of another metric, nothing."""
     found = material.runs[0].document["inequality"] if len(material.runs) == 1 else None
     return found["sites"] if found and found["metric"] == material.metric else {}
-
-
-def _uncounted(site: str, rows: Sequence[PageRow]) -> Cell:
-    """Of a site that says no number of images: suppressed as all its figures are, or not there."""
-    return SUPPRESSED if all(row.cell(site) == SUPPRESSED for row in rows) else None
 
 
 def test_images(material: Material) -> dict[str, int]:
@@ -171,10 +158,8 @@ def _extremes(row: PageRow) -> str:
 
 def _bars(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
-    single = len(rows) == 1
     height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + rows_of_legend(len(rows))
-    made = figure(height, f"{material.metric} on the test splits", material.synthetic)
-    axes = made.subplots()
+    made, axes = panel(height, f"{material.metric} on the test splits", material.synthetic)
     thick = 0.84 / len(rows)
     for index, row in enumerate(rows):
         found = [row.at(site) for site in sites]
@@ -185,7 +170,7 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
             linewidth=0.5, hatch=style.hatch, error_kw={"elinewidth": 0.9, "ecolor": INK},
             xerr=_errors(material, sites, row),
         )  # fmt: skip
-    if single:
+    if len(rows) == 1:
         mean = rows[0].over("mean").mean
         axes.axvline(mean, color=INK, linestyle="--", linewidth=1)
         axes.annotate(f"average {number(mean)}", (mean, 1), (3, -1), xycoords=("data", "axes fraction"),
@@ -217,12 +202,8 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
 
 def _dots(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
-    made = figure(
-        1.1 + 0.34 * len(rows),
-        f"{material.metric} on the test splits of {len(sites)} sites",
-        material.synthetic,
-    )
-    axes = made.subplots()
+    title = f"{material.metric} on the test splits of {len(sites)} sites"
+    made, axes = panel(1.1 + 0.34 * len(rows), title, material.synthetic)
     for index, row in enumerate(rows):
         means = [row.at(site).mean for site in sites]
         finite = [value for value in means if math.isfinite(value)]
@@ -247,21 +228,15 @@ def differences(material: Material) -> Section | None:
         return None
     reference = material.reference
     of = [d for d in found if d.measure in MEASURES]
-    columns = [
-        "method", "measure", "seeds", "difference", "low", "high", "p", "p_holm", "smallest", "sd", "verdict",
-    ]  # fmt: skip
-    place = columns.index("difference")
-    heads = [*columns[: place + 1], *columns[place + 3 :]]
-    in_files = [[name] for name in heads]
-    in_files[place] = ["difference", "low", "high"]
+    before, after = ["method", "measure", "seeds"], ["p", "p_holm", "smallest", "sd", "verdict"]
+    heads = [*before, "difference", *after]
+    in_files = [[name] if name != "difference" else ["difference", "low", "high"] for name in heads]
 
     def rows(found: Sequence[Difference]) -> list[list[Cell]]:
         """Mean and interval as one cell, whose decimals they decide together."""
-        cells = figures_of(found, columns, reference)
-        shown = [
-            Shown(interval(d.low, d.high, d.mean), of[place : place + 3]) for d, of in zip(found, cells, strict=True)
-        ]
-        return [[*of[:place], one, *of[place + 3 :]] for one, of in zip(shown, cells, strict=True)]
+        shown = [Shown(interval(d.low, d.high, d.mean), [d.mean, d.low, d.high]) for d in found]
+        about = (figures_of(found, names, reference) for names in (before, after))
+        return [[*first, one, *last] for first, one, last in zip(next(about), shown, next(about), strict=True)]
 
     table = Table(
         "differences",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fairflare.reporting.layout import number
-from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed
+from fairflare.reporting.page.content import Picture, Section, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
-from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import GRID, INK, label, legend, look, panel, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,13 @@ def pareto(material: Material) -> Section | None:
         "pareto",
         "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
         ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
-        [[row.label, row.over("mean"), *_beaten(row, fronts, apart)] for row in rows],
-    )
+        [
+            [row.label, row.over("mean"), *(cell for attribute, front in fronts.items() for cell in (
+                row.over(attribute), apart.get(row.label) or ("yes" if row.label in front else "no")
+            ))]
+            for row in rows
+        ],
+    )  # fmt: skip
     notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
     notes += [f"{name}: {why}; it beats nobody and is not ranked." for name, why in apart.items()]
     return Section("pareto", "Average against those served worst", notes=notes, parts=[*pictures, table])
@@ -53,13 +58,6 @@ def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called
         "noise, the differences say.",
         f"Average and {called}: {listed(told, '; ')}.",
     )
-
-
-def _beaten(row: PageRow, fronts: Mapping[str, Sequence[str]], apart: Mapping[str, str]) -> list[Cell]:
-    cells: list[Cell] = []
-    for attribute, front in fronts.items():
-        cells += [row.over(attribute), apart.get(row.label) or ("yes" if row.label in front else "no")]
-    return cells
 
 
 def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
@@ -86,8 +84,8 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 
 
 def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Figure:
-    made = figure(3.3 + rows_of_legend(len(rows)), f"{material.metric}: average against {called}", material.synthetic)
-    axes = made.subplots()
+    height = 3.3 + rows_of_legend(len(rows))
+    made, axes = panel(height, f"{material.metric}: average against {called}", material.synthetic)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     for row in rows:
         style, mean, low = look(ranks[row.label]), row.over("mean"), row.over(attribute)

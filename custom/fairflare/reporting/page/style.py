@@ -92,6 +92,12 @@ def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> 
     return made
 
 
+def panel(height: float, title: str, synthetic: bool) -> tuple[Figure, Axes]:
+    """A :func:`figure`, and its only panel."""
+    made = figure(height, title, synthetic)
+    return made, made.subplots()
+
+
 def whole_numbers(axes: Axes) -> None:
     """Rounds have no halves."""
     from matplotlib.ticker import MaxNLocator

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.reporting.compare.unseen import UnseenRow, UnseenSites, intervals_in_words, unseen_cells
 from fairflare.reporting.layout import counted, number
+from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.page.content import Lead, Page, Picture, Section, listed
-from fairflare.reporting.page.style import INK, figure, label, look
+from fairflare.reporting.page.style import INK, label, look, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SYNTHETIC = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 
 
 def unseen(found: UnseenSites | None) -> Section | None:
@@ -65,7 +64,7 @@ def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
     ]
     title = f"{counted(len(found.sites), 'site')} left out in turn"
     subtitle = ", ".join(row.label for row in found.rows)
-    return Page(title, subtitle, SYNTHETIC if found.synthetic else "", summary, [section], problems, [first])
+    return Page(title, subtitle, SYNTHETIC_NOTE if found.synthetic else "", summary, [section], problems, [first])
 
 
 def _figure(row: UnseenRow, name: str) -> str:
@@ -100,8 +99,7 @@ def _short(row: UnseenRow) -> str:
 
 
 def _draw(found: UnseenSites) -> Figure:
-    made = figure(1.25 + 0.42 * len(found.rows), f"{found.metric} at seen and unseen sites", found.synthetic)
-    axes = made.subplots()
+    made, axes = panel(1.25 + 0.42 * len(found.rows), f"{found.metric} at seen and unseen sites", found.synthetic)
     for place, row in enumerate(found.rows):
         colour = look(place).colour
         ends = [value for value in (row.seen.mean, row.unseen.mean) if math.isfinite(value)]

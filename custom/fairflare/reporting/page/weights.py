@@ -14,7 +14,7 @@ from fairflare.reporting.page.content import Cell, Picture, Section, Table, list
 from fairflare.reporting.page.layers import Largest
 from fairflare.reporting.page.lines import Series, lines_picture, site_lines, values_of
 from fairflare.reporting.page.material import Material, PageRow, PageRun
-from fairflare.reporting.page.style import figure, heat
+from fairflare.reporting.page.style import heat, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,12 +44,12 @@ def layers(material: Material) -> Section | None:
             parts.append(_map(material, row, index, names, sites, values))
         parts.append(table)
     parts += _similarity(material, rows)
-    more = (
+    notes = (
         [f"Pictures of the first {MAX_MAPS} of {len(rows)} methods; the tables have all."]
         if len(rows) > MAX_MAPS
         else []
     )
-    return Section("layers", "Weights by layer and site", notes=more, parts=parts)
+    return Section("layers", "Weights by layer and site", notes=notes, parts=parts)
 
 
 def layer_weights(row: PageRow, sites: Sequence[str]) -> tuple[list[str], list[str], np.ndarray]:
@@ -70,10 +70,8 @@ def _map(
     by_site = np.nanmean(values, axis=0)
 
     def draw() -> Figure:
-        made = figure(
-            min(1.6 + 0.145 * len(names), 9.5), f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"]
-        )
-        axes = made.subplots()
+        height = min(1.6 + 0.145 * len(names), 9.5)
+        made, axes = panel(height, f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"])
         heat(made, axes, values, names, sites, "weight, mean over the rounds", low=0.0)
         return made
 
@@ -94,12 +92,10 @@ def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | T
             for key in mean.sums:
                 found[row.label].setdefault(key, []).append(mean.of(key))
     panels, cells = site_lines(material, found)
-    told = []
-    for label, series in panels.items():
-        far = max(series, key=lambda s: s.last)
-        told.append(f"{label}: in the end {far.name} is farthest, {far.last:.3g}")
     if not panels:
         return []
+    far = {label: max(series, key=lambda s: s.last) for label, series in panels.items()}
+    told = [f"{label}: in the end {s.name} is farthest, {s.last:.3g}" for label, s in far.items()]
     return [
         lines_picture(
             material,
@@ -178,16 +174,13 @@ def influence(material: Material) -> Section | None:
             n = max(tops, key=lambda n: tops[n].value)
             over = sum(top.value > HALF for top in tops.values())
             cells.append([run.name, tops[n].value, tops[n].site, n, tops[n].layer or "whole model", over, len(tops)])
-    words = []
-    majority = [cell for cell in cells if isinstance(cell[5], int) and cell[5]]
-    if majority:
-        where = f"In {len(majority)} of {len(cells)} runs one" if len(cells) > 1 else "One"
-        words.append(
-            f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
-            "outweighed all others together."
-        )
-    else:
-        words.append("No site had more than half of the weight in any round.")
+    majority = sum(bool(cell[5]) for cell in cells)
+    where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
+    outweighs = (
+        f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
+        "outweighed all others together."
+    )
+    words = [outweighs if majority else "No site had more than half of the weight in any round."]
     parts: list[Picture | Table] = []
     if series:
         parts.append(
@@ -211,11 +204,6 @@ def influence(material: Material) -> Section | None:
             cells,
         )
     )
-    warned: list[list[Cell]] = [
-        [run.name, site or "every site", kind, len(numbers), text]
-        for run in runs
-        for site, kind, numbers, text in worst_warnings(run.rounds)
-    ]
     if material.reference:  # of one run they stand among its notes
         parts.append(
             Table(
@@ -223,7 +211,11 @@ def influence(material: Material) -> Section | None:
                 "Where a bound on one site's influence was at work, and who held more than half: the worst round of "
                 "each kind.",
                 ["run", "site", "kind", "rounds", "what"],
-                warned,
+                [
+                    [run.name, site or "every site", kind, len(numbers), text]
+                    for run in runs
+                    for site, kind, numbers, text in worst_warnings(run.rounds)
+                ],
             )
         )
     return Section("influence", "What one site could do", words=words, parts=parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairflare.reporting.compare.differences import (
     BETTER,
@@ -16,13 +16,13 @@ from fairflare.reporting.compare.differences import (
     WORSE,
     Difference,
 )
-from fairflare.reporting.compare.standing import who_is_behind
-from fairflare.reporting.layout import interval, number
+from fairflare.reporting.compare.standing import tested, who_is_behind
+from fairflare.reporting.layout import counted, interval, number
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import intervals, test_images
 
 VISIBLE = 0.005  # a smaller gap would be shown as 0.00
-CALLED = {"average": "the average", "std": "the spread (std)", "worst": "the worst site"}
+CALLED = {"average": "The average", "std": "The spread (std)", "worst": "The worst site"}
 
 
 def synthetic(material: Material) -> str:
@@ -66,8 +66,7 @@ def _fairer(material: Material, reference: str) -> str:
 
 def _behind(row: PageRow, material: Material) -> str:
     """Which site is last, by how much, and whether that is more than luck of the test cases."""
-    known = [run.document["inequality"] or {} for run in row.runs]
-    known = [one for one in known if one.get("metric") == material.metric and one["test"]]
+    known = [one for run in row.runs if (one := tested(run.document, material.metric))]
     sign = 1 if material.higher else -1
     gaps: dict[str, list[float]] = {}
     for one in known:
@@ -102,14 +101,13 @@ def of_run(material: Material) -> list[str]:
     """What one run reached."""
     (row,) = material.rows
     (run,) = row.runs
-    document, lines = run.document, []
-    rounds = f"{len(run.rounds)} round{'' if len(run.rounds) == 1 else 's'}"
-    if document["status"] == "completed":
-        lines.append(f"The run of {row.label} completed after {rounds}.")
-    elif document["status"] == "running":
-        lines.append(f"The run of {row.label} goes on, or was cut off, after {rounds}: nothing here is final.")
-    else:
-        lines.append(f"The run of {row.label} FAILED after {rounds}: {document['reason'] or 'no reason is recorded'}")
+    document, rounds = run.document, counted(len(run.rounds), "round")
+    ends = {
+        "completed": f"completed after {rounds}.",
+        "running": f"goes on, or was cut off, after {rounds}: nothing here is final.",
+        "failed": f"FAILED after {rounds}: {document['reason'] or 'no reason is recorded'}",
+    }
+    lines = [f"The run of {row.label} {ends[document['status']]}"]
     if not material.tested:
         return [*lines, "There are no test results."]
     (found,) = row.summaries
@@ -157,8 +155,8 @@ def of_comparison(material: Material) -> list[str]:
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.seed for run in material.runs if run.seed is not None})
     lines = [
-        f"{len(material.rows)} method{'s' if len(material.rows) > 1 else ''}, {len(material.runs)} complete "
-        f"run{'s' if len(material.runs) > 1 else ''}, seed{'s' if len(seeds) != 1 else ''} "
+        f"{counted(len(material.rows), 'method')}, {counted(len(material.runs), 'complete run')}, "
+        f"seed{'s' if len(seeds) != 1 else ''} "
         f"{', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
         f"{'higher' if material.higher else 'lower'} is better.",
         *_measured_on(material),
@@ -171,10 +169,8 @@ def of_comparison(material: Material) -> list[str]:
             "There is one seed only, so nothing can be said of noise, and no method can be called better or worse."
         )
         return [*lines, *_unpaired(without, row.label)]
-    for measure in MEASURES:
-        of = [d for d in found if d.measure == measure]
-        if of:
-            lines.append(_measure_in_words(measure, of, row.label))
+    by_measure = {measure: [d for d in found if d.measure == measure] for measure in MEASURES}
+    lines += [_measure_in_words(measure, of, row.label) for measure, of in by_measure.items() if of]
     tests = sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES)
     if tests > 1:
         lines.append(
@@ -200,24 +196,18 @@ def _reached(row: PageRow) -> str:
 
 
 def _measure_in_words(measure: str, found: Sequence[Difference], reference: str) -> str:
-    parts = []
-    for verdict, said in ((BETTER, "better than"), (WORSE, "worse than")):
-        of = [d for d in found if d.verdict == verdict]
-        if of:
-            told = ", ".join(f"{d.label} ({interval(d.low, d.high, d.mean)})" for d in of)
-            parts.append(f"{said} {reference}: {told}")
-    for verdict, seen in (
-        (NOISE, "a difference of {} would have been seen"),
-        (UNSEEN, "only a difference of {} would have been seen, more than the metric itself"),
-    ):
-        of = [d for d in found if d.verdict == verdict]
-        if of:
-            told = ", ".join(f"{d.label} ({seen.format(number(d.smallest))})" for d in of)
-            parts.append(f"{verdict}: {told}")
-    if other := [d.label for d in found if d.verdict == OTHER_SITES]:
-        parts.append(f"not the same sites, so nothing is said: {', '.join(other)}")
-    single = [d.label for d in found if d.verdict == ONE_SEED]
-    if single:
-        parts.append(f"one common seed, so nothing can be said: {', '.join(single)}")
-    text = CALLED[measure]
-    return f"{text[0].upper()}{text[1:]}: {'; '.join(parts)}."
+    verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # how it is said, and what behind each row
+        BETTER: (f"better than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
+        WORSE: (f"worse than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
+        NOISE: (NOISE, lambda d: f" (a difference of {number(d.smallest)} would have been seen)"),
+        UNSEEN: (UNSEEN, lambda d: f" (only a difference of {number(d.smallest)} would have been seen, more than the "
+                                   "metric itself)"),
+        OTHER_SITES: ("not the same sites, so nothing is said", lambda d: ""),
+        ONE_SEED: ("one common seed, so nothing can be said", lambda d: ""),
+    }  # fmt: skip
+    parts = [
+        f"{said}: {', '.join(d.label + more(d) for d in of)}"
+        for verdict, (said, more) in verdicts.items()
+        if (of := [d for d in found if d.verdict == verdict])
+    ]
+    return f"{CALLED[measure]}: {'; '.join(parts)}."

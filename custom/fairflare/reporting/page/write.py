@@ -186,11 +186,12 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["shown"] = shown
-    environment.filters["printable"] = partial(printable, most=None)
-    environment.tests["table"] = lambda part: isinstance(part, Table)
-    environment.tests["long"] = lambda cell: isinstance(cell, str) and len(cell) > LONG
-    environment.tests["number"] = lambda cell: not isinstance(cell, (str, type(None)))
+    environment.filters.update(shown=shown, printable=partial(printable, most=None))
+    environment.tests.update(
+        table=lambda part: isinstance(part, Table),
+        long=lambda cell: isinstance(cell, str) and len(cell) > LONG,
+        number=lambda cell: not isinstance(cell, (str, type(None))),
+    )
     return environment.get_template("page.html").render(
         page=page,
         pictures=pictures,

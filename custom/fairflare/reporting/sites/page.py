@@ -11,7 +11,18 @@ from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, INTENSITY
 from fairflare.reporting.layout import Cell, Table, counted, listed, number
 from fairflare.reporting.page.content import Page, Picture, Section
-from fairflare.reporting.page.style import COLOURS, GRID, MUTED, drawn, figure, label, legend, look, rows_of_legend
+from fairflare.reporting.page.style import (
+    COLOURS,
+    GRID,
+    MUTED,
+    drawn,
+    figure,
+    label,
+    legend,
+    look,
+    panel,
+    rows_of_legend,
+)
 from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, Figures, StatsDocument, csv_of, others_of
 
 if TYPE_CHECKING:
@@ -103,15 +114,15 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
     panels = made.subplots(len(sites), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     edges = [k * AXES[INTENSITY].width for k in range(AXES[INTENSITY].bins + 1)]
     top = 1e-3  # of the bins between the ends: black and white would flatten all others
-    for panel, (site, of) in zip(panels, sites.items(), strict=True):
+    for axes, (site, of) in zip(panels, sites.items(), strict=True):
         own, others = of.dense(), others_of(document.sites, site).dense()
         top = max(top, *(n / sum(own) for n in own[1:-1]))
-        panel.stairs([n / sum(own) for n in own], edges, fill=True, color=COLOURS[0], alpha=0.75)
+        axes.stairs([n / sum(own) for n in own], edges, fill=True, color=COLOURS[0], alpha=0.75)
         if any(others):
-            panel.stairs([n / sum(others) for n in others], edges, color=COLOURS[1], linewidth=1)
-        panel.set_title(label(site), loc="left", fontsize=8, pad=1)
-        panel.set_yticks([])
-        panel.grid(True, axis="x", color=GRID)
+            axes.stairs([n / sum(others) for n in others], edges, color=COLOURS[1], linewidth=1)
+        axes.set_title(label(site), loc="left", fontsize=8, pad=1)
+        axes.set_yticks([])
+        axes.grid(True, axis="x", color=GRID)
     panels[-1].set_ylim(0, 1.15 * top)
     panels[-1].set_xlabel("intensity (filled: the site; line: all others)")
     return made
@@ -134,8 +145,8 @@ def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> list[Sect
 
 
 def _bars(document: StatsDocument, mixes: Mapping[str, Mapping[int, int]], labels: list[int]) -> Figure:
-    made = figure(0.3 * len(mixes) + 1.0 + rows_of_legend(len(labels)), "mix of classes", bool(document.synthetic))
-    axes = made.subplots()
+    height = 0.3 * len(mixes) + 1.0 + rows_of_legend(len(labels))
+    made, axes = panel(height, "mix of classes", bool(document.synthetic))
     begun = [0.0] * len(mixes)
     for k, number_of in enumerate(labels):
         style = look(k)
@@ -181,16 +192,16 @@ def _strips(sites: Mapping[str, Figures]) -> Figure:
     axes_of = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
     made = figure((0.2 * len(sites) + 0.75) * len(axes_of) + 0.4, "sizes and spacings", False)
     panels = made.subplots(len(axes_of), 1, squeeze=False)[:, 0]
-    for panel, axis in zip(panels, axes_of, strict=True):
+    for axes, axis in zip(panels, axes_of, strict=True):
         for row, (_, of) in enumerate(sites.items()):
             histogram = of.histograms.get(axis)
             for one in histogram.bins if histogram else ():
                 share = one.count / max(1, histogram.records if histogram else 1)
-                panel.plot([(one.low + one.high) / 2], [row], "o", color=COLOURS[0], markersize=2 + 7 * share**0.5)
-        panel.set_yticks(range(len(sites)), [label(site) for site in sites])
-        panel.set_ylim(len(sites) - 0.5, -0.5)
-        panel.set_xlim(left=0)
-        panel.margins(x=0.1)
-        panel.grid(True, axis="x", color=GRID)
-        panel.set_xlabel(f"{axis.replace('_', ' ')} ({AXES[axis].unit})")
+                axes.plot([(one.low + one.high) / 2], [row], "o", color=COLOURS[0], markersize=2 + 7 * share**0.5)
+        axes.set_yticks(range(len(sites)), [label(site) for site in sites])
+        axes.set_ylim(len(sites) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.margins(x=0.1)
+        axes.grid(True, axis="x", color=GRID)
+        axes.set_xlabel(f"{axis.replace('_', ' ')} ({AXES[axis].unit})")
     return made

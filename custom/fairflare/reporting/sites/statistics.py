@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from fairflare.base.disk.files import csv_text
 from fairflare.core.statistics.site_figures import (
@@ -27,8 +28,8 @@ DOCUMENT, PAGE, CSV = "stats.json", "stats.html", "stats.csv"
 APART = 0.1  # a Jensen-Shannon distance of class mixes above it is worth a word
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+class _Part(BaseModel, extra="forbid", ser_json_inf_nan="null"):
+    """Base of what follows."""
 
 
 class Bin(_Part):
@@ -182,10 +183,9 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
     histograms = {}
     for axis, of in AXES.items():
         having = [site.histograms[axis] for site in sites if axis in site.histograms]
-        total: dict[int, int] = {}
+        total: Counter[int] = Counter()
         for histogram in having:
-            for k, count in histogram.by_number(axis).items():
-                total[k] = total.get(k, 0) + count
+            total.update(histogram.by_number(axis))
         if having:
             bins = [
                 Bin(low=round(k * of.width, 6), high=round((k + 1) * of.width, 6), count=total[k])
@@ -263,13 +263,12 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
     far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1"
     if mixed[site] < APART:
         return f"The sites' classes are mixed about alike: {site} is furthest from the others ({far})."
-    own, others = document.sites[site].mix(), others_of(document.sites, site).mix()
-    shares = {k: own.get(k, 0) / sum(own.values()) - others.get(k, 0) / sum(others.values()) for k in {*own, *others}}
-    most = max(shares, key=lambda k: abs(shares[k]))
-    ours, theirs = own.get(most, 0) / sum(own.values()), others.get(most, 0) / sum(others.values())
+    mixes = (document.sites[site].mix(), others_of(document.sites, site).mix())
+    ours, theirs = ({k: mix.get(k, 0) / sum(mix.values()) for k in {*mixes[0], *mixes[1]}} for mix in mixes)
+    most = max(ours, key=lambda k: abs(ours[k] - theirs[k]))
     return (
-        f"{site}'s mix of classes differs most: {document.class_name(most)} is {ours:.0%} there, {theirs:.0%} at "
-        f"the others ({far})."
+        f"{site}'s mix of classes differs most: {document.class_name(most)} is {ours[most]:.0%} there, "
+        f"{theirs[most]:.0%} at the others ({far})."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
@@ -51,8 +52,7 @@ def groups(material: Material) -> Section | None:
                 if name in found["pooled"][EVERYBODY].get("curves", {})
             ]
             continue
-        name, draw = f"{OF_GROUPS}{attribute}", _drawing(material, found, attribute)
-        parts.append(Picture(name, draw, whose + MARKS, _in_figures(found, attribute)))
+        parts.append(picture_of(found, attribute, material.synthetic, whose))
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
     if material.reference:  # its words lead the page
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
@@ -84,11 +84,18 @@ def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
     return f"{metric} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def _drawing(material: Material, found: dict[str, Any], attribute: str) -> Any:
-    def draw() -> Figure:
-        return _dots(material, found, attribute)
+def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+    """What each group of an attribute gets at every site.
 
-    return draw
+    Args:
+        found: of :func:`fairflare.reporting.groups.by_group`.
+        attribute: whose groups.
+        synthetic: whether the data are generated.
+        whose: a sentence in front of the caption.
+        before: in front of the picture's name.
+    """
+    draw = partial(_dots, synthetic, found, attribute)
+    return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
 
 
 def _curves(material: Material, found: dict[str, Any], name: str) -> Any:
@@ -111,12 +118,12 @@ def _curves(material: Material, found: dict[str, Any], name: str) -> Any:
     return draw
 
 
-def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
+def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
     """A row of dots for each group: its value at every site, and pooled."""
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made = figure(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
+    made = figure(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", synthetic)
     axes = made.subplots()
     for rank, group in enumerate(shown):
         style = look(rank)

@@ -23,7 +23,7 @@ from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
 from fairflare.federation.site.site_file import own_settings
-from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.site.worker import SHELL_SETTINGS, SiteWorker
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
@@ -83,7 +83,8 @@ def at_unseen(
         found.best, found.best_is_last = _best(plan, workspace, found, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
-        data = plan.task.open_site(site, own_settings(local, site))
+        own = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
+        data = plan.task.open_site(site, own)
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         adapted = _tested(plan, network.state_dict(), site, local, should_stop)

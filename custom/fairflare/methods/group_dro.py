@@ -126,15 +126,16 @@ class GroupDRO(Rule):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._pooled(inputs)
-        adjusted = {key: loss + self.dro_adjustment / math.sqrt(images[key]) for key, loss in losses.items()}
-        self._q = exponentiated(self._q, adjusted, self.dro_rate)
+        self._q = exponentiated(
+            self._q, {key: loss + self.dro_adjustment / math.sqrt(images[key]) for key, loss in losses.items()},
+            self.dro_rate,
+        )  # fmt: skip
         total = math.fsum(images.values())
         self._told = {key: self._q[key] * total / count for key, count in images.items()}
         details = {"q": {f"{site}/{group}" if site else str(group): q for (site, group), q in self._q.items()}}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
-        mean = 1 / len(inputs.sites)
-        held = {site: self._q.get((site, 0), mean) for site in inputs.sites}
+        held = {site: self._q.get((site, 0), 1 / len(inputs.sites)) for site in inputs.sites}
         return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
 
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:

@@ -174,11 +174,9 @@ class PhantomData(PhantomImages):
         self._splits: dict[str, Batch] = {}
         self._zones = zones(site, seed=seed, cases=cases) if task.attributes else {}
         self.attributes = {ATTRIBUTE: (*ZONES, UNKNOWN)} if task.attributes else {}
-        drawn = prostate_site(site, image_size=task.image_size, seed=seed, cases=cases)
-        for split, (images, masks) in drawn.items():
-            if task.attribute_noise:
-                masks = one_sided(masks, self._zones[split], task.attribute_noise, seed)
-            self._splits[split] = torch.from_numpy(images), torch.from_numpy(masks)
+        for split, (images, masks) in prostate_site(site, image_size=task.image_size, seed=seed, cases=cases).items():
+            own = one_sided(masks, self._zones[split], task.attribute_noise, seed) if task.attribute_noise else masks
+            self._splits[split] = torch.from_numpy(images), torch.from_numpy(own)
         self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
 
     def num_samples(self, split: str) -> int:

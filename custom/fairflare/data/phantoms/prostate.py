@@ -205,9 +205,7 @@ class Pelvis:
     Lengths in mm. ``x, y``: from the middle of the prostate; ``u, v``: the same, scaled to the size of the patient.
     """
 
-    def __init__(
-        self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
-    ) -> None:  # fmt: skip
+    def __init__(self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int) -> None:
         draw = self.draw = _Draws(generators)
         self.machine = machine
         self.tissue = {**TISSUES, **machine.tissues}

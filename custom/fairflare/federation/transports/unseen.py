@@ -22,8 +22,8 @@ from fairflare.federation.plan.site_training import at_home
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
-from fairflare.federation.site.site_file import own_settings
-from fairflare.federation.site.worker import SHELL_SETTINGS, SiteWorker
+from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
+from fairflare.federation.site.worker import SiteWorker
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results

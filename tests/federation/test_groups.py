@@ -31,6 +31,7 @@ from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.class_scores import MeasuresClasses
+from fairflare.tasks.segmentation import SegmentationTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["site-1", "site-2"]
@@ -495,3 +496,95 @@ def test_prevalence_is_in_the_labels_and_nothing_else_moves() -> None:
 def test_what_depends_on_an_attribute_needs_attributes() -> None:
     with pytest.raises(ValueError, match="attribute_noise is set, but attributes is False"):
         PhantomPlan(attribute_noise=0.1)
+
+
+class Outliner(torch.nn.Module):
+    """Outlines the whole gland of every image, by its pixels."""
+
+    def __init__(self, known: dict[bytes, torch.Tensor]) -> None:
+        super().__init__()
+        self.known = known
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        whole = [self.known[image.numpy().tobytes()] for image in inputs.mul(255).round().to(torch.uint8)]
+        return 20.0 * torch.stack(whole).float() - 10.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> None:
+    """A perfect outline has a Dice of 1 but of those patients of whom one half of the gland is outlined."""
+    from fairflare.reporting.groups import by_group
+
+    size: dict[str, Any] = {"image_size": (32, 32), "phantom_cases": 2.0}
+    task, clean = SegmentationTask(**size, attributes=True, attribute_noise=noise), SegmentationTask(**size)
+    sums, dice, zones = {}, [], []
+    for site in ("site-4", "site-5"):  # about half of the patients have an enlarged zone
+        data, whole = task.open_site(site, {}), clean.open_site(site, {})
+        (images, masks), (same, truth) = (next(iter(d.batches("test", batch_size=1000))) for d in (data, whole))
+        assert torch.equal(images, same)  # nothing of it is in the images
+        known = {i.mul(255).round().to(torch.uint8).numpy().tobytes(): t for i, t in zip(images, truth, strict=True)}
+        request: Any = type("Asked", (), {"groups": ("zone",), "group_bins": 50, "calibration_bins": 10})
+        table = groups.table_of(site, task, Outliner(known), data, torch.device("cpu"), request)
+        told, _ = table.sent(1, True)
+        stats = {field.name: told.get(field.name) for field in groups.FIELDS}
+        sums[site] = groups.read_groups(site, stats, ["zone"], 1, 50, 10)
+        own = np.array(data.group_numbers("test", "zone"))
+        halved = [not torch.equal(m, t) for m, t in zip(masks, truth, strict=True)]
+        patients = np.array(halved)[::4][own[::4] == 1]
+        assert patients.mean() == pytest.approx(noise, abs=0.5 / len(patients) + 1e-12)
+        assert not np.array(halved)[own == 0].any()
+        for m, t in zip(masks.numpy().astype(bool), truth.numpy().astype(bool), strict=True):
+            dice.append(2 * (m & t).sum() / (m.sum() + t.sum()))
+        zones.append(own)
+    found = by_group(sums, {}, 50, 10)["pooled"]["zone"]
+    of = [np.array(dice)[np.concatenate(zones) == k].mean() for k in (0, 1)]
+    assert of[0] == 1.0
+    assert found["groups"]["small"]["dice"] == pytest.approx(1.0, abs=1e-6)
+    assert found["gaps"]["dice_gap"] == pytest.approx(1 - of[1], abs=1e-6)
+    assert of[1] == pytest.approx(1 - noise / 3, abs=0.04)
+    if noise:
+        assert found["worst"]["dice"] == "enlarged"
+        assert found["gap_intervals"]["dice_gap"][0] > 0
+    else:
+        assert found["gaps"]["dice_gap"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
+    plain, more = (SegmentationTask(phantom_cases=0.5, attributes=on).open_site("site-5", {}) for on in (False, True))
+    for split in ("training", "test"):
+        for a, b in zip(*(next(iter(d.batches(split, batch_size=1000))) for d in (plain, more)), strict=True):
+            assert torch.equal(a, b)
+    assert plain.attributes == {}
+    assert more.attributes == {"zone": ("small", "enlarged", "unknown")}
+    from fairflare.data.phantoms.prostate_groups import zones
+
+    shares = {site: np.concatenate([*zones(site, cases=20).values()]).mean() for site in ("site-3", "site-5")}
+    assert shares["site-3"] == pytest.approx(0.15, abs=0.06)
+    assert shares["site-5"] == pytest.approx(0.6, abs=0.08)
+    with pytest.raises(ValueError, match="attribute_noise"):
+        make_plan("fed_avg", task="segmentation", sites=SITES, num_rounds=1, settings={"attribute_noise": 0.5})
+
+
+def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
+    from fairflare.federation.transports.unseen import at_unseen
+    from fairflare.reporting.compare.group_gaps import of_left_out
+
+    settings = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2, "attributes": True, "groups": ["zone"]}
+    given: dict[str, Any] = {
+        "method": "fed_avg", "task": "segmentation", "sites": SITES, "num_rounds": 1, "settings": settings,
+    }  # fmt: skip
+    run_local(make_plan(**given), tmp_path)
+    found = at_unseen(given, tmp_path, "site-5", {})
+    data = make_plan(**given).task.open_site("site-5", {})
+    numbers = np.array(data.group_numbers("test", "zone"))
+    assert {name: of["images"] for name, of in found.groups.items()} == {
+        "zone=small": (numbers == 0).sum(), "zone=enlarged": (numbers == 1).sum(), "zone=unknown": 0,
+    }  # fmt: skip
+    run = read_results(tmp_path / "server/simulate_job/fairflare")
+    (of_seed,) = of_left_out([(run, found)])["fed_avg"]
+    assert of_seed["groups"]["pooled"]["zone"]["all"]["dice"] == pytest.approx(found.metrics["dice"], abs=1e-6)
+    adapted = of_left_out([(run, found)])["fed_avg, adapted"][0]["groups"]["pooled"]["zone"]["all"]["dice"]
+    assert adapted == pytest.approx(found.adapted["dice"], abs=1e-6)
+    kept = at_unseen(given, tmp_path, "site-5", {"sites": {"site-5": {"min_cases": 2}}})
+    assert kept.groups == {}  # one test case
+    assert kept.metrics == {}

@@ -147,6 +147,25 @@ def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
     assert again.directives(1, 2, ["a"]) == rule.directives(1, 2, ["a"])
 
 
+@pytest.mark.parametrize(("attribute", "over"), [("sex", "groups"), ("sex", "site_groups"), ("", "groups")])
+def test_a_small_group_is_taken_to_have_a_higher_loss(attribute: str, over: str) -> None:
+    """Section 3.3 of the paper: C / sqrt(n) is added to the loss that moves q, and to nothing else."""
+    groups = 2 if attribute else 1
+    reports = {
+        "a": losses_of([1.0, 3.0][:groups], [9, 36][:groups]),
+        "b": losses_of([2.0, 0.5][:groups], [16, 64][:groups]),
+    }
+    rule = GroupDRO(dro_attribute=attribute, dro_over=over, dro_rate=0.5, dro_adjustment=6.0)
+    q = rule.weigh(inputs(reports, {"a": 45, "b": 80})).details["q"]
+    if attribute and over == "groups":
+        losses = {"0": (9 * 1.0 + 16 * 2.0) / 25 + 6 / 5, "1": (36 * 3.0 + 64 * 0.5) / 100 + 6 / 10}
+    else:
+        losses = {"a/0": 1.0 + 6 / 3, "a/1": 3.0 + 6 / 6, "b/0": 2.0 + 6 / 4, "b/1": 0.5 + 6 / 8}
+    losses = {key: loss for key, loss in losses.items() if attribute or key.endswith("/0")}
+    weights = {key: math.exp(0.5 * loss) for key, loss in losses.items()}
+    assert q == pytest.approx({key: w / sum(weights.values()) for key, w in weights.items()}, abs=1e-12)
+
+
 def test_group_dro_by_site_and_group_tells_a_site_its_own() -> None:
     reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, 2.0], [40, 20])}
     rule = GroupDRO(dro_attribute="sex", dro_over="site_groups")

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fairflare.core.statistics.group_sums import sums_of
+from fairflare.reporting.compare.group_gaps import gap_table, of_left_out
 from fairflare.reporting.compare.unseen import Unseen, unseen_of
+from fairflare.reporting.layout import MISSING
 from fairflare.reporting.page.material import only_left_out, read_material
 from fairflare.reporting.page.unseen import unseen_page
 from fairflare.reporting.page.write import build, write_report
@@ -162,3 +165,101 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(material.runs[0].document, "groups", None)
         assert [lead.section for lead in build(material).leads] == ["results", "unseen"]
+
+
+# ------------------------------------------------------------------------------------------------ groups of people
+
+
+def told_of(labels: Any, scores: Any, groups: Any) -> dict[str, dict[str, Any]]:
+    of = {
+        f"sex={name}": sums_of(labels, scores, groups == k, 20, 5) for k, name in enumerate(["F", "M", "unknown"])
+    }  # fmt: skip
+    return {name: {kind: values.tolist() for kind, values in sums.items()} for name, sums in of.items()}
+
+
+def people(label: str = "fed_avg", right: float = 0.6) -> list[tuple[dict[str, Any], Unseen, Any]]:
+    """Two seeds of three left-out sites, where M is told right in ``right`` of the images and F in 9 of 10."""
+    found = []
+    for seed in range(2):
+        for number, site in enumerate(SEEN):
+            made = np.random.default_rng([seed, number])
+            labels, groups = made.integers(0, 2, 60), made.integers(0, 2, 60)
+            hit = made.random(60) < np.where(groups == 1, right, 0.9)
+            first = np.where((labels == 0) == hit, 0.8, 0.2)
+            scores = np.stack([first, 1 - first], 1)
+            results = document(label, seed, {other: 0.8 for other in SEEN if other != site})
+            gap, ends = 0.05 + 0.01 * number, [0.0, 0.1]
+            results["groups"] = {
+                "attributes": {"sex": ["F", "M", "unknown"]}, "group_bins": 20, "calibration_bins": 5, "sites": {},
+                "pooled": {"sex": {"gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}}}, "kept": {},
+            }  # fmt: skip
+            told = told_of(labels, scores, groups)
+            unseen = Unseen(site=site, metrics={"dice": 0.5}, groups=told, adapted_groups=told)
+            found.append((results, unseen, (hit, groups)))
+    return found
+
+
+def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None:
+    found = people()
+    rows = of_left_out([one[:2] for one in found])
+    assert [*rows] == ["fed_avg, seen", "fed_avg", "fed_avg, adapted"]
+    for seed in range(2):
+        hit, groups = (np.concatenate([one[2][k] for one in found[3 * seed : 3 * seed + 3]]) for k in range(2))
+        shares = [hit[groups == k].mean() for k in range(2)]
+        of = rows["fed_avg"][seed]["groups"]["pooled"]["sex"]
+        assert of["gaps"]["accuracy_gap"] == pytest.approx(shares[0] - shares[1], abs=1e-12)
+        assert of["groups"]["M"]["images"] == (groups == 1).sum()
+        assert of["worst"]["accuracy"] == "M"
+        seen = rows["fed_avg, seen"][seed]["groups"]["pooled"]["sex"]
+        assert seen["gaps"] == pytest.approx({"accuracy_gap": 0.06})  # on average over the runs
+        assert seen["gap_intervals"]["accuracy_gap"] == pytest.approx([0.0, 0.1])
+    assert of_left_out([one[:2] for one in found[:-1]])["fed_avg"][0]["info"]["seed"] == 0
+    assert len(of_left_out([one[:2] for one in found[:-1]])["fed_avg"]) == 1  # seed 1 lacks a site
+    table = gap_table(rows, "fed_avg")
+    cells = {row[2]: row for row in table.rows if row[0] == "accuracy_gap"}
+    assert [*cells] == [*rows]
+    assert cells["fed_avg"][6].text == MISSING  # type: ignore[union-attr]
+
+
+def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None:
+    found = people()
+    for _, unseen, _ in found:
+        if unseen.site == "A":
+            unseen.groups["sex=M"] = {
+                kind: np.full(np.shape(of), np.nan).tolist() for kind, of in unseen.groups["sex=M"].items()
+            }
+            unseen.groups_kept = ["sex=M"]
+    for results, unseen, _ in found:  # as the files have it
+        unseen.write(tmp_path)
+        found[[one[0] for one in found].index(results)] = (results, Unseen.read(tmp_path), None)
+    of = of_left_out([one[:2] for one in found])["fed_avg"][0]["groups"]
+    assert of["kept"] == {"A": ["sex=M"], "B": [], "C": []}
+    assert of["sites"]["A"]["sex"]["groups"]["M"].get("accuracy") is None
+    counts = [of["sites"][site]["sex"]["groups"]["M"]["images"] for site in "BC"]
+    assert of["pooled"]["sex"]["groups"]["M"]["images"] == sum(counts)
+
+
+def test_who_did_not_ask_has_no_groups_at_left_out_sites() -> None:
+    assert of_left_out(runs()) == {}
+
+
+def test_the_page_of_left_out_sites_has_groups_of_people(tmp_path: Path) -> None:
+    for label, right in (("a", 0.4), ("b", 0.6)):
+        for results, unseen, _ in people(label, right):
+            place = tmp_path / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
+            write_run(place, results)
+            unseen.write(place / "server" / "simulate_job" / "fairflare")
+    found = only_left_out(tmp_path)
+    assert found is not None
+    page = unseen_page(*found)
+    assert [lead.section for lead in page.leads] == ["unseen_groups", "unseen"]
+    text = page.leads[0].text
+    assert "the lowest auc with a is that of M in 2 of 2 runs" in text
+    assert [lead.picture.name for lead in page.leads if lead.picture] == ["unseen_groups_of_sex", "unseen"]
+    section = page.sections[1]
+    assert [part.name for part in section.parts] == [
+        "unseen_group_gaps", "unseen_groups_sex", "unseen_gaps_sex",
+    ]  # fmt: skip
+    html = write_report(tmp_path, tmp_path / "out").read_text()
+    assert "Groups of people at unseen hospitals" in html
+    assert (tmp_path / "out/tables/unseen_group_gaps.csv").is_file()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import Positive, settings
+from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiated
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
@@ -86,8 +86,8 @@ class GroupWeighted(LocalTraining):
 class GroupDRO(Rule):
     r"""Group DRO, server half.
 
-    .. math:: q_g \leftarrow q_g \exp(\eta L_g) / Z, \quad
-              L_g = \textstyle\sum_k n_{kg} L_{kg} / \sum_k n_{kg}
+    .. math:: q_g \leftarrow q_g \exp(\eta (L_g + C / \sqrt{n_g})) / Z, \quad
+              L_g = \textstyle\sum_k n_{kg} L_{kg} / n_g, \quad n_g = \sum_k n_{kg}
 
     L_kg is the mean loss of the received model over the training images of group g at site k. In the next round a site
     multiplies the loss of an image of g by q_g over the share of g among the images of all sites, so that the sum is
@@ -98,9 +98,10 @@ class GroupDRO(Rule):
         dro_attribute: whose groups; empty: each site is one group, and q are the weights of the models.
         dro_over: ``"groups"``: of all sites together; ``"site_groups"``: each group of each site by itself.
         dro_rate: eta.
+        dro_adjustment: C, in units of the loss: a small group, which generalises worse, is taken to have a higher one.
 
     Source:
-        Sagawa et al., Algorithm 1 (eta 0.01 a step there).
+        Sagawa et al., Algorithm 1; the adjustment, section 3.3. The commands of their code have eta 0.01 a batch, C 0.
     """
 
     report_fields = (GROUP_LOSSES, GROUP_IMAGES)
@@ -112,6 +113,7 @@ class GroupDRO(Rule):
     dro_attribute: str = ""
     dro_over: Literal["groups", "site_groups"] = "groups"
     dro_rate: Positive = 0.1
+    dro_adjustment: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,14 +126,16 @@ class GroupDRO(Rule):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._pooled(inputs)
-        self._q = exponentiated(self._q, losses, self.dro_rate)
+        self._q = exponentiated(
+            self._q, {key: loss + self.dro_adjustment / math.sqrt(images[key]) for key, loss in losses.items()},
+            self.dro_rate,
+        )  # fmt: skip
         total = math.fsum(images.values())
         self._told = {key: self._q[key] * total / count for key, count in images.items()}
         details = {"q": {f"{site}/{group}" if site else str(group): q for (site, group), q in self._q.items()}}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
-        mean = 1 / len(inputs.sites)
-        held = {site: self._q.get((site, 0), mean) for site in inputs.sites}
+        held = {site: self._q.get((site, 0), 1 / len(inputs.sites)) for site in inputs.sites}
         return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
 
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:

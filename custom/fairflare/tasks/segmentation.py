@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import PositiveInt, settings
+from fairflare.base.settings import Flag, Fraction, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
+from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, FolderImages, Grey, PhantomImages, Preprocessing
 from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
@@ -51,12 +52,17 @@ class SegmentationTask(Preprocessing, StructureTask):
             8, default 16).
         augmentation: random changes of ``augment=True``: ``"flip"``, ``"affine"``, ``"intensity"`` (ours); the papers'
             ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %), ``"one_move"``, ``"jitter"``.
+        attributes: declare the phantom's ``zone`` (small, enlarged), which runs may ask for as ``groups``. Own images
+            declare theirs in the datalist.
+        attribute_noise: share of the phantom's patients with an enlarged zone of whom one half of the gland is
+            outlined, in all splits: no model can tell whose.
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "unet"),
         "norm_momentum": only_with("network", "unet"),
         "width": only_with("network", "swin_unetr", "segresnet"),
+        "attribute_noise": only_with("attributes"),
     }
 
     image_size: tuple[Side, Side] = (64, 64)
@@ -67,6 +73,8 @@ class SegmentationTask(Preprocessing, StructureTask):
     features: Widths = (16, 16, 32, 64, 128, 16)
     width: PositiveInt | None = None
     augmentation: Augmentations = ("flip", "affine", "intensity")
+    attributes: Flag = False
+    attribute_noise: Fraction = 0.0
 
     @property
     def uncounted(self) -> bool:  # type: ignore[override]
@@ -142,12 +150,15 @@ class PhantomData(PhantomImages):
         import torch
 
         from fairflare.data.phantoms import prostate_site
+        from fairflare.data.phantoms.prostate_groups import ATTRIBUTE, ZONES, one_sided, zones
 
         super().__init__(task, site)
         self._splits: dict[str, Batch] = {}
-        for split, arrays in prostate_site(site, image_size=task.image_size, seed=seed, cases=cases).items():
-            images, masks = (torch.from_numpy(array) for array in arrays)
-            self._splits[split] = images, masks
+        self._zones = zones(site, seed=seed, cases=cases) if task.attributes else {}
+        self.attributes = {ATTRIBUTE: (*ZONES, UNKNOWN)} if task.attributes else {}
+        for split, (images, masks) in prostate_site(site, image_size=task.image_size, seed=seed, cases=cases).items():
+            own = one_sided(masks, self._zones[split], task.attribute_noise, seed) if task.attribute_noise else masks
+            self._splits[split] = torch.from_numpy(images), torch.from_numpy(own)
         self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
 
     def num_samples(self, split: str) -> int:
@@ -155,6 +166,9 @@ class PhantomData(PhantomImages):
 
     def arrays(self, split: str) -> Batch:
         return self._splits[split]
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return self._zones[self.check_split(split)].tolist()
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         from fairflare.data.phantoms.prostate import SLICES

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,7 +38,13 @@ def report(
     from fairflare.reporting.compare.comparison import comparison_of, row_table
     from fairflare.reporting.compare.comparison_page import comparison_page
     from fairflare.reporting.compare.difference_table import difference_table
-    from fairflare.reporting.compare.group_gaps import gaps_in_words, has_groups
+    from fairflare.reporting.compare.group_gaps import (
+        OF_LEFT_OUT,
+        first_left_out,
+        gaps_in_words,
+        has_groups,
+        of_left_out,
+    )
     from fairflare.reporting.compare.paper_table import paper_table
     from fairflare.reporting.compare.unseen import Unseen, unseen_table
 
@@ -52,10 +58,14 @@ def report(
     put = partial(_put, runner.folder, tables)
     left_out = any(progress.run.held_out for progress in runner.all)
     made: list[Comparison] = []
-    of_groups = ""
+    of_groups, how = "", list[str]()
+    rows: Mapping[str, Sequence[Mapping[str, Any]]]
     with user_errors():
         if left_out:
-            written = [put("unseen", partial(unseen_table, runner.beside(Unseen), metric)), ""]
+            of_runs = runner.beside(Unseen)
+            written = [put("unseen", partial(unseen_table, of_runs, metric)), ""]
+            rows = of_left_out(of_runs)
+            against, how = first_left_out(rows), [OF_LEFT_OUT]
         else:
             written = []
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
@@ -70,8 +80,9 @@ def report(
                 ):
                     say(why)
             rows = {row.label: row.runs for row in made[0].rows}
-            if has_groups(rows):
-                of_groups = put("group_gaps", partial(gaps_in_words, rows, made[0].reference), "\n")
+            against = made[0].reference
+        if has_groups(rows):
+            of_groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n")
         page = comparison_page(command_line(), runs, *written, groups=of_groups, sessions=sessions_of(runner.folder))
         if paper is not None:
             in_paper = partial(paper_table, paper.title, paper.columns, runs)

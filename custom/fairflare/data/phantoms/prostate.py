@@ -132,12 +132,16 @@ def prostate_site(
     whole("phantom_seed", seed, low=0)
     number("phantom_cases", cases, above=0, high=1000)
     machine = scanner(site)
-    result = {}
-    for split, patients in zip(SPLITS, machine.patients, strict=True):
-        count = max(1, round(patients * cases))
-        rng = np.random.default_rng([seed, *_entropy(split, site)])
-        result[split] = _draw_split(machine, count, height, width, rng)
-    return result
+    drawn = patients_of(site, seed, cases)
+    return {split: _draw_split(machine, generators, height, width) for split, generators in drawn.items()}
+
+
+def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.Generator]]:
+    """A generator for each patient of each split: its slices do not depend on how many are rendered together."""
+    return {
+        split: np.random.default_rng([seed, *_entropy(split, site)]).spawn(max(1, round(patients * cases)))
+        for split, patients in zip(SPLITS, scanner(site).patients, strict=True)
+    }
 
 
 def _entropy(purpose: str, site: str) -> list[int]:
@@ -146,15 +150,13 @@ def _entropy(purpose: str, site: str) -> list[int]:
 
 
 def _draw_split(
-    machine: Scanner, patients: int, height: int, width: int, rng: np.random.Generator
+    machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    total = patients * SLICES
+    total = len(generators) * SLICES
     images = np.empty((total, 1, height, width), np.uint8)
     masks = np.empty((total, 1, height, width), np.uint8)
     each = max(1, CHUNK_PIXELS // (height * width * SLICES))  # patients rendered together
-    # a generator for each patient: its slices do not depend on how many are rendered together
-    generators = rng.spawn(patients)
-    for first in range(0, patients, each):
+    for first in range(0, len(generators), each):
         check_stop()
         group = generators[first : first + each]
         block = slice(first * SLICES, (first + len(group)) * SLICES)
@@ -187,7 +189,7 @@ def _render(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Draw the anatomy, from back to front, then image it with the scanner."""
-    pelvis = _Pelvis(machine, generators, height, width)
+    pelvis = Pelvis(machine, generators, height, width)
     pelvis.body()
     pelvis.veins()
     pelvis.rectum()
@@ -197,15 +199,13 @@ def _render(
     return _acquire(pelvis), pelvis.mask
 
 
-class _Pelvis:
+class Pelvis:
     """A block of slices while they are drawn: ``image`` is (slices, height, width), 1 the brightest tissue.
 
     Lengths in mm. ``x, y``: from the middle of the prostate; ``u, v``: the same, scaled to the size of the patient.
     """
 
-    def __init__(
-        self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
-    ) -> None:  # fmt: skip
+    def __init__(self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int) -> None:
         draw = self.draw = _Draws(generators)
         self.machine = machine
         self.tissue = {**TISSUES, **machine.tissues}
@@ -370,7 +370,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
     return (rho - 1) * np.minimum(a, b)
 
 
-def _acquire(pelvis: _Pelvis) -> npt.NDArray[np.uint8]:
+def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
     """Contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,17 @@ from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
-from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteReply, SiteTask
+from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteReply, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import at_home
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
-from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED
-from fairflare.federation.site.site_file import own_settings
+from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
+from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
 from fairflare.federation.site.worker import SiteWorker
+from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
 
@@ -80,11 +83,13 @@ def at_unseen(
         found.best, found.best_is_last = _best(plan, workspace, found, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
-        data = plan.task.open_site(site, own_settings(local, site))
+        own = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
+        data = plan.task.open_site(site, own)
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         adapted = _tested(plan, network.state_dict(), site, local, should_stop)
         found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
+        found.adapted_groups, found.groups_kept = adapted.groups, adapted.groups_kept  # the same images: the same stay
     found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found
 
@@ -129,7 +134,7 @@ def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
     """As any site tests a model that it is sent: same code, same floor of cases, nothing of its own in the model."""
-    request = request_of(plan, state)
+    request = replace(request_of(plan, state), **{name: getattr(plan.run, name) for name in OF_GROUPS})
     with OwnedFolder("unseen") as temporary, one_thread():
         worker = SiteWorker(
             site, plan.task, plan.training, own_settings(local, site), temporary.path, num_threads=1, tells_all=True
@@ -140,6 +145,9 @@ def _tested(
     metrics = figures_of(reply)
     reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
+    said = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
+    bins = plan.run.group_bins, plan.run.calibration_bins
+    sums = read_groups(site, said, plan.run.groups, len(plan.task.outcome_names()), *bins)
     return Unseen(
         site=site,
         metrics=metrics,
@@ -148,6 +156,8 @@ def _tested(
         resampled=drawn,
         unit=reply.stats.get(DRAWN_UNITS, "") if drawn else "",
         units=reply.stats.get(NUM_UNITS) if drawn else None,
+        groups={name: {kind: values.tolist() for kind, values in of.items()} for name, of in (sums or {}).items()},
+        groups_kept=suppressed_in(said, IN_GROUPS),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -13,13 +13,24 @@ from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.core.statistics.intervals import estimate
 from fairflare.reporting.compare.differences import BETTER, ONE_SEED, WORSE, Difference, corrected, paired
+from fairflare.reporting.documents import as_json
+from fairflare.reporting.groups import by_group
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
+from fairflare.reporting.values import label_of
+
+if TYPE_CHECKING:
+    from fairflare.reporting.compare.unseen import Unseen
 
 Run = Mapping[str, Any]
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
 NONE: Mapping[str, Any] = {"pooled": {}}
 Values: TypeAlias = dict[int, tuple[float, Ends]]  # by seed: a measure, and its interval over the images of that run
+SEEN, ADAPTED = ", seen", ", adapted"  # behind a label, see :func:`of_left_out`
+OF_LEFT_OUT = (
+    f"Rows with '{SEEN.strip(', ')}' are of the sites that trained, the others of the left-out sites together, each "
+    f"tested by the model that was trained without it; '{ADAPTED.strip(', ')}': with norm statistics of its own images."
+)
 EQUITY = "es_"  # in front of a metric: equity-scaled
 MEASURES = (*GAPS, *(EQUITY + name for name in SCALED))  # gaps, smaller is better; then larger is better
 HEADS = [
@@ -159,10 +170,65 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
 
 
 def gaps_in_words(
-    rows: Mapping[str, Sequence[Run]], reference: str, *, style: str = "text", width: int | None = None
+    rows: Mapping[str, Sequence[Run]], reference: str, *more: str, style: str = "text", width: int | None = None
 ) -> str:
-    """The table with its notes; in CSV without."""
-    return printed([gap_table(rows, reference)], notes_of_gaps(rows, reference), style, width)
+    """The table with its notes, ``more`` in front of them; in CSV without."""
+    return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
+
+
+def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[dict[str, Any]]]:
+    """Groups of people where models were not trained, in the rows of :func:`gap_table`; empty: nobody asked for them.
+
+    A method has up to three rows with a document for each seed that has all left-out sites: ``<label>, seen``, the mean
+    over its runs of their gaps at the sites that trained; ``<label>``, the sums of all left-out sites together, each by
+    the model that was trained without it; ``<label>, adapted``, the same with norm statistics of the site's own.
+    """
+    sites = {unseen.site for _, unseen in found}
+    by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
+    for run, unseen in found:
+        by_seed.setdefault((label_of(run), int(run["info"]["seed"])), []).append((run, unseen))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
+        asked = [run["groups"] for run, _ in each if run.get("groups")]
+        if {unseen.site for _, unseen in each} != sites or len(asked) < len(each):
+            continue
+        made: dict[str, Any] = {label + SEEN: _mean_of(asked)}
+        for name, kind in ((label, "groups"), (label + ADAPTED, "adapted_groups")):
+            sums = {unseen.site: _arrays(getattr(unseen, kind)) for _, unseen in each}
+            if all(sums.values()):
+                kept = {unseen.site: unseen.groups_kept for _, unseen in each}
+                groups = by_group(sums, kept, asked[0]["group_bins"], asked[0]["calibration_bins"])
+                made[name] = as_json(groups, "groups")  # as results have them: what is not defined is None
+        for name, groups in made.items():
+            rows.setdefault(name, []).append({"info": {"seed": seed, "label": name}, "groups": groups})
+    order = [*dict.fromkeys(label_of(run) for run, _ in found)]
+    names = [f"{label}{ending}" for label in order for ending in (SEEN, "", ADAPTED)]
+    return {name: rows[name] for name in names if name in rows}
+
+
+def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
+    """The row of :func:`of_left_out` that others are compared with: the first method's at sites that were not there;
+    empty: no method hands a model over.
+    """
+    return next((name for name in rows if not name.endswith(SEEN)), "")
+
+
+def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {kind: np.array(values, float) for kind, values in of.items()} for name, of in told.items()}
+
+
+def _mean_of(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Gaps of several runs of a seed on average, and the ends of their intervals; who is worst is of no one run."""
+    pooled: dict[str, Any] = {}
+    for attribute in asked[0]["pooled"]:
+        each = [groups["pooled"].get(attribute) or {"gaps": {}} for groups in asked]
+        gaps = {name: [of["gaps"].get(name) for of in each] for name in MEASURES}
+        ends = {name: np.mean([_ends(of, name) for of in each], 0).tolist() for name in GAPS}
+        pooled[attribute] = {
+            "gaps": {name: float(np.mean(values)) for name, values in gaps.items() if None not in values},
+            "gap_intervals": {name: of for name, of in ends.items() if not np.isnan(of).any()},
+        }
+    return {"pooled": pooled, "kept": {site: names for groups in asked for site, names in groups["kept"].items()}}
 
 
 def over_seeds(found: Sequence[tuple[float, Ends]]) -> Ends:

@@ -14,6 +14,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import Certainty, certainty
 from fairflare.reporting.compare.beside import Beside
 from fairflare.reporting.compare.differences import Units, draws_of
+from fairflare.reporting.compare.group_gaps import of_left_out
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
@@ -37,6 +38,9 @@ class Unseen(Beside):
         resampled, adapted_resampled: the primary metric of the model and of the adapted one on draws of its test
             patients, the same draws; empty: none were made.
         unit, units: what was drawn (``patients``, ``volumes`` or ``images``), and how many of them it has.
+        groups, adapted_groups: by ``<attribute>=<group>`` of people the sums of its test images
+            (:mod:`fairflare.core.statistics.group_sums`), of the model and of the adapted one; empty: nobody asked.
+        groups_kept: names of those that stay there.
         reason: why there is no figure; empty: there is one.
     """
 
@@ -53,6 +57,9 @@ class Unseen(Beside):
     adapted_resampled: list[float | None] = Field(default_factory=list)
     unit: str = ""
     units: int | None = None
+    groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    adapted_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    groups_kept: list[str] = Field(default_factory=list)
     reason: str = ""
 
 
@@ -98,6 +105,7 @@ class UnseenSites:
     rows: list[UnseenRow]
     notes: list[str]
     synthetic: bool
+    groups: dict[str, list[dict[str, Any]]]  # of people, as :func:`.group_gaps.of_left_out` has them
 
 
 def unseen_of(found: Sequence[tuple[Mapping[str, Any], Unseen]], metric: str | None = None) -> UnseenSites:
@@ -124,7 +132,7 @@ def unseen_of(found: Sequence[tuple[Mapping[str, Any], Unseen]], metric: str | N
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
         notes += _in_words(rows[-1], [one for by in by_seed.values() for one in by.values()])
     synthetic = any(run["info"].get("synthetic") for run, _ in found)
-    return UnseenSites(chosen, higher, sites, rows, notes, synthetic)
+    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, of_left_out(found))
 
 
 @dataclass

@@ -54,8 +54,7 @@ def groups(material: Material) -> Section | None:
                 if name in found["pooled"][EVERYBODY].get("curves", {})
             ]
             continue
-        name, draw = f"{OF_GROUPS}{attribute}", partial(_dots, material, found, attribute)
-        parts.append(Picture(name, draw, whose + MARKS, _in_figures(found, attribute)))
+        parts.append(picture_of(found, attribute, material.synthetic, whose))
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
     if material.reference:  # its words lead the page
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
@@ -104,12 +103,26 @@ def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
     return made
 
 
-def _dots(material: Material, found: dict[str, Any], attribute: str) -> Figure:
+def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+    """What each group of an attribute gets at every site.
+
+    Args:
+        found: of :func:`fairflare.reporting.groups.by_group`.
+        attribute: whose groups.
+        synthetic: whether the data are generated.
+        whose: a sentence in front of the caption.
+        before: in front of the picture's name.
+    """
+    draw = partial(_dots, synthetic, found, attribute)
+    return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
+
+
+def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
     """A row of dots for each group: its value at every site, and pooled."""
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", material.synthetic)
+    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", synthetic)
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]

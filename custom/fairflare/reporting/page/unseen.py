@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.statistics.group_sums import EVERYBODY
+from fairflare.reporting.compare.group_gaps import (
+    OF_LEFT_OUT,
+    first_left_out,
+    gap_lead,
+    gap_table,
+    notes_of_gaps,
+)
 from fairflare.reporting.compare.unseen import UnseenRow, UnseenSites, intervals_in_words, unseen_cells
+from fairflare.reporting.groups import captions, group_tables
 from fairflare.reporting.layout import counted, number
 from fairflare.reporting.notes import SYNTHETIC_NOTE
-from fairflare.reporting.page.content import Lead, Page, Picture, Section, listed
+from fairflare.reporting.page.content import Lead, Page, Picture, Section, Table, listed
+from fairflare.reporting.page.groups import picture_of
 from fairflare.reporting.page.style import INK, label, look, panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+GROUPS, CALIBRATION = "Groups of people at unseen hospitals", "Calibration at unseen hospitals"
 
 
 def unseen(found: UnseenSites | None) -> Section | None:
@@ -23,6 +36,24 @@ def unseen(found: UnseenSites | None) -> Section | None:
     words = [_in_words(row) for row in found.rows if row is not _first(found)]  # that one leads the page
     notes = [*intervals_in_words(found), *found.notes]
     return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
+
+
+def of_groups(found: UnseenSites | None) -> Section | None:
+    """Groups of people at sites that were left out; ``None``: nobody asked, or no method hands a model over."""
+    if found is None or not (first := first_left_out(found.groups)):
+        return None
+    run = found.groups[first][0]
+    whose = f"Of {first}, seed {run['info']['seed']}, at left-out sites, each by the model trained without it. "
+    people = [name for name in run["groups"]["attributes"] if name != EVERYBODY]
+    parts: list[Picture | Table] = [
+        picture_of(run["groups"], name, found.synthetic, whose, "unseen_") for name in people
+    ]
+    parts += [gap_table(found.groups, first)] if people else []
+    parts += [replace(table, caption=whose + table.caption) for table in group_tables(run)]
+    parts = [replace(one, name=f"unseen_{one.name}") if isinstance(one, Table) else one for one in parts]
+    words = [gap_lead(found.groups, first)] if people else captions(run)
+    notes = [OF_LEFT_OUT, *notes_of_gaps(found.groups, first)] if people else []
+    return Section("unseen_groups", GROUPS if people else CALIBRATION, words=words, notes=notes, parts=parts)
 
 
 def _first(found: UnseenSites) -> UnseenRow | None:
@@ -53,9 +84,14 @@ def lead(found: UnseenSites | None) -> Lead | None:
 
 def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
     """The page of a comparison in which every run leaves a site out."""
-    section, first = unseen(found), lead(found)
+    section, first, people = unseen(found), lead(found), of_groups(found)
     assert section is not None
     assert first is not None
+    sections, leads = [section], [first]
+    if people is not None and isinstance(picture := people.parts[0], Picture):
+        leads.insert(0, Lead(f"{people.title}: {' '.join(people.words)}", picture, people.name))
+        people = replace(people, words=[], parts=people.parts[1:])
+    sections += [people] if people is not None else []
     summary = [
         f"{counted(len(found.rows), 'method')}; left out in turn: {', '.join(found.sites)}. {found.metric} on the test "
         f"splits, of the last models; {'higher' if found.higher else 'lower'} is better.",
@@ -64,7 +100,7 @@ def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
     ]
     title = f"{counted(len(found.sites), 'site')} left out in turn"
     subtitle = ", ".join(row.label for row in found.rows)
-    return Page(title, subtitle, SYNTHETIC_NOTE if found.synthetic else "", summary, [section], problems, [first])
+    return Page(title, subtitle, SYNTHETIC_NOTE if found.synthetic else "", summary, sections, problems, leads)
 
 
 def _figure(row: UnseenRow, name: str) -> str:

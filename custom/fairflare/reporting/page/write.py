@@ -143,6 +143,7 @@ def build(material: Material) -> Page:
         outcome.differences(material),
         matrix.matrix(material.matrix),
         unseen.unseen(material.unseen),
+        unseen.of_groups(material.unseen),
         sweep.sweep(material),
         pareto.pareto(material),
         course.rounds(material),

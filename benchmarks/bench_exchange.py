@@ -1,7 +1,8 @@
 """Bytes and the server's memory with a large frozen encoder: ``exchange=trainable`` beside ``exchange=all``.
 
 The encoder is random (seeded), each site builds it, and a head of some thousand numbers is trained by FedAvg; with
-``--lora`` it is a ViT-L (302 M parameters) with LoRA of rank 8 on the layers of ``--targets`` (needs ``peft``).
+``--lora`` it is a ViT (``--network``; ``vit_l``: 302 M parameters) with LoRA of rank 8 on the layers of ``--targets``
+(needs ``peft``).
 ``processes``: FairFlare without FLARE, the server in one process and the sites in others; ``simulator``: FLARE's, where
 the server is the simulator's own process. Bytes are those of ``phases.csv`` a site in the last round; the peak is the
 largest resident size (``VmHWM``) of the server's process, and ``child`` that of the process in which the network is
@@ -30,7 +31,7 @@ import psutil
 
 TASK = Path(__file__).with_name("frozen_task.py")
 VIT = {
-    "network": "vit_l", "image_size": "[32,32]", "patch_size": 16, "local_steps": 2, "batch_size": 8,
+    "image_size": "[32,32]", "patch_size": 16, "local_steps": 2, "batch_size": 8,
     "phantom_samples": 160, "phantom_test": 64, "phantom_own_test": 64, "adapters": "lora", "adapters.rank": 8,
 }  # fmt: skip
 ROLES = {"simulator_worker": "sites", "simulator.simulator": "server", "spawn_main": "child"}
@@ -86,7 +87,7 @@ def run(how: str, exchange: str, args: argparse.Namespace, folder: Path) -> Foun
     command = [sys.executable, "-m", "fairflare.cli.commands", "run", "fed_avg", "--task", "classification"]
     command += ["--sites", str(sites), "--rounds", str(args.rounds), "--workspace", str(workspace)]
     if args.lora:
-        lora = {**VIT, "adapters.targets": args.targets}
+        lora = {**VIT, "network": args.network, "adapters.targets": args.targets}
         command += [part for name, value in lora.items() for part in ("--set", f"{name}={value}")]
     else:
         command += ["--task-file", str(TASK)]
@@ -111,9 +112,12 @@ def main() -> None:
     parser.add_argument("--how", nargs="+", choices=["processes", "simulator"], default=["processes", "simulator"])
     parser.add_argument("--exchange", nargs="+", default=["trainable", "all"])
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--network", default="vit_l", choices=["vit_mini", "vit_s", "vit_b", "vit_l"], help="of --lora")
     parser.add_argument("--targets", default=r"attn\.out_proj$", help="layers with an adapter, for --lora")
     args = parser.parse_args()
-    encoder = f"ViT-L, LoRA of rank 8 on {args.targets}" if args.lora else f"{args.parameters / 1e6:.0f} M frozen"
+    encoder = (
+        f"{args.network}, LoRA of rank 8 on {args.targets}" if args.lora else f"{args.parameters / 1e6:.0f} M frozen"
+    )
     print(f"{encoder}, {args.sites} sites, {args.rounds} rounds, FedAvg")
     columns = (
         "run",

@@ -6,15 +6,18 @@ anchor (Fed-LWR), parts for each site (CGSV), a step of its own (FedNova), a sec
 that the server trains (CReFF). Norms' statistics stay at the sites: FLARE's filter refuses the integers
 among them.
 
-    python benchmarks/bench_quantization.py [--kinds float16 adaquant blockwise8 normfloat4] [--rounds 3]
+    python benchmarks/bench_quantization.py [--kinds float16 adaquant blockwise8 float4 normfloat4] [--rounds 3]
 
 FLARE's filters import ``bitsandbytes``; where it is not installed ``float16`` and ``adaquant``, which do not use it,
-are tried with an empty stand-in. ``blockwise8`` and ``normfloat4`` need it and a GPU.
+are tried with an empty stand-in. ``blockwise8``, ``float4`` and ``normfloat4`` need it, and ask for a GPU; where there
+is none, their ``.cuda()`` leaves the tensor where it is, and ``bitsandbytes`` computes on the CPU (with 0.50:
+``TORCHDYNAMO_DISABLE=1``, else it compiles for minutes).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import sys
@@ -80,10 +83,15 @@ class Filtered(LocalTransport):
 
         if self.kind:
             quantizer, dequantizer = filters(self.kind)
-            sent = quantizer.process_dxo(DXO(DataKind.WEIGHT_DIFF, data=dict(params)), Shareable(), FLContext())
-            state = [value for of in sent.meta.get("quant_state", {}).values() for value in of.values()]
-            Filtered.nbytes += sum(int(getattr(value, "nbytes", 0)) for value in (*sent.data.values(), *state))
-            params = dequantizer.process_dxo(sent, Shareable(), FLContext()).data
+            with contextlib.ExitStack() as stack:
+                if not torch.cuda.is_available():
+                    stack.enter_context(mock.patch.object(torch.Tensor, "cuda", lambda tensor: tensor))
+                sent = quantizer.process_dxo(DXO(DataKind.WEIGHT_DIFF, data=dict(params)), Shareable(), FLContext())
+                state = [value for of in sent.meta.get("quant_state", {}).values() for value in of.values()]
+                Filtered.nbytes += sum(int(getattr(value, "nbytes", 0)) for value in (*sent.data.values(), *state))
+                found = dequantizer.process_dxo(sent, Shareable(), FLContext()).data
+                # The CPU's kernels for 4 bits give a vector as one row.
+                params = {name: found[name].reshape(tensor.shape) for name, tensor in params.items()}
         else:
             Filtered.nbytes += sum(tensor.nbytes for tensor in params.values())
         return params
@@ -125,7 +133,7 @@ def row(method: str, what: str, found: dict[str, Any], exact: dict[str, Any]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=["float16", "adaquant", "blockwise8", "normfloat4"])
+    parser.add_argument("--kinds", nargs="+", default=["float16", "adaquant", "blockwise8", "float4", "normfloat4"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

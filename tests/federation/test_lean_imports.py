@@ -142,8 +142,36 @@ def test_a_run_in_one_process_plans_without_flare() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
+def test_a_server_beside_its_sites_looks_for_names_in_the_network_elsewhere() -> None:
+    """MONAI, and `peft` with what it imports, are 270 MB; refusals come back from the child as they are."""
+    program = (
+        "import sys\n"
+        "from fairflare.cli.run.here import PlanHere\n"
+        "def made(**more):\n"
+        "    vit = {'network': 'vit_mini', 'image_size': [32, 32], 'patch_size': 8, 'adapters': 'fair_lora', **more}\n"
+        "    return PlanHere(method='fed_avg', task='classification', sites=2, exchange='trainable', settings=vit,\n"
+        "                    apart=True)\n"
+        "if __name__ == '__main__':\n"
+        "    made()\n"
+        "    try:\n"
+        "        made(**{'adapters.targets': 'lstm'})\n"
+        "    except ValueError as error:\n"
+        "        assert \"adapters.targets='lstm' is found in no name of the network's linear\" in str(error), error\n"
+        "    else:\n"
+        "        raise AssertionError('not refused')\n"
+        "    assert not {'monai', 'peft', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_work_of_a_child_is_done_in_another_process() -> None:
     assert in_child(os.getpid) != os.getpid()
+    with pytest.raises(ValueError, match=r"^ZeroDivisionError: "):
+        in_child(divmod, 1, 0)
+    with pytest.raises(ValueError, match=r"ended before it was done; is there memory enough for it\?"):
+        in_child(os._exit, 3)
 
 
 @pytest.mark.long

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, TypeVar
+
+from fairflare.base.own_errors import in_one_line
 
 T = TypeVar("T")
 
@@ -18,7 +21,21 @@ def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None]
         before: is called there before the work arrives.
 
     Raises:
-        BrokenProcessPool: the process was ended, or could not import what the work needs.
+        ValueError: whatever went wrong in it, in its words; or the process was ended.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=before) as pool:
-        return pool.submit(work, *arguments).result()
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=before) as pool:
+            return pool.submit(_plainly, work, *arguments).result()
+    except BrokenProcessPool as error:
+        raise ValueError(
+            "a process that was to build the task's network, or to draw, ended before it was done; is there memory "
+            "enough for it?"
+        ) from error
+
+
+def _plainly(work: Callable[..., T], *arguments: Any) -> T:
+    """Errors as such that can travel."""
+    try:
+        return work(*arguments)
+    except Exception as error:
+        raise ValueError(str(error) if isinstance(error, ValueError) else in_one_line(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,7 @@ def run(
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
         plan.update(kind_by_manifest(site_file, plan))
-        made = _recipe if not in_process else PlanHere
+        made = partial(PlanHere, apart=jobs > 1) if in_process else _recipe
         recipe: Any = made(**plan)
         quick = plan["small"] and not plan["task_file"]
         more = suited(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairflare.base.acting import idle
 from fairflare.base.checks import choice, different, nearest, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, grouped
+from fairflare.base.machine.child import in_child
 from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
+from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import check_shared, shared_values
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
     TASKS_BY_KIND,
+    brings,
     dealt_to,
     like,
     load_task_class,
@@ -102,6 +106,7 @@ def make_plan(
     task_file: str | Path | None = None,
     monai_bundle: str | Path | None = None,
     script: Script | None = None,
+    apart: bool = False,
     **options: Any,
 ) -> Plan:
     """Puts a run together.
@@ -128,6 +133,8 @@ def make_plan(
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
         script: with which the sites train what ``task``, an object, says of it.
+        apart: this process is a server that stays small: where not all of the network travels, whatever has to look at
+            it is done in a process that ends.
         options: of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not with ``run``.
 
     Raises:
@@ -199,7 +206,6 @@ def make_plan(
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made: Task = build(task_class, learns) if own_task is None else like(own_task, task_class, learns)
-    made.check()
     made.by_name()  # every metric has a direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
     said = settings or {}  # not what comes with train_like
@@ -213,15 +219,12 @@ def make_plan(
     by_hand = {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
     if vain := list(idle((rule, training, made, of_plan), by_hand)):
         raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
-    try:
-        if script is None:  # what a script's data have only the sites know
-            training.check_task(made)
-            rule.check_run(of_plan.num_rounds, made)
-            of_plan.check_products(rule, made)
-        if of_plan.crt_rounds and made.has_classes is False:
-            raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
-    except ValueError as error:
-        raise ValueError(f"method {chosen.name!r} cannot learn {kind}: {error}, or choose another task") from error
+    parts = None if script is not None else (rule, training)
+    check = partial(_check_together, f"method {chosen.name!r} cannot learn {kind}", made, parts, of_plan)
+    if apart and of_plan.exchange != ALL:
+        in_child(check, before=brings(made))
+    else:
+        check()
     return Plan(
         method=chosen,
         task=made,
@@ -241,6 +244,30 @@ def make_plan(
             if model is not chosen and name not in said and getattr(training, name, value) != value
         ),
     )
+
+
+def _check_together(what: str, task: Task, halves: tuple[Rule, LocalTraining] | None, run: RunSettings) -> None:
+    """Refuse parts that do not fit each other or the task's network, which is built for it where need be.
+
+    Args:
+        what: cannot be; begins the error.
+        task, run: of the plan.
+        halves: of the method; ``None``: the sites have scripts, and only they know what of.
+
+    Raises:
+        ValueError: says why.
+    """
+    task.check()
+    try:
+        if halves is not None:
+            rule, training = halves
+            training.check_task(task)
+            rule.check_run(run.num_rounds, task)
+            run.check_products(rule, task)
+        if run.crt_rounds and task.has_classes is False:
+            raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}, or choose another task") from error
 
 
 def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,17 @@ def load_task_class(path: Path) -> type[Task]:
     if not isinstance(found, type) or not issubclass(found, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
     return found
+
+
+def brings(task: Task) -> Callable[[], None] | None:
+    """What another process has to call before the task arrives there; ``None``: its class can be imported."""
+    cls = type(task)
+    if cls.__module__ != TASK_MODULE:
+        return None
+    return partial(_load, Path(inspect.getfile(cls)), getattr(cls, "folder", None))
+
+
+def _load(file: Path, bundle: Path | None) -> None:
+    found: Any = load_task_class(file)
+    if bundle is not None:
+        found.folder = bundle

@@ -6,9 +6,7 @@ that is a process of its own lets another process build it, and never holds the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,7 @@ from fairflare.exchange.messages import clean_state, num_bytes
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import AtHome, at_home
-from fairflare.federation.plan.task_files import TASK_MODULE, load_task_class
+from fairflare.federation.plan.task_files import brings
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -91,15 +89,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
-    file = getattr(sys.modules.get(type(task).__module__), "__file__", None)
-    source = (file, getattr(type(task), "folder", None)) if type(task).__module__ == TASK_MODULE else None
-    prepare = partial(_prepare, source)
-    try:
-        names, first, content = in_child(_plain, make, before=prepare)
-    except BrokenProcessPool as error:
-        raise ValueError(
-            "the process that builds the task's network ended before it was done; is there memory enough for it?"
-        ) from error
+    names, first, content = in_child(_as_bytes, make, before=brings(task))
     tensors = load_bytes(content)
     return replace(first, state={name: tensors[name] for name in names})
 
@@ -163,24 +153,8 @@ def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]
     return text, False
 
 
-# -- in the other process
-
-
-def _prepare(source: tuple[str | None, Any] | None) -> None:
-    """A task's class that lies in a file must be there before the task arrives."""
-    if source is not None and source[0] is not None:
-        from pathlib import Path
-
-        found: Any = load_task_class(Path(source[0]))
-        if source[1] is not None:
-            found.folder = source[1]
-
-
-def _plain(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
-    """Names, the rest, and the tensors as bytes; errors as such that can travel."""
-    try:
-        torch.set_num_threads(1)
-        first = make()
-        return list(first.state), replace(first, state={}), save_bytes(first.state)
-    except Exception as error:
-        raise ValueError(str(error) if isinstance(error, ValueError) else in_one_line(error)) from None
+def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
+    """Names, the rest, and the tensors as bytes; for another process."""
+    torch.set_num_threads(1)
+    first = make()
+    return list(first.state), replace(first, state={}), save_bytes(first.state)

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, fo
 from fairflare.exchange.received_state import layout_of
 from fairflare.exchange.tensor_file import write_tensors
 from fairflare.federation.collecting.transport import Question
-from fairflare.federation.plan.task_files import TASK_MODULE, load_task_class
+from fairflare.federation.plan.task_files import brings
 from fairflare.federation.site.worker import refusal
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 
 POLL = 0.2  # seconds between two looks whether to stop
 MODEL = "model"
-
-
-def _load(file: Path, bundle: Path | None) -> None:
-    """Load the class of a plan's task: another process must have it before the task arrives there."""
-    found: Any = load_task_class(file)
-    if bundle is not None:
-        found.folder = bundle.absolute()
 
 
 class ProcessTransport(LocalTransport):
@@ -62,9 +54,8 @@ class ProcessTransport(LocalTransport):
     ) -> None:
         super().__init__(plan.sites or [], plan.task, plan.training, local, state, should_stop)
         self._folder = OwnedFolder("models")
-        of_file = type(plan.task).__module__ == TASK_MODULE  # any other class can be imported
-        prepare = partial(_load, plan.task_file, plan.monai_bundle) if of_file else None
-        self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(min(jobs, len(self.names)))]
+        prepare, number = brings(plan.task), min(jobs, len(self.names))
+        self._children = [SiteProcess(plan.task, plan.training, prepare) for _ in range(number)]
         self._child_of = {site: self._children[k % len(self._children)] for k, site in enumerate(self.names)}
 
     def __exit__(self, *error: object) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +14,8 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 MOST = 2**31 - 1  # bytes; mallopt takes an int
 AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
 IDLE = 2.0  # seconds without work, after which what is free goes back: the next task often follows at once
+
+_at_work, _last = list[object](), list[object]()  # who computes, and who was the last one to end
 
 
 @contextmanager
@@ -35,62 +36,33 @@ def reused_memory(device: str) -> Iterator[None]:
     Args:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...
     """
-    heap = _adjusted() if device == "cpu" else None
-    if heap is None:
-        yield
-        return
-    heap.begin()
+    libc = _adjusted() if device == "cpu" else None
+    _at_work.append(me := object())
     try:
         yield
     finally:
-        heap.end()
+        _at_work.remove(me)
+        if libc is not None:
+            _last[:] = [me]
+            waiting = threading.Timer(IDLE, _give_back, (libc, me))
+            waiting.daemon = True
+            waiting.start()
 
 
-class _Heap:
-    """Of this process, with its limits set; knows whether anybody computes."""
-
-    def __init__(self, libc: ctypes.CDLL) -> None:
-        self.libc = libc
-        self._alone = threading.Lock()
-        self._busy = 0
-        self._ended = 0.0
-        self._waiting: threading.Timer | None = None
-
-    def begin(self) -> None:
-        with self._alone:
-            self._busy += 1
-
-    def end(self) -> None:
-        with self._alone:
-            self._busy -= 1
-            self._ended = time.monotonic()
-            if self._waiting is None or not self._waiting.is_alive():  # a copy of a process has no threads
-                self._wait(IDLE)
-
-    def _wait(self, seconds: float) -> None:
-        self._waiting = threading.Timer(seconds, self._look)
-        self._waiting.daemon = True
-        self._waiting.start()
-
-    def _look(self) -> None:
-        with self._alone:
-            self._waiting = None
-            left = self._ended + IDLE - time.monotonic()
-            if self._busy:
-                return  # whose end waits anew
-            if left > 0:
-                self._wait(left)
-            else:
-                self.libc.malloc_trim(0)
+def _give_back(libc: ctypes.CDLL, who: object) -> None:
+    if _last == [who] and not _at_work:  # nobody has worked since
+        libc.malloc_trim(0)
 
 
 @cache
-def _adjusted() -> _Heap | None:
-    """The process's heap with its limits set; ``None``: they are left as they are."""
-    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
-    if chosen or platform.libc_ver()[0] != "glibc":
+def _adjusted() -> ctypes.CDLL | None:
+    """The C library with its limits set; ``None``: they are left as they are."""
+    if (
+        any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+        or platform.libc_ver()[0] != "glibc"
+    ):
         return None
     libc = ctypes.CDLL(None)
     for limit, value in ((M_MMAP_THRESHOLD, MOST), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, AHEAD)):
         libc.mallopt(limit, value)
-    return _Heap(libc)
+    return libc

@@ -136,13 +136,13 @@ class SiteProcess:
         except (EOFError, OSError):
             self._process.join(LAST_WORDS)
             why = obituary(self.site, self._given[1].name, self._process)
+            said, update = SiteReply(STATUS_FAILED, reason=why), None
             if not self._stopped and self._progress(*self._given[:2]) != self._kept:
                 log.warning("%s; a new one goes on from the half-done round", why)
                 given = self._given
                 self.close()
                 self.begin(*given)
                 return None
-            said, update = SiteReply(STATUS_FAILED, reason=why), None
         if isinstance(said, logging.LogRecord):
             logging.getLogger(said.name).handle(said)
             return None
@@ -152,10 +152,8 @@ class SiteProcess:
     @staticmethod
     def _progress(arguments: dict[str, Any], request: SiteTask) -> list[tuple[str, int]]:
         """What it has kept of a training; nothing of another task."""
-        if request.name != TASK_TRAIN:
-            return []
         store = SiteFolder(arguments["site"], arguments["state_folder"]).store(request.run)
-        return store.progress(request.current_round)
+        return store.progress(request.current_round) if request.name == TASK_TRAIN else []
 
     def stop(self) -> None:
         """End what it does; it answers all the same."""

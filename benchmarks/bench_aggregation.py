@@ -184,9 +184,9 @@ def main() -> None:
         file.write_text(json.dumps(shapes), encoding="utf-8")
         numbers = sum(math.prod(shape) for shape, dtype in shapes.values() if "float" in dtype)
         print(f"ResNet-18: {len(shapes)} tensors, {numbers / 1e6:.1f} M numbers, {numbers * 4e-6:.1f} MB")
-        print(f"best of {args.repeat} runs each; ratios to FLARE's helper with all models held\n")
-        head = f"{'sites':>5}  {'case':<28}  {'stage s':>7}  {'time s':>6}  {'ratio':>5}"
-        print(f"{head}  {'cpu s':>6}  {'ratio':>5}  {'peak MB':>7}  {'ratio':>5}")
+        print(f"best of {args.repeat} runs each; ratios to FLARE's helper with all models held")
+        print("| sites | | keeping, s | seconds | ratio | processor seconds | ratio | peak MB | ratio |")
+        print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for num_sites in args.sites:
             runs: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
             for _ in range(args.repeat):  # in turn, so that a busy moment does not hit one case only
@@ -198,10 +198,9 @@ def main() -> None:
                 row = rows[case]
                 stage = f"{row['stage']:.2f}" if row["stage"] else "-"
                 print(
-                    f"{num_sites:>5}  {title:<28}  {stage:>7}"
-                    f"  {row['seconds']:>6.3f}  {row['seconds'] / base['seconds']:>5.2f}"
-                    f"  {row['cpu']:>6.3f}  {row['cpu'] / base['cpu']:>5.2f}"
-                    f"  {row['megabytes']:>7.0f}  {row['megabytes'] / base['megabytes']:>5.2f}"
+                    f"| {num_sites} | {title} | {stage} | {row['seconds']:.3f} | {row['seconds'] / base['seconds']:.2f}"
+                    f" | {row['cpu']:.3f} | {row['cpu'] / base['cpu']:.2f}"
+                    f" | {row['megabytes']:.0f} | {row['megabytes'] / base['megabytes']:.2f} |"
                 )
 
 

@@ -270,9 +270,10 @@ def run_child(method: str, case: str, images: int | None, timeout: float, device
         return result
 
 
-def errors(scores: Scores, exact: Scores) -> tuple[float, float]:
+def wrong(scores: Scores, exact: Scores) -> str:
+    """Relative errors: median / largest."""
     relative = [abs(scores[name] / exact[name] - 1) if name in scores else math.nan for name in exact]
-    return statistics.median(relative), max(relative)
+    return f"{statistics.median(relative):.1e} / {max(relative):.1e}"
 
 
 def installed(package: str) -> str | None:
@@ -306,14 +307,12 @@ def main() -> None:
     if not options.no_reference:
         exact = run_child("reference", options.case, options.images, options.timeout)
     base_line = None
-    print(
-        f"{'method':<24}{'time/floor':>11}{'cpu/floor':>11}{'again':>8}{'seconds':>9}{'extra GB':>10}{'GB in all':>11}"
-        "   error of 1 - delta, median / max"
-    )
+    print("| method | clock | processor | again | seconds | GB beyond the passes | GB in all | error of 1 - delta |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for method in ("floor", *options.ours, *options.packages):
         version = installed(method) if method in PACKAGES else ""
         if version is None:
-            print(f"{method:<24} skipped: not installed")
+            print(f"| {method} | not installed | | | | | | |")
             continue
         runs = [
             run_child(method, options.case, options.images, options.timeout, options.device)
@@ -321,20 +320,15 @@ def main() -> None:
         ]
         good = [run for run in runs if not isinstance(run, str)]
         if not good:
-            print(f"{method + ' ' + version:<24} skipped: {runs[0]}")
+            print(f"| {method} {version} | failed: {runs[0]} | | | | | | |")
             continue
         best = good[0] | {key: min(run[key] for run in good) for key in ("seconds", "cpu", "again", "peak")}
         base_line = base_line or best
         ratio, extra = best["seconds"] / base_line["seconds"], (best["peak"] - base_line["peak"]) / 1e9
         busy, again = (best[key] / base_line[key] for key in ("cpu", "again"))
-        line = f"{method + ' ' + version:<24}{ratio:>10.2f}x{busy:>10.2f}x{again:>7.2f}x"
-        line += f"{best['seconds']:>9.1f}{extra:>10.2f}{best['peak'] / 1e9:>11.2f}"
-        if best["scores"]:
-            if isinstance(exact, str):
-                line += f"   no reference: {exact}"
-            else:
-                line += "   {:.1e} / {:.1e}".format(*errors(best["scores"], exact["scores"]))
-        print(line, flush=True)
+        told = "" if isinstance(exact, str) or not best["scores"] else wrong(best["scores"], exact["scores"])
+        line = f"| {method} {version} | {ratio:.2f} | {busy:.2f} | {again:.2f} | {best['seconds']:.1f} | {extra:.2f} | "
+        print(f"{line}{best['peak'] / 1e9:.2f} | {told} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -44,20 +44,20 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="fairflare_compare_") as folder:
         alone = []
+        print("| | seconds | processor seconds | in mean single runs: clock, processors |")
+        print("| --- | ---: | ---: | ---: |")
         for method in given.methods:
             place = Path(folder) / method
             options = ["--in-process", "--set", "bootstrap=200", "--workspace", str(place), *more]
             alone.append(measured([*program, "run", method, *options])[:2])
-            print(f"single {method}: {alone[-1][0]:.1f} s, {alone[-1][1]:.1f} s of processors", flush=True)
+            print(f"| single {method} | {alone[-1][0]:.1f} | {alone[-1][1]:.1f} | |", flush=True)
         options = ["--seeds", str(given.seeds), "--jobs", str(given.jobs), "--train-like", "own"]
         options += ["--out", str(Path(folder) / "all"), *more]
         wall, busy, said = measured([*program, "compare", *given.methods, *options])
     units = [sum(column) / len(column) for column in zip(*alone, strict=True)]
     runs = len(given.methods) * given.seeds
-    print(f"{runs} runs, {given.jobs} at a time: {wall:.1f} s, {busy:.1f} s of processors")
-    print(
-        f"in mean single runs: {wall / units[0]:.2f} by the clock, {busy / given.jobs / units[1]:.2f} by the processors"
-    )
+    ratios = f"{wall / units[0]:.2f}, {busy / given.jobs / units[1]:.2f}"
+    print(f"| {runs} runs, {given.jobs} at a time | {wall:.1f} | {busy:.1f} | {ratios} |")
     when, told = first_estimate(said)
     if told:
         print(f"first estimate of what is left: {told:.0f} s, {wall - when:.0f} s before the end")

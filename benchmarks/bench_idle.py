@@ -35,10 +35,12 @@ def main() -> None:
         rounds = [b - a for a, b in itertools.pairwise(ends)]  # the first holds the workers' imports
         with (run / "phases.csv").open() as f:
             phases = [row for row in csv.DictReader(f) if int(row["round"]) > 0]
-    print(f"{arguments.sites} sites, {len(rounds)} rounds after the first; seconds: median (min to max)")
-    print(f"round      {spread(rounds)}")
+    print(f"{arguments.sites} sites, {len(rounds)} rounds after the first")
+    print("| | seconds, median (least to largest) |")
+    print("| --- | ---: |")
+    print(f"| round | {spread(rounds)} |")
     for name in ("train", "anchor", "aggregate"):
-        print(f"  {name:<9}{spread([float(p['seconds']) for p in phases if p['phase'] == name])}")
+        print(f"| {name} | {spread([float(p['seconds']) for p in phases if p['phase'] == name])} |")
 
 
 def spread(values: list[float]) -> str:

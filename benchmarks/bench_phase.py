@@ -112,7 +112,7 @@ class Phase:
 
     def epoch(self) -> None:
         self.network.load_state_dict(self.state)
-        self.worker.training.train(replace(self.run, store=Forgetful()), self.network)  # type: ignore[arg-type]
+        self.worker.training.train(replace(self.run, store=Forgetful(), save_seconds=0), self.network)  # type: ignore[arg-type]
 
     def floor(self) -> None:
         self.network.load_state_dict(self.anchor.state)

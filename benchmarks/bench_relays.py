@@ -136,7 +136,7 @@ def main() -> None:
                 settings |= {
                     "phantom_sites": len(sites),
                     "phantom_samples": 40 * len(sites),
-                    "phantom_test": 40 * len(sites),
+                    "phantom_test": max(184, 40 * len(sites)),  # of the least that 23 classes need
                 }
                 recipe = FairRecipe(
                     method, sites=sites, packaging="preinstalled", settings=settings, num_rounds=given.rounds,

@@ -103,11 +103,13 @@ def main() -> None:
         print(f"{args.rounds} rounds, {args.sites} sites, {args.layers} layers")
         middle = seconds[len(seconds) // 2 - 5 : len(seconds) // 2 + 5]
         early, half, late = (statistics.median(some) for some in (first, middle, last))
-        print(f"processor time per round: first 10 {early:.3f} s, middle 10 {half:.3f} s, last 10 {late:.3f} s")
-        print(f"end of the run: {ended:.1f} s")
-        print(f"largest while running {largest / 1e6:.1f} MB, at the end {(size(run) + size(kept)) / 1e6:.1f} MB:")
-        for path in sorted(p for p in Path(temporary).rglob("*") if p.is_file()):
-            print(f"  {path.relative_to(temporary)!s:40} {path.stat().st_size / 1e6:8.2f} MB")
+        print("| | |")
+        print("| --- | ---: |")
+        print(f"| processor seconds a round, first ten / middle / last | {early:.3f} / {half:.3f} / {late:.3f} |")
+        print(f"| processor seconds at the end of the run | {ended:.1f} |")
+        left = size(run) + size(kept)
+        print(f"| MB on disk, at most while it runs / in the end | {largest / 1e6:.1f} / {left / 1e6:.1f} |")
+        print(f"| of these results.json | {(run / 'results.json').stat().st_size / 1e6:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Freed memory is handed out again while a site computes, and given back afterwards."""
+"""Freed memory is handed out again while a site computes and to its next task, and given back when none follows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from fairflare.base.machine.memory_reuse import reused_memory
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives these limits")
 
 PROGRAM = """
-import resource
+import resource, time
 import numpy as np
+from fairflare.base.machine import memory_reuse
 from fairflare.base.machine.memory_reuse import reused_memory
+
+memory_reuse.IDLE = 0.5
 
 def faults(times=20):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,7 +37,13 @@ outside, start = faults(), resident()
 with reused_memory("cpu"):
     faults(1)
     inside, held = faults(), resident()
-print(outside, inside, held - start, resident() - start)
+with reused_memory("cpu"):
+    time.sleep(0.6)  # the look behind the first task comes here, and gives nothing back
+    next_task = faults()
+end = time.monotonic() + 20
+while resident() - start > 10e6 and time.monotonic() < end:
+    time.sleep(0.05)
+print(outside, inside, held - start, resident() - start, next_task)
 """
 
 
@@ -47,9 +56,10 @@ def answer(**environment: str) -> list[int]:
 
 
 @glibc
-def test_large_blocks_are_not_mapped_anew_inside_and_are_given_back_at_the_end() -> None:
-    outside, inside, held, after = answer()
+def test_large_blocks_are_not_mapped_anew_inside_and_are_given_back_when_no_task_follows() -> None:
+    outside, inside, held, after, next_task = answer()
     assert inside < outside / 20
+    assert next_task < outside / 100  # touched anew once they would be a twentieth
     assert held > 30e6
     assert after < 10e6
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,11 +13,17 @@ from functools import cache
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 MOST = 2**31 - 1  # bytes; mallopt takes an int
 AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
+IDLE = 2.0  # seconds without work, after which what is free goes back: the next task often follows at once
+
+_at_work, _last = list[object](), list[object]()  # who computes, and who was the last one to end
 
 
 @contextmanager
 def reused_memory(device: str) -> Iterator[None]:
-    """Inside, blocks of up to 2 GiB that are freed are handed out again without a page fault; at the end they are free.
+    """Inside, blocks of up to 2 GiB that are freed are handed out again without a page fault.
+
+    They are free again two seconds behind the end, unless other work has begun by then: tasks that follow each other
+    in one process touch their memory once.
 
     glibc maps a large block anew for every tensor and gives it back when the tensor dies, so that a training step on a
     CPU touches each page of its activations for the first time, again and again. All three of glibc's limits must be
@@ -30,18 +37,30 @@ def reused_memory(device: str) -> Iterator[None]:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...
     """
     libc = _adjusted() if device == "cpu" else None
+    _at_work.append(me := object())
     try:
         yield
     finally:
+        _at_work.remove(me)
         if libc is not None:
-            libc.malloc_trim(0)
+            _last[:] = [me]
+            waiting = threading.Timer(IDLE, _give_back, (libc, me))
+            waiting.daemon = True
+            waiting.start()
+
+
+def _give_back(libc: ctypes.CDLL, who: object) -> None:
+    if _last == [who] and not _at_work:  # nobody has worked since
+        libc.malloc_trim(0)
 
 
 @cache
 def _adjusted() -> ctypes.CDLL | None:
     """The C library with its limits set; ``None``: they are left as they are."""
-    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
-    if chosen or platform.libc_ver()[0] != "glibc":
+    if (
+        any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+        or platform.libc_ver()[0] != "glibc"
+    ):
         return None
     libc = ctypes.CDLL(None)
     for limit, value in ((M_MMAP_THRESHOLD, MOST), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, AHEAD)):

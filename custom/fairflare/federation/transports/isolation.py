@@ -53,36 +53,26 @@ def perform_isolated(
         The reply; a failed one when the child died (says by which signal or exit code). Where it died in a training
         that it had kept half done, another goes on from there, as long as each comes further than the one before.
     """
-    store = SiteFolder(worker["site"], worker["state_folder"]).store(request.run)
-    while True:
-        before = store.progress(request.current_round)
-        reply, alive = _in_a_child(worker, request, should_stop, poll)
-        if alive or request.name != TASK_TRAIN or store.progress(request.current_round) == before:
-            return reply
-        log.warning("%s; a new one goes on from the half-done round", reply.reason)
-
-
-def _in_a_child(
-    worker: dict[str, Any], request: SiteTask, should_stop: Callable[[], bool], poll: float
-) -> tuple[SiteReply, bool]:
-    """The reply, and whether the child lived to give it."""
     arguments = dict(worker)
     child = SiteProcess(arguments.pop("task"), arguments.pop("training"))
     try:
         child.begin(arguments, replace(request, state={}), save_bytes(clean_state(request.state)))
         while True:
-            reply = child.hear(request.name) if speaking([child], poll) else None
+            reply = child.hear() if speaking([child], poll) else None
             if reply is not None:
-                return reply, not child.died
+                return reply
             if should_stop():
                 child.stop()
-                return refusal(worker["site"], request.name, TaskStopped("the job was stopped")), True
+                return refusal(worker["site"], request.name, TaskStopped("the job was stopped"))
     finally:
         child.close()
 
 
 class SiteProcess:
     """A process that works on one task at a time; it starts with the first one, and anew when it has died.
+
+    Where it died in a training that it had kept half done, another goes on from there, as long as each comes further
+    than the one before.
 
     Args:
         task, training: of the run.
@@ -91,14 +81,20 @@ class SiteProcess:
 
     def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
         self.parts, self.prepare = (task, training), prepare
-        self.site = ""  # that it works on
-        self.died = False  # in its last task
+        self._stopped = False
+        self._given: Any = None  # the task that it works on: what was handed over
+        self._kept: list[tuple[str, int]] = []  # of that training, when it was handed over
         self._process: Any = None
         self._pipe: Connection | None = None
 
     @property
     def busy(self) -> bool:
-        return bool(self.site)
+        return self._given is not None
+
+    @property
+    def site(self) -> str:
+        """That it works for; empty: for nobody."""
+        return str(self._given[0]["site"]) if self.busy else ""
 
     @property
     def waitables(self) -> list[Any]:
@@ -117,7 +113,7 @@ class SiteProcess:
         if self._process is None or not self._process.is_alive():
             self._start()
             messages.insert(0, self.parts)
-        self.site, self.died = arguments["site"], False
+        self._given, self._kept = (arguments, request, model), self._progress(arguments, request)
         assert self._pipe is not None
         with suppress(OSError):  # it has just died, which :meth:`hear` says
             for message in messages:
@@ -132,23 +128,36 @@ class SiteProcess:
         self._process.start()
         there.close()
 
-    def hear(self, task: str) -> SiteReply | None:
-        """What it says: its answer, or ``None`` for a line of the log; dead, it has failed."""
+    def hear(self) -> SiteReply | None:
+        """What it says: its answer, or ``None`` for a line of the log; dead, it has failed, or another goes on."""
         assert self._pipe is not None
         try:
             said, update = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(LAST_WORDS)
-            self.died = True
-            said, update = SiteReply(STATUS_FAILED, reason=obituary(self.site, task, self._process)), None
+            why = obituary(self.site, self._given[1].name, self._process)
+            said, update = SiteReply(STATUS_FAILED, reason=why), None
+            if not self._stopped and self._progress(*self._given[:2]) != self._kept:
+                log.warning("%s; a new one goes on from the half-done round", why)
+                given = self._given
+                self.close()
+                self.begin(*given)
+                return None
         if isinstance(said, logging.LogRecord):
             logging.getLogger(said.name).handle(said)
             return None
-        self.site = ""
+        self._given = None
         return replace(said, update=None if update is None else load_bytes(update))
+
+    @staticmethod
+    def _progress(arguments: dict[str, Any], request: SiteTask) -> list[tuple[str, int]]:
+        """What it has kept of a training; nothing of another task."""
+        store = SiteFolder(arguments["site"], arguments["state_folder"]).store(request.run)
+        return store.progress(request.current_round) if request.name == TASK_TRAIN else []
 
     def stop(self) -> None:
         """End what it does; it answers all the same."""
+        self._stopped = True
         if self.busy and self._pipe is not None:
             with suppress(OSError):  # it has just ended
                 self._pipe.send(STOP)
@@ -163,7 +172,7 @@ class SiteProcess:
                     insist()
                     self._process.join(INSIST)
         self._process = self._pipe = None
-        self.site = ""
+        self._given = None
 
 
 def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProcess]:

@@ -39,7 +39,8 @@ class ProcessTransport(LocalTransport):
 
     Args:
         jobs: processes, at most one for each site. One starts with the first task for one of its sites, which takes
-            some seconds, and again when it has died; it needs as much memory as a run of its sites alone.
+            some seconds, and again when it has died, where a half-done training goes on (:class:`SiteProcess`); it
+            needs as much memory as a run of its sites alone.
         plan: what is run, with names of sites.
         local, state, should_stop: see :class:`LocalTransport`.
     """
@@ -88,8 +89,8 @@ class ProcessTransport(LocalTransport):
             if not busy:
                 return
             for child in speaking(busy, POLL):
-                site, name = child.site, question.name
-                reply = child.hear(name)
+                site = child.site
+                reply = child.hear()
                 if reply is not None:
                     question.hand_over(site, encode_reply(reply, question.task.current_round))
 

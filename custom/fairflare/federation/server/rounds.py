@@ -127,7 +127,7 @@ class Rounds:
             self.journal.failed(str(error), error.phase if isinstance(error, RoundFailed) else None)
             raise
         finally:
-            self.collector.clear()
+            self.collector.close()
             self.experiment.close()
 
     def _start(self) -> tuple[int, State]:

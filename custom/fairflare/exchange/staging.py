@@ -134,8 +134,7 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """:meth:`clear`, and the folder goes, where nothing else is in it; nothing can be put any more."""
-        self.clear()
+        """Removes the folder, where nothing is in it; nothing can be put any more."""
         with suppress(OSError):
             self.folder.rmdir()
 

@@ -142,11 +142,6 @@ class Collector:
         self._round.received = self._shape = None
         self._influence = Influence(self.bounds)
 
-    def close(self) -> None:
-        """:meth:`clear`, when no round follows: no empty folder stays beside the results."""
-        self.clear()
-        self.staging.close()
-
     @property
     def accepted(self) -> list[str]:
         """Sites whose model is in the round, sorted."""

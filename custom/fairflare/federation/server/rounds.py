@@ -127,7 +127,8 @@ class Rounds:
             self.journal.failed(str(error), error.phase if isinstance(error, RoundFailed) else None)
             raise
         finally:
-            self.collector.close()
+            self.collector.clear()
+            self.collector.staging.close()
             self.experiment.close()
 
     def _start(self) -> tuple[int, State]:

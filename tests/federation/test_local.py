@@ -271,6 +271,7 @@ def test_told_to_stop(tmp_path: Path) -> None:
     assert results["rounds"] == []
     assert "before_aggregation" not in heard.told
     assert not list((run_dir / "fairflare" / "staging").glob("*.safetensors"))
+    assert not {"staging", "lock"} & {path.name for path in run_dir.rglob("*")}, "nothing that only the run needed"
 
 
 @pytest.mark.long

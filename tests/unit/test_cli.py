@@ -30,6 +30,7 @@ from fairflare.cli import screen
 from fairflare.cli.data import doctor
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run import command as run_command
+from fairflare.cli.run.folder import what_sites_said
 from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import sections
@@ -229,6 +230,7 @@ def test_markdown_is_a_table_of_every_setting(name: str) -> None:
 
 def test_describe_suggests_the_method() -> None:
     assert "unknown method 'fedmrl'; did you mean 'fed_mrl'?" in one_line(fairflare("describe", "fedmrl"))
+    assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'. Available: afl, ")
 
 
 # ------------------------------------------------------------------------------------------------ wrong values
@@ -597,6 +599,21 @@ def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> Non
     assert f"log: {runs['root'] / 'bad.log'}" in bad.stderr
     assert "Traceback" not in bad.stderr
     assert bad.stdout == ""
+
+
+def test_what_the_sites_of_a_simulator_kept_back_is_in_its_log(tmp_path: Path) -> None:
+    """Their log is that of the one who runs it, so the text that no site sends is told here, once."""
+    log = tmp_path / "run.log"
+    lines = [
+        "  File 'x.py', line 3, in forward",
+        "RuntimeError: expected 3 channels, got 1",
+        "2026 - ERROR - RuntimeError: no",
+    ]
+    log.write_text("\n".join([*lines, "torch.cuda.OutOfMemoryError: 2 GiB", *lines]))
+    kept = {"reason": "site 'a': train failed with RuntimeError (details in the site's log)"}
+    assert what_sites_said(kept, log) == [lines[1], "torch.cuda.OutOfMemoryError: 2 GiB"]
+    assert what_sites_said({"reason": "site 'a': no data"}, log) == []
+    assert what_sites_said(kept, tmp_path / "none.log") == []
 
 
 def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:

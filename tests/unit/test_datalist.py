@@ -232,6 +232,7 @@ def test_a_label_that_is_no_class_number(root: Path, label: Any) -> None:
     wanted = f"must be the number of a class (a whole number >= 0), got {label!r}"
     assert f"'label' of entry 0 of 'validation' {wanted}" in str(error)
     assert error.public.endswith("'label' of entry 0 of 'validation' is not the number of a class")
+    assert ("--task segmentation" in error.public) == isinstance(label, str), "a path may be that of a mask"
 
 
 def test_a_class_label_is_needed(root: Path) -> None:

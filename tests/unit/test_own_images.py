@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli import app
-from fairflare.cli.data.own_images import in_words, looked_at, suited_settings
+from fairflare.cli.data.own_images import in_words, looked_at, suited_settings, without_phantom
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
@@ -92,6 +92,39 @@ def test_one_hospital_is_not_several(command: list[str], tmp_path: Path) -> None
     assert "sites 'A' and 'B' have" in told
     assert told.endswith("[2]")
     assert not (tmp_path / "out").exists()
+
+
+def test_doctor_looks_as_a_run_would(tmp_path: Path) -> None:
+    """At the images of all sites together, and at the kind of task that the data's manifest names."""
+    root = str(site(tmp_path / "A"))
+    twice = tmp_path / "fairflare.json"
+    twice.write_text(json.dumps({"sites": {"A": {"data_root": root}, "B": {"data_root": f"{root}/../A"}}}))
+    told = fairflare("doctor", "--data", twice)
+    assert "data of all problem sites 'A' and 'B' have" in told
+    assert told.endswith("[1]")
+    twice.write_text(json.dumps({"sites": {"A": {"data_root": root}}}))
+    assert "data of all" not in fairflare("doctor", "--data", twice)
+    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "classification"}))
+    told = fairflare("doctor", "--data", twice)
+    assert "as the data's manifest says: --task classification" in told
+    assert "must be the number of a class" in told
+
+
+def test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own(tmp_path: Path) -> None:
+    """Four of the paper's sites are corrupted copies; two sites with images of their own are neither."""
+    local = {"sites": {name: {"data_root": str(tmp_path / name)} for name in "ab"}}
+
+    def make(more: dict[str, Any]) -> Any:
+        return make_plan("fed_ism", sites=["a", "b"], small=False, settings=more)
+
+    with pytest.raises(ValueError, match="corrupted_sites of phantom_sites=2"):
+        make({})
+    assert without_phantom(make, local) == {"allow_phantom": False}
+    assert make({"allow_phantom": False}).sites == ["a", "b"]
+    assert without_phantom(make, {"sites": {"a": {}, "b": {"data_root": "x"}}}) == {}, "one site would be made up"
+    assert without_phantom(make, {}) == {}
+    assert without_phantom(lambda more: make({"batch_size": 0, **more}), local) == {}, "it is told by the plan itself"
+    assert without_phantom(lambda more: make({"corrupted_sites": 1, **more}), local) == {}, "nothing is wrong"
 
 
 def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:

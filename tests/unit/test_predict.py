@@ -404,6 +404,9 @@ def test_a_damaged_image_costs_that_image(segmented: Path, kinds: Path, tmp_path
     assert result.exit_code == 1
     assert "notes.txt: its ending is not known" in result.stderr
     assert not (tmp_path / "none").exists()
+    (tmp_path / "text.png").write_text("not a picture")
+    result = fairflare(segmented / "run", tmp_path / "text.png", "--out", tmp_path / "none")
+    assert "text.png: UnidentifiedImageError: damaged, or no picture\n" in result.stderr
 
 
 def test_nothing_is_replaced_unasked(segmented: Path, kinds: Path, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     none = "(a difference of 0.000 would have been seen)"
     assert f"The spread (std): within noise: b {none}, c {none}, d {none}." in read.words, "0 everywhere is no gain"
     assert "told after Holm's correction for 9 tests" in read.words
-    assert "a, which the others are compared with, has 0.450 on average over the sites" in read.words
+    assert "a, which the others are compared with, has 0.45 ± 0.08 on average over the sites" in read.words
 
 
 def test_less_is_better_of_a_loss(tmp_path, quick_pictures):

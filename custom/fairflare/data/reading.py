@@ -311,7 +311,9 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
     except TaskStopped:
         raise
     except Exception as error:  # the libraries below raise what they like for a damaged file
-        raise _unreadable(path, what, site, split, f"{type(error).__name__}: {error}") from error
+        kind = type(error).__name__
+        told = "damaged, or no picture" if kind == "UnidentifiedImageError" else error  # Pillow's names a Python object
+        raise _unreadable(path, what, site, split, f"{kind}: {told}") from error
     return _Opened(file, what, site, split, array, facts, turn)
 
 

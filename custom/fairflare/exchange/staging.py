@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -131,6 +132,11 @@ class Staging:
         remove_partials(self.folder, mine=True)
         for path in self.folder.glob(f"*{SUFFIX}"):
             path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Removes the folder, where nothing is in it; nothing can be put any more."""
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, site: str) -> Path:
         return file_of(self.folder, "site", site)

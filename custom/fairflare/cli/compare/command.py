@@ -267,7 +267,7 @@ def _series(
 
     As it suits the sites' own images, where there are such and nothing else is said.
     """
-    from fairflare.cli.data.own_images import kind_by_manifest, suited
+    from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
     from fairflare.federation.plan.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
@@ -285,6 +285,14 @@ def _series(
     given["sites"] = run_sites(given["sites"], local)
     given.update(kind_by_manifest(Path(data) if data else None, given))
     series = Series(**given)
+    runs = series.runs()[: len(series.entries)]
+    own = without_phantom(
+        lambda more: [
+            replace(run, plan={**run.plan, "settings": {**more, **run.plan["settings"]}}).make() for run in runs
+        ],
+        local,
+    )
+    series = replace(series, settings={**own, **series.settings})
     quick = series.small and not series.task_file
     more = suited(
         series.runs()[0].make(), local, Path(data) if data else None, series.settings,

@@ -139,7 +139,7 @@ class Runner:
         running: list[_Process] = []
         try:
             while waiting or running:
-                while waiting and len(running) < self.at_once:
+                while waiting and len(running) < self.at_once and not self._all_refused():
                     running.append(self._start(waiting.pop(0)))
                     tell(running[-1].progress)
                 time.sleep(POLL)
@@ -150,6 +150,10 @@ class Runner:
                         tell(one.progress)
                     if one.progress.state != "running":
                         running.remove(one)
+                if not running and self._all_refused():
+                    for progress in waiting:
+                        progress.state, progress.reason = STOPPED, "not begun, since all before it were refused"
+                    waiting.clear()
         finally:
             _end(running)
 
@@ -165,6 +169,12 @@ class Runner:
         usual = sum(means.values()) / len(means)
         open_ = [p for p in self.all if p.state in ("waiting", "running")]
         return sum((p.of - p.rounds) * means.get(p.run.entry.label, usual) for p in open_) / self.at_once
+
+    def _all_refused(self) -> bool:
+        """Whether two runs or more ended before their first round, for one reason, and none got further."""
+        begun = [p for p in self.all if p.state != "waiting" and (p.state != "running" or p.rounds)]
+        same = {(p.state, p.rounds, p.reason) for p in begun}
+        return len(begun) > 1 and len(same) == 1 and (begun[0].state, begun[0].rounds) == (FAILED, 0)
 
     # -- one run
 

@@ -49,8 +49,11 @@ def report(
     from fairflare.reporting.compare.unseen import Unseen, unseen_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
-    for progress in failed:
-        say(f"{progress.run.name}: {progress.state}: {progress.reason}")
+    for reason in dict.fromkeys(progress.reason for progress in failed):
+        names = [progress.run.name for progress in failed if progress.reason == reason]
+        others = f" and {len(names) - 1} more" if len(names) > 2 else "".join(f", {name}" for name in names[1:])
+        state = next(progress.state for progress in failed if progress.reason == reason)
+        say(f"{names[0]}{others}: {state}: {reason}")
     runs = runner.results()
     if not runs:
         say("", mark="[red]no run completed[/red]")

@@ -65,10 +65,13 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
+    from fairflare.cli.data.own_images import kind_by_manifest
     from fairflare.federation.plan.plan import make_plan
 
     with user_errors(), one_document(as_json):
         names = names_of(sites)
+        given = {"task": task, "task_file": task_file, "monai_bundle": monai_bundle}
+        task = kind_by_manifest(data, given).get("task", task)
         plan = make_plan(
             method, task=task, sites=names or 0, settings=parse_settings(settings), task_file=task_file,
             monai_bundle=monai_bundle, min_sites=1,
@@ -160,6 +163,7 @@ def site_file(
 ) -> Iterator[Finding]:
     """The private file of one site, or of all sites of a simulator, and the data that it names."""
     from fairflare.federation.site.site_file import own_settings
+    from fairflare.federation.transports.shared_images import refuse_shared_images
 
     path = file_in(path)
     try:
@@ -173,6 +177,10 @@ def site_file(
     yield Finding("site file", "ok", f"{path}: {', '.join(names)}")
     for name in names if open_site is not None else ():
         yield _data(name, own[name], open_site)
+    try:
+        refuse_shared_images(names, content)
+    except ValueError as error:
+        yield Finding("data of all", "problem", str(error))
 
 
 def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[str, Any]], Any] | None) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,31 @@ def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, An
     if kind:
         say(f"as the data's manifest says: --task {kind}")
     return {"task": kind} if kind else {}
+
+
+def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"allow_phantom": False}`` where made-up data, which no site is given, are all that cannot be as a plan has it.
+
+    A paper's four corrupted sites, of two that have images of their own. Another error is met when the plan is made.
+
+    Args:
+        make: makes the plan with these settings beside its own.
+        local: content of ``local/fairflare.json``.
+    """
+    blocks = local.get("sites")
+    own = [block for site, block in blocks.items() if site != "server"] if isinstance(blocks, Mapping) else []
+    if not own or not all(isinstance(block, Mapping) and "data_root" in block for block in own):
+        return {}
+    try:
+        make({})
+    except ValueError:
+        more = {"allow_phantom": False}
+        try:
+            make(more)
+        except ValueError:
+            return {}
+        return more
+    return {}
 
 
 def manifest_of(data: Path) -> dict[str, Any]:

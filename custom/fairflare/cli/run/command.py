@@ -10,7 +10,7 @@ import typer
 
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import RUN, Data, Overwrite, takes_plan, write_job
-from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
+from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
 from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
 from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
-    from fairflare.cli.data.own_images import kind_by_manifest, suited
+    from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.reporting.results import mark_ended
@@ -78,6 +78,8 @@ def run(
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
         plan.update(kind_by_manifest(site_file, plan))
         made = partial(PlanHere, apart=jobs > 1) if in_process else _recipe
+        own = without_phantom(lambda more: made(**{**plan, "settings": {**more, **plan["settings"]}}), local)
+        plan["settings"] = {**own, **plan["settings"]}
         recipe: Any = made(**plan)
         quick = plan["small"] and not plan["task_file"]
         more = suited(
@@ -123,7 +125,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         found = find_results(workspace)
         results = read_results(found)
         if results["status"] != "completed" or code != 0:
-            reasons = [str(results.get("reason") or f"FLARE ended with code {code}")]
+            reasons = [str(results.get("reason") or f"FLARE ended with code {code}"), *what_sites_said(results, log)]
     except (OSError, ValueError):
         reasons = [f"the run ended with code {code} before the first round", *last_errors(log)]
     if reasons:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fairflare.cli.data.sites import file_in, read_object
+
+RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
+MOST_TEXTS = 3
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
@@ -81,6 +85,14 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
 
 def _begun(folder: Path) -> bool:
     return bool((_there(folder / "results.json") or {}).get("info"))
+
+
+def what_sites_said(results: Mapping[str, Any], log: Path) -> list[str]:
+    """Texts of the sites' errors where the reason keeps them back: in the simulator the sites' log is the user's."""
+    if "(details in the site's log)" not in str(results.get("reason")) or not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return list(dict.fromkeys(line for line in lines if RAISED.match(line)))[-MOST_TEXTS:]
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:

@@ -128,6 +128,7 @@ class Rounds:
             raise
         finally:
             self.collector.clear()
+            self.collector.staging.close()
             self.experiment.close()
 
     def _start(self) -> tuple[int, State]:

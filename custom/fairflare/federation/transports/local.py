@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
-from fairflare.base.disk.locks import FolderInUse, FolderLock
+from fairflare.base.disk.locks import LOCK_FILE, FolderInUse, FolderLock
 from fairflare.base.disk.temporary import OwnedFolder, sweep
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
@@ -112,4 +112,5 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        (folder / LOCK_FILE).unlink(missing_ok=True)  # whoever waits for it sees that it is gone
         lock.release()

@@ -167,7 +167,7 @@ def get_method(name: str) -> Method:
     """
     methods = all_methods()
     if name not in methods:
-        raise ValueError(f"unknown method {name!r}{nearest(name, methods)} Available: {', '.join(methods)}")
+        raise ValueError(f"unknown method {name!r}{nearest(name, methods) or '.'} Available: {', '.join(methods)}")
     return methods[name]
 
 

@@ -185,13 +185,14 @@ def _unpaired(labels: Sequence[str], reference: str) -> list[str]:
 
 
 def _reached(row: PageRow) -> str:
-    mean, std, worst = (row.over(attribute).mean for attribute in ("mean", "std", "worst"))
-    if not math.isfinite(mean):
+    mean, std, worst = (row.over(attribute) for attribute in ("mean", "std", "worst"))
+    if not math.isfinite(mean.mean):
         return "no value"
     count = sum(math.isfinite(summary.mean) for summary in row.summaries)
     return (
-        f"{number(mean)} on average over the sites, a standard deviation of {number(std)} between them, and "
-        f"{number(worst)} at the worst site" + (f" (means over {count} seeds)" if count > 1 else "")
+        f"{number(mean.mean, mean.sd)} on average over the sites, a standard deviation of {number(std.mean, std.sd)} "
+        f"between them, and {number(worst.mean, worst.sd)} at the worst site"
+        + (f" (means ± standard deviation over {count} seeds)" if count > 1 else "")
     )
 
 

@@ -76,14 +76,13 @@ class Rounds:
     ) -> None:
         self.task, self.rule, self.settings = task, rule, run
         self.transport, self.place, self.listeners = transport, place, list(listeners)
-        small = place.apart and run.exchange != ALL
-        self.journal = Journal(place.run_dir / RESULTS_FOLDER, transport, listeners, task.primary_metric, apart=small)
+        folder, small = place.run_dir / RESULTS_FOLDER, place.apart and run.exchange != ALL
+        self.journal = Journal(folder, transport, listeners, task.primary_metric, apart=small)
         self.metrics = task.by_name()  # those of the sites' own classes come with the check
         higher = bool(self.metrics[task.primary_metric].higher_is_better)
-        learned = TaskRecorder(task, lambda: self.journal.info, place.run_dir / RESULTS_FOLDER)
+        learned = TaskRecorder(task, lambda: self.journal.info, folder)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
-        staging = place.run_dir / RESULTS_FOLDER / "staging"
-        self.collector = Collector(rule, staging, run, run.seed, place.models_in_memory, self.metrics)
+        self.collector = Collector(rule, folder / "staging", run, run.seed, place.models_in_memory, self.metrics)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
         self.suspects = Suspects(run, self.metrics[task.primary_metric], transport.say)

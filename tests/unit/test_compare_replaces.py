@@ -69,6 +69,23 @@ def test_what_all_are_refused_for_is_not_tried_by_every_run(
     assert all("not begun" in p.reason for p in runner.all[begun:])
 
 
+def test_a_row_that_was_not_tried_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedISM and FedISM+ learn no masks, FedAvg does."""
+    entries = [read_entry(name) for name in ("fed_prox", "fed_bn", "fed_avg")]
+    runner = Runner(Series(entries, seeds=[0, 1], task="segmentation", sites=2, rounds=1), tmp_path, {})
+
+    def follow(one: Any) -> bool:
+        refused = one.progress.run.entry.label != "fed_avg"
+        one.progress.state, one.progress.reason = ("failed", "no class") if refused else ("completed", "")
+        return True
+
+    monkeypatch.setattr(runner, "_start", lambda progress: SimpleNamespace(progress=progress))
+    monkeypatch.setattr(runner, "_follow", follow)
+    monkeypatch.setattr(runs, "POLL", 0.0)
+    runner.go(lambda progress: None)
+    assert [p.state for p in runner.all] == ["failed", "failed", "completed"] * 2
+
+
 def test_a_reason_of_many_runs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     series = Series([read_entry("fed_avg")], seeds=[0, 1, 2, 3], task="segmentation", sites=2, rounds=1)
     runner = Runner(series, tmp_path, {})

@@ -15,7 +15,7 @@ MOST = 2**31 - 1  # bytes; mallopt takes an int
 AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
 IDLE = 2.0  # seconds without work, after which what is free goes back: the next task often follows at once
 
-_at_work, _last = list[object](), list[object]()  # who computes, and who was the last one to end
+_lock, _at_work, _waiting = threading.Lock(), list[object](), list[threading.Timer]()
 
 
 @contextmanager
@@ -37,30 +37,26 @@ def reused_memory(device: str) -> Iterator[None]:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...
     """
     libc = _adjusted() if device == "cpu" else None
-    _at_work.append(me := object())
+    with _lock:
+        _at_work.append(me := object())
+        while _waiting:
+            _waiting.pop().cancel()
     try:
         yield
     finally:
-        _at_work.remove(me)
-        if libc is not None:
-            _last[:] = [me]
-            waiting = threading.Timer(IDLE, _give_back, (libc, me))
-            waiting.daemon = True
-            waiting.start()
-
-
-def _give_back(libc: ctypes.CDLL, who: object) -> None:
-    if _last == [who] and not _at_work:  # nobody has worked since
-        libc.malloc_trim(0)
+        with _lock:
+            _at_work.remove(me)
+            if libc is not None and not _at_work:
+                _waiting.append(timer := threading.Timer(IDLE, libc.malloc_trim, (0,)))
+                timer.daemon = True
+                timer.start()
 
 
 @cache
 def _adjusted() -> ctypes.CDLL | None:
     """The C library with its limits set; ``None``: they are left as they are."""
-    if (
-        any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
-        or platform.libc_ver()[0] != "glibc"
-    ):
+    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
+    if chosen or platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)
     for limit, value in ((M_MMAP_THRESHOLD, MOST), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, AHEAD)):

@@ -171,10 +171,11 @@ class Runner:
         return sum((p.of - p.rounds) * means.get(p.run.entry.label, usual) for p in open_) / self.at_once
 
     def _all_refused(self) -> bool:
-        """Whether two runs or more ended before their first round, for one reason, and none got further."""
+        """Whether a run of each row, two at least, ended before its first round for one reason; none got further."""
         begun = [p for p in self.all if p.state != "waiting" and (p.state != "running" or p.rounds)]
-        same = {(p.state, p.rounds, p.reason) for p in begun}
-        return len(begun) > 1 and len(same) == 1 and (begun[0].state, begun[0].rounds) == (FAILED, 0)
+        refused = {(p.state, p.rounds, p.reason) for p in begun}
+        rows = {p.run.entry.label for p in self.all} - {p.run.entry.label for p in begun}
+        return len(begun) > 1 and not rows and len(refused) == 1 and (begun[0].state, begun[0].rounds) == (FAILED, 0)
 
     # -- one run
 

@@ -442,7 +442,6 @@ PLACES = {
     "methods/base/site_run.py re.fullmatch": "escaped",
     "moved.py importlib.import_module": "a table of the module",
     "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
-    "reporting/page/words.py seen.format": "a text of the module",
     "tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",
     "tasks/adapters.py re.search": "the same",
     "tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a job's own task.py says in which folder",

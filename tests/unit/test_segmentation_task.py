@@ -480,7 +480,7 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "allow_phantom": False, "initial_weights": "w.pth", "orientation": "axial", "intensity": "window",
         "window": [40, 400], "resize": "pad", "ignore": 3, "mask_resize": "area", "evaluate_at": "image",
         "network": "segresnet", "width": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
-        "metrics": ["dice", "hd95"], "tolerance": 2.0,
+        "metrics": ["dice", "hd95"], "tolerance": 2.0, "attributes": True, "attribute_noise": 0.25,
     }  # fmt: skip
     defaults = inspect.signature(SegmentationTask).parameters
     assert {*given, "adapters"} == set(defaults)  # which is no plain value

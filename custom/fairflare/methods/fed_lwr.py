@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
@@ -83,8 +83,6 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     smooth: BelowOne | None = None
     layer_granularity: Granularity | None = None
     only_layer: str | None = None
-
-    _outlive = ("last_scores", "units")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,6 +191,14 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                 if self.setting("smooth") > 0:
                     by[site]["smoothed"] = used
         return record
+
+    def state_dict(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {"last_scores": {site: dict(by) for site, by in self._last_scores.items()}}
+        return {**kept, "units": dict(self._units)} if self._units else kept
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last_scores = {site: dict(by) for site, by in state["last_scores"].items()}
+        self._units = dict(state.get("units", {}))
 
 
 JOB: dict[str, Any] = {

@@ -219,8 +219,8 @@ def certainty(values: npt.ArrayLike, drawn: npt.ArrayLike | None, units: npt.Arr
     mean = float(by_seed.mean())
     if many:
         of = estimate(by_seed, shared, df)
-        known = of.error > ROUNDING  # figures that are all the same, as of guesses, are no certainty
-        half, p = (float(of.half), float(of.p)) if known else (np.nan, np.nan)
+        # Figures that are all the same, as those of a model that guesses, are no certainty.
+        half, p = (float(of.half), float(of.p)) if of.error > ROUNDING else (np.nan, np.nan)
         return Certainty(mean, half, p, True, wide is not None)
     if wide is None or not shared > ROUNDING**2:
         return Certainty(mean)

@@ -191,6 +191,8 @@ def test_methods_side_by_side() -> None:
     assert second[8] == "better"
     text = gaps_in_words(rows, "fed_avg")
     assert "fed_avg, other: lowest accuracy by tone: dark in 3 of 3 runs." in text
+    commas = {name: [run(name, 0, 0.2, [0.1, 0.3])] for name in ("fed_avg", "fed_avg, adapted")}
+    assert "fed_avg; fed_avg, adapted: lowest accuracy by tone: dark." in gaps_in_words(commas, "fed_avg")
     assert "other: groups or classes of them stay at site-1 and are in no figure" in text
     assert "fed_avg: groups" not in text
     lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()

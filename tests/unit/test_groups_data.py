@@ -83,6 +83,9 @@ def test_bad_columns(tmp_path: Path) -> None:
         prepare_images(source, tmp_path / "out", csv="all.csv", attributes={"age": "years:40"})
     with pytest.raises(DataError, match="missing: weight"):
         prepare_images(source, tmp_path / "out", csv="all.csv", attributes={"w": "weight"})
+    write_rows(source / "theirs.csv", ["file,diagnosis", "i0.png,a"])
+    with pytest.raises(DataError, match=r"missing: image, label; .*: --columns image=COLUMN label=COLUMN, --attr"):
+        prepare_images(source, tmp_path / "out", csv="theirs.csv")
     with pytest.raises(ValueError, match="age='years:x' must be COLUMN or COLUMN:EDGE,EDGE"):
         columns_of({"age": "years:x"})
 

@@ -181,3 +181,4 @@ def test_certainty_of_a_mean_over_sites_is_a_t_interval_over_the_seeds() -> None
     low, _ = stats.t.interval(0.95, 2, values.mean(1).mean(), stats.sem(values.mean(1)))
     assert found.mean - found.half == pytest.approx(low)
     assert (found.seeds, found.patients) == (True, False)
+    assert math.isnan(certainty([[0.5], [0.5]], np.full((2, 1, 20), 0.5), [9]).half)  # nothing scatters: not known

@@ -94,6 +94,29 @@ def test_the_gain_of_one_seed_is_over_the_same_patients() -> None:
     assert np.isnan(unseen_of(found).rows[0].sure["gain"].half)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_figures_that_are_always_the_same_are_no_certainty(seeds: int) -> None:
+    """A model that tells one class alone has a balanced accuracy of 0.5 with every seed, on any test patients."""
+    found = [(results, unseen) for results, unseen in runs(seeds) if unseen.site == "A"]
+    for results, unseen in found:
+        results["test"] = {site: {"dice": 0.5} for site in results["test"]}
+        results["resampled"] = {site: [0.5] * 200 for site in results["test"]}
+        results["resampled_units"] = {site: {"unit": "patients", "count": 3} for site in results["test"]}
+        unseen.metrics, unseen.adapted = {"dice": 0.5}, {"dice": 0.9}
+        unseen.resampled, unseen.unit, unseen.units, unseen.adapted_resampled = [0.5] * 200, "patients", 3, [0.9] * 200
+    of = unseen_of(found)
+    (row,) = of.rows
+    assert row.over == ""
+    assert all(np.isnan(sure.half) and np.isnan(sure.p) for sure in row.sure.values())
+    page = unseen_page(of, [])
+    assert page.title == "1 site left out"
+    assert "beyond noise" not in page.leads[0].text
+    assert "how sure is not known" in page.leads[0].text
+    assert "a site has 0.900 (0.400 more)" in page.leads[0].text
+    told = "fed_avg: of seen, unseen, gap, gain how sure is not known: neither seeds nor draws of test cases scatter."
+    assert told in page.sections[0].notes
+
+
 def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
     page = write_report(held_out(tmp_path / "c"), tmp_path / "out").read_text()
     assert "3 sites left out in turn" in page

@@ -184,7 +184,7 @@ class Certainty:
 
     Attributes:
         mean: over sites and seeds.
-        half: half the width of the interval at :data:`LEVEL`; NaN: nothing is known.
+        half: half the width of the interval at :data:`LEVEL`; NaN: nothing is known, since nothing scatters.
         p: that belongs to it, against 0; NaN with ``half``.
         seeds: whether the seeds are in it.
         patients: whether the draws of the test patients are in it.
@@ -219,8 +219,10 @@ def certainty(values: npt.ArrayLike, drawn: npt.ArrayLike | None, units: npt.Arr
     mean = float(by_seed.mean())
     if many:
         of = estimate(by_seed, shared, df)
-        return Certainty(mean, float(of.half), float(of.p), True, wide is not None)
-    if wide is None or not shared > 0:
+        # Figures that are all the same, as those of a model that guesses, are no certainty.
+        half, p = (float(of.half), float(of.p)) if of.error > ROUNDING else (np.nan, np.nan)
+        return Certainty(mean, half, p, True, wide is not None)
+    if wide is None or not shared > ROUNDING**2:
         return Certainty(mean)
     from scipy.special import stdtr, stdtrit
 

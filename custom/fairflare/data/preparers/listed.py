@@ -129,7 +129,8 @@ def listed_rows(
         DataError: a column or an image is not there, or a split is not known.
     """
     called = called_columns(columns, ("image", of, *OPTIONAL))
-    table = read_table(file, [called["image"], called[of], *more])
+    remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
+    table = read_table(file, [called["image"], called[of], *more], remedy)
     images = images or Images(source)
     paths = images.all([row[called["image"]] for row in table], file)
     rows = []

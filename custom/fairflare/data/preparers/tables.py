@@ -16,8 +16,13 @@ Row = Mapping[str, str]
 log = logging.getLogger(__name__)
 
 
-def read_table(file: Path, needed: Sequence[str] = ()) -> list[Row]:
+def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
     """The rows of a CSV file with a head line; commas, semicolons or tabs, as the head has them.
+
+    Args:
+        file: the table.
+        needed: columns that it must have.
+        remedy: what to do where one is missing.
 
     Raises:
         DataError: it cannot be read, is empty, or lacks a column; names what is there.
@@ -33,7 +38,7 @@ def read_table(file: Path, needed: Sequence[str] = ()) -> list[Row]:
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(
-            f"'{file}': expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: {head}"
+            f"'{file}': expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: {head}{remedy}"
         )
     if not rows:
         raise DataError(f"'{file}' has no rows")

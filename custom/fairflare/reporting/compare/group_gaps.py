@@ -132,8 +132,13 @@ def _lead(
     shown = []
     for verdict, word in ((BETTER, "smaller"), (WORSE, "larger")):
         if labels := [label for label, of in others.items() if of == verdict]:
-            shown.append(f"{listed(labels)} {'has' if len(labels) == 1 else 'have'} a {word} gap")
+            shown.append(f"{_named(labels)} {'has' if len(labels) == 1 else 'have'} a {word} gap")
     return f"{told}; {', '.join(shown) or 'no other method is shown to have a smaller gap'}."
+
+
+def _named(labels: Sequence[str]) -> str:
+    """Labels side by side; those of settings and of left-out sites have commas of their own."""
+    return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
 def _lowest(runs: Sequence[Run], attribute: str) -> str:
@@ -166,7 +171,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
             metric = next((name for one in pooled for name in reversed(one.get("worst") or {})), "")
             if metric:
                 lowest.setdefault(f"lowest {metric} by {attribute}: {_lowest(asked, attribute)}.", []).append(label)
-    return notes + [f"{listed(labels)}: {text}" for text, labels in lowest.items()]
+    return notes + [f"{_named(labels)}: {text}" for text, labels in lowest.items()]
 
 
 def gaps_in_words(

@@ -326,6 +326,7 @@ def _in_words(one: Joining, *, method: bool = True) -> str:
     """``site-2 with fed_avg (0.61, alone 0.70; -0.09 [-0.15, -0.03], over 3 seeds)``."""
     told = f"{one.site}{f' with {one.method}' if method else ''} ({number(one.joined)}, alone {number(one.alone)}"
     if one.low is None:
-        return f"{told}; one seed and no draws of its test cases: how sure is not known)"
+        why = "neither seeds nor draws scatter" if one.over else "one seed and no draws of its test cases"
+        return f"{told}; {why}: how sure is not known)"
     p = "" if one.p_holm is None else f", p (Holm) {p_value(one.p_holm)}"
     return f"{told}; {interval(one.low, one.high, one.difference)}, 95 % over {one.over}{p})"

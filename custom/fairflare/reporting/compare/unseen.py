@@ -15,7 +15,7 @@ from fairflare.core.statistics.intervals import Certainty, certainty
 from fairflare.reporting.compare.beside import Beside
 from fairflare.reporting.compare.differences import Units, draws_of
 from fairflare.reporting.compare.group_gaps import of_left_out
-from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, printed, spread
+from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
 
 Parts: TypeAlias = tuple[int, int, int]  # signs of seen, unseen and adapted in a figure
@@ -23,6 +23,7 @@ Draws: TypeAlias = tuple[Units, tuple[float, ...]]  # what a site drew, and the 
 
 
 KEPT = ("unseen", "gap", "gain")  # figures whose intervals are in the table
+NOT_SURE = "how sure is not known: neither seeds nor draws of test cases scatter"
 
 
 class Unseen(Beside):
@@ -224,7 +225,7 @@ def _sure(whole: Sequence[Mapping[str, _Run]]) -> tuple[dict[str, Certainty], st
             drawn = drawn[:, :, np.isfinite(drawn).all((0, 1))]
             drawn = drawn if drawn.shape[-1] > 1 else None
         found[name] = certainty(np.stack(terms), drawn, counts)
-    sure = found["unseen"]
+    sure = next((one for one in found.values() if math.isfinite(one.half)), Certainty(math.nan))
     kinds = sorted({kind for of in units.values() for kind, _ in of})
     parts = [f"{len(whole)} seeds"] if sure.seeds else []
     parts += [f"the test {' or '.join(kinds)}"] if sure.patients else []
@@ -323,11 +324,15 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """What the intervals are over, said once where it is the same for all."""
+    """What the intervals are over, said once where it is the same for all, and which figures have none."""
     over = {row.label: row.over for row in found.rows if row.over}
+    notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
     if len({*over.values()}) == 1:
-        return [f"The 95 % intervals are over {next(iter(over.values()))}; of other hospitals they say nothing."]
-    return [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
+        notes = [f"The 95 % intervals are over {next(iter(over.values()))}; of other hospitals they say nothing."]
+    for row in found.rows:
+        if without := [name for name, sure in row.sure.items() if math.isnan(sure.half)]:
+            notes.append(f"{row.label}: of {listed(without)} {NOT_SURE}.")
+    return notes
 
 
 def _worst(values: Sequence[float], higher: bool) -> float:

@@ -14,7 +14,7 @@ from fairflare.reporting.compare.group_gaps import (
     gap_table,
     notes_of_gaps,
 )
-from fairflare.reporting.compare.unseen import UnseenRow, UnseenSites, intervals_in_words, unseen_cells
+from fairflare.reporting.compare.unseen import NOT_SURE, UnseenRow, UnseenSites, intervals_in_words, unseen_cells
 from fairflare.reporting.groups import captions, group_tables
 from fairflare.reporting.layout import counted, number
 from fairflare.reporting.notes import SYNTHETIC_NOTE
@@ -98,7 +98,7 @@ def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
         "Seen is the mean over the sites that trained, unseen the mean over the left-out sites, each tested by models "
         "that were trained without it.",
     ]
-    title = f"{counted(len(found.sites), 'site')} left out in turn"
+    title = f"{counted(len(found.sites), 'site')} left out{' in turn' * (len(found.sites) > 1)}"
     subtitle = ", ".join(row.label for row in found.rows)
     return Page(title, subtitle, SYNTHETIC_NOTE if found.synthetic else "", summary, sections, problems, leads)
 
@@ -117,7 +117,7 @@ def _in_words(row: UnseenRow) -> str:
     if not math.isfinite(row.unseen.mean):
         reason = row.reason or "a left-out site has no figure"
         return f"{row.label} gives an unseen site nothing as it is: {reason}.{adapted}"
-    over = f"± is half a 95 % interval over {row.over}" if row.over else "one seed and no draws: how sure is not known"
+    over = f"± is half a 95 % interval over {row.over}" if row.over else NOT_SURE
     return (
         f"{row.label} has {_figure(row, 'unseen')} at sites that it was not trained at and {_figure(row, 'seen')} at "
         f"those that it was (gap {_figure(row, 'gap')}{_noise(row, 'gap')}; {over}).{adapted}"

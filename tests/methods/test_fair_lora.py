@@ -108,6 +108,30 @@ def test_the_start_is_the_networks_own() -> None:
     assert not torch.equal(starts[0], starts[1])
 
 
+def test_one_batch_is_learned_by_all_three_factors() -> None:
+    """At the start A is 0, so it alone has a gradient; one step later all have, and the groups go apart."""
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3).requires_grad_(False)
+    adapter, inputs, targets = GroupAdapter(layer, "fc", 2, RANK, 2.0, OWN), torch.randn(12, 6), torch.randn(12, 3)
+    optimizer = torch.optim.Adam([p for p in adapter.parameters() if p.requires_grad], lr=0.05)
+    losses, learned = [], []
+    for _ in range(200):
+        optimizer.zero_grad()
+        with people(adapter, [0, 1] * 6):
+            loss = (adapter(inputs) - targets).square().mean()
+        loss.backward()
+        factors = (adapter.fair_A.weight, adapter.fair_B.weight, *adapter.values)
+        learned.append([bool(p.grad is not None and p.grad.abs().min() > 0) for p in factors])
+        losses.append(loss.item())
+        optimizer.step()
+    assert learned[0] == [True, False, False, False]
+    assert learned[1] == [True] * 4
+    # Least squares with one matrix for both groups reach this; with one for each group it is far less.
+    whole = np.asarray(inputs, np.float64), np.asarray(targets - layer.bias, np.float64)
+    rest = np.linalg.lstsq(*whole)[1].sum() / targets.numel()
+    assert losses[-1] < rest / 2 < rest < losses[0]
+
+
 # ------------------------------------------------------------------------------------------------ the server's half
 
 

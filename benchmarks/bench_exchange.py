@@ -32,7 +32,7 @@ import psutil
 TASK = Path(__file__).with_name("frozen_task.py")
 VIT = {
     "image_size": "[32,32]", "patch_size": 16, "local_steps": 2, "batch_size": 8,
-    "phantom_samples": 160, "phantom_test": 64, "phantom_own_test": 64, "adapters": "lora", "adapters.rank": 8,
+    "phantom_test": 64, "phantom_own_test": 64, "adapters": "lora", "adapters.rank": 8,
 }  # fmt: skip
 ROLES = {"simulator_worker": "sites", "simulator.simulator": "server", "spawn_main": "child"}
 
@@ -87,7 +87,7 @@ def run(how: str, exchange: str, args: argparse.Namespace, folder: Path) -> Foun
     command = [sys.executable, "-m", "fairflare.cli.commands", "run", "fed_avg", "--task", "classification"]
     command += ["--sites", str(sites), "--rounds", str(args.rounds), "--workspace", str(workspace)]
     if args.lora:
-        lora = {**VIT, "network": args.network, "adapters.targets": args.targets}
+        lora = {**VIT, "network": args.network, "adapters.targets": args.targets, "phantom_samples": 40 * args.sites}
         command += [part for name, value in lora.items() for part in ("--set", f"{name}={value}")]
     else:
         command += ["--task-file", str(TASK)]

@@ -225,6 +225,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 pixels = np.asarray(Image.open(file)) * (255 if kind == "masks" else 1)
                 Image.fromarray(pixels).save(folder / name / kind / f"p{number // 2}_{number % 2}.png")
     shutil.copytree(folder / "a" / "images", folder / "images")
+    people = [
+        f"{p.name},{i % 2},{'ab'[i // 6]},{'FM'[i % 2]},{30 + 4 * i}"
+        for i, p in enumerate(sorted((folder / "images").iterdir()))
+    ]
+    (folder / "all.csv").write_text("\n".join(["file,diagnosis,clinic,gender,years", *people]) + "\n")
     shutil.copytree(folder / "a", folder / "PAIRS")
     shutil.copy(folder / "DATA" / "fairflare.json", folder / "site_file.json")
     for label in ("naevus", "melanoma"):

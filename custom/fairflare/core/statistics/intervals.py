@@ -56,15 +56,16 @@ class Estimate:
 
     @property
     def p(self) -> Array:
-        """Two-sided; 0 where all seeds show the same difference and nothing else is known."""
+        """Two-sided; NaN where nothing scatters: figures that are all the same are no certainty."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.abs(self.mean) / self.error
-        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, self.tails(t))
+        known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
+        return np.where(np.abs(self.mean) <= ROUNDING, 1.0, known)
 
     @property
     def half(self) -> Array:
-        """Half the width of the interval at :data:`LEVEL`."""
-        return self.quantile(1 - LEVEL) * self.error
+        """Half the width of the interval at :data:`LEVEL`; NaN where :attr:`p` is."""
+        return np.where(np.isnan(self.p), np.nan, self.quantile(1 - LEVEL) * self.error)
 
     def tails(self, t: npt.ArrayLike) -> Array:
         """Probability of a value farther from 0 than ``t >= 0``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
 from fairflare.core.statistics.intervals import POWER
-from fairflare.reporting.compare.differences import BETTER, MEASURES, ONE_SEED, WORSE, Difference, fell
+from fairflare.reporting.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
 from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
 
 MARKS = {BETTER: "* ", WORSE: "! "}
@@ -63,6 +63,8 @@ def notes_of_differences(found: Sequence[Difference], reference: str, smallest: 
         "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of that "
         f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
         "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
+        "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
+        "more seeds, or more test images.": any(d.verdict == NOT_KNOWN for d in found),
     }
     notes = [text for text, holds in told.items() if holds]
     totals = [d for d in found if d.measure == MEASURES[0]]

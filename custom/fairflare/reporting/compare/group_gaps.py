@@ -248,7 +248,7 @@ def over_seeds(found: Sequence[tuple[float, Ends]]) -> Ends:
     gaps = np.array([gap for gap, _ in found])
     mean, ends = float(gaps.mean()), np.array([ends for _, ends in found])
     below, above = np.abs(gaps[:, None] - ends).mean(0)
-    of_seeds = float(estimate(gaps).half) if len(gaps) > 1 else 0.0
+    of_seeds = float(np.nan_to_num(estimate(gaps).half)) if len(gaps) > 1 else 0.0
     low, high = np.clip([mean - np.hypot(below, of_seeds), mean + np.hypot(above, of_seeds)], 0, 1)
     return float(low), float(high)
 

@@ -119,7 +119,7 @@ def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
     from fairflare.federation.collecting.collector import Collector
     from fairflare.federation.plan.plan import make_plan
     from fairflare.federation.transports.local import run_local
-    from fairflare.methods.base.training import LocalTraining
+    from fairflare.tasks.images import ImageData
 
     trips = {name: Trip() for name in ("--set", "image to batch", "reply read", "reply kept", "reports to sum")}
 
@@ -132,18 +132,16 @@ def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
     with trips["--set"].on():
         made = plan(settings)
 
-    def first_batch(training: LocalTraining, run: Any, model: Any, seed: int) -> Any:
-        if trips["image to batch"].trips:
-            return batches(training, run, model, seed)
-        with trips["image to batch"].on():
-            found = iter(batches(training, run, model, seed))
-            first = next(found)
-        return (batch for rest in ([first], found) for batch in rest)
+    def first_batch(data: ImageData, split: str, **options: Any) -> Any:
+        if split == "training" and "shuffle_seed" in options and not trips["image to batch"].trips:
+            with trips["image to batch"].on():
+                next(iter(batches(data, split, **options)))
+        return batches(data, split, **options)
 
-    batches = LocalTraining.batches
+    batches = ImageData.batches
     with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder, ExitStack() as patches:
         local = written(Path(folder) / "data")
-        patches.enter_context(mock.patch.object(LocalTraining, "batches", first_batch))
+        patches.enter_context(mock.patch.object(ImageData, "batches", first_batch))
         for name, method in (("reply read", "read_training"), ("reply kept", "keep"), ("reports to sum", "aggregate")):
             patches.enter_context(mock.patch.object(Collector, method, whole(trips[name], getattr(Collector, method))))
         run_local(made, Path(folder) / "run", {"sites": local})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.bench_trips import Trip, whole
+from benchmarks.bench_trips import Trip, measured, whole
 
 from fairflare.base.settings import build
 from fairflare.federation.collecting.collector import Collector
@@ -29,3 +29,8 @@ def test_few_calls_of_a_sum_are_checks(
     assert trip.trips == 1
     assert trip.calls.total() > 150
     assert 0 < trip.share < MOST, f"{trip.share:.0%} of {trip.calls.total()} calls: {trip.calls.most_common(12)}"
+
+
+@pytest.mark.long
+def test_every_trip_of_the_bench_is_taken() -> None:
+    assert all(trip.trips and trip.calls for trip in measured(["mix=0.5"]).values())

@@ -387,6 +387,51 @@ def test_layerwise_cka_is_exact(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("pair", ["near", "far"])
+def test_both_forms_of_the_rows_hold_what_is_promised(
+    pair: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which one is kept is a matter of time: where float32 is not enough for it, products are made again."""
+    a, b = pairs[pair]
+    u, v = features(a, images), features(b, images)
+    expected = {name: reference_dissimilarity(u[name], v[name], "biased") for name in u}
+    found = {}
+    for far in (0.0, layerwise.FAR, math.inf):
+        monkeypatch.setattr(layerwise, "FAR", far)
+        found[far] = layerwise_cka(a, b, images.split(7))
+        for name, value in found[far].items():
+            assert value.dissimilarity == pytest.approx(expected[name], rel=1e-4), (name, far)
+    always, chosen, never = found.values()
+    assert always != never
+    assert (chosen == always) == (pair == "far")
+
+
+class Flat(nn.Module):
+    """Most networks of the field flatten with ``view``, which knows one layout of the features."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.conv, self.head = how, nn.Conv2d(2, 3, 3), nn.Linear(108, 2)
+        self.contiguous = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.contiguous = x.is_contiguous()
+        return self.head(getattr(x, self.how)(len(x), -1))
+
+
+def test_a_network_with_one_layout_is_compared_in_it() -> None:
+    x, networks = torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)), {}
+    for how in ("view", "reshape"):
+        a, b = Flat(how), Flat(how)
+        b.load_state_dict({name: tensor.flip(0) for name, tensor in a.state_dict().items()})
+        networks[how] = layerwise_cka(a, b, x.split(4))
+        assert a.contiguous == (how == "view"), "channels last, where it can be"
+    for name, value in networks["view"].items():
+        assert networks["reshape"][name].dissimilarity == pytest.approx(value.dissimilarity, rel=1e-4)
+
+
 def test_same_call_same_result(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
     first, second = (layerwise_cka(*pairs["far"], images.split(7), memory=m) for m in (2**30, 2**30))
     assert first == second
@@ -517,7 +562,8 @@ def test_rows_are_read_back_as_they_came(
             for start, stop in ((0, 4), (4, 5), (5, 9)):
                 rows["other"].add(a[start:stop] + 1, b[start:stop])
                 rows["layer"].add(a[start:stop], b[start:stop])
-            given = torch.stack([u, torch.sub(u, b - b[:1], alpha=rows["layer"].scale or 1.0)])
+            assert rows["layer"].far == (width > 0), "the two are nothing like each other"
+            given = torch.stack([u, b - b[:1]])
             assert store.bytes_in_file + store.bytes_in_memory == 2 * given.nbytes
             assert (store.bytes_in_file > 0) == (memory == 0 and width > 0)
             found = [torch.cat([block() for block in blocks], dim=2) for blocks in rows["layer"].pieces if blocks]
@@ -985,6 +1031,15 @@ def test_when_float32_is_enough(rows: list[float], difference: float, terms: flo
     k, e = torch.diag(torch.tensor(rows).double()), torch.zeros(4, 4).double()
     e[0, 1] = difference
     assert layerwise._precise(k, e, torch.tensor(terms).double()) is enough
+
+
+def test_a_difference_that_only_scales_is_none() -> None:
+    """CKA does not change with it: what is across counts."""
+    k = torch.eye(4).double()
+    e = 0.5 * k
+    e[0, 1] = 1e-3
+    assert not layerwise._precise(k, e, torch.tensor(1.0).double())
+    assert layerwise._precise(k, e, torch.tensor(0.1).double())
 
 
 class Between(nn.Module):

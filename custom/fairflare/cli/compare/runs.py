@@ -140,7 +140,7 @@ class Runner:
         try:
             while waiting or running:
                 while waiting and len(running) < self.at_once and not self._all_refused():
-                    running.append(self._start(waiting.pop(0)))
+                    running.append(self._start(waiting.pop(self._next(waiting))))
                     tell(running[-1].progress)
                 time.sleep(POLL)
                 if stop():
@@ -158,17 +158,34 @@ class Runner:
             _end(running)
 
     def left(self) -> float | None:
-        """Seconds to go, by what rounds of the same row, else of all rows, took so far; ``None``: nothing is known."""
-        took: dict[str, list[float]] = {}
+        """Seconds to go, by what runs of the same row, else of all rows, took so far; ``None``: nothing is known."""
+        if not (took := self._took()):
+            return None
+        usual = sum(took.values()) / len(took)
+        open_ = [p for p in self.all if p.state in ("waiting", "running")]
+        each = [max(0.0, took.get(p.run.entry.label, usual) * _share(p) - p.seconds) for p in open_]
+        return max(sum(each) / self.at_once, *each, 0.0)
+
+    def _took(self) -> dict[str, float]:
+        """Seconds of a whole run by row: of those that ended, else by the rounds so far, the final test as one more."""
+        took: dict[str, dict[bool, list[float]]] = {}
         for p in self.all:
             if p.rounds > p.began_at:
-                took.setdefault(p.run.entry.label, []).append(p.seconds / (p.rounds - p.began_at))
-        if not took:
-            return None
-        means = {label: sum(found) / len(found) for label, found in took.items()}
-        usual = sum(means.values()) / len(means)
-        open_ = [p for p in self.all if p.state in ("waiting", "running")]
-        return sum((p.of - p.rounds) * means.get(p.run.entry.label, usual) for p in open_) / self.at_once
+                done = p.state == DONE
+                whole = p.seconds if done else p.seconds * (p.of - p.began_at + 1) / (p.rounds - p.began_at)
+                took.setdefault(p.run.entry.label, {}).setdefault(done, []).append(whole / _share(p))
+        best = {label: found.get(True) or found[False] for label, found in took.items()}
+        return {label: sum(found) / len(found) for label, found in best.items()}
+
+    def _next(self, waiting: Sequence[Progress]) -> int:
+        """Which run is begun: the first of each row, then the longest, so that none goes on alone at the end."""
+        if self.at_once == 1:
+            return 0
+        begun = {p.run.entry.label for p in self.all if p.state != "waiting"}
+        if new := [i for i, p in enumerate(waiting) if p.run.entry.label not in begun]:
+            return new[0]
+        took = self._took()
+        return max(range(len(waiting)), key=lambda i: (took.get(waiting[i].run.entry.label, 0.0), -i))
 
     def _all_refused(self) -> bool:
         """Whether a run of each row, two at least, ended before its first round for one reason; none got further."""
@@ -261,6 +278,11 @@ class Runner:
                 for name in NEEDED_TO_CONTINUE:
                     shutil.rmtree(place / name, ignore_errors=True)
         return (progress.state, progress.rounds) != before
+
+
+def _share(progress: Progress) -> float:
+    """Of a whole run, the part that is done here; the rest was there already."""
+    return (progress.of - progress.began_at + 1) / (progress.of + 1)
 
 
 def _outcome(place: Path, code: int | None) -> tuple[str, str]:

@@ -22,6 +22,7 @@ ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
 BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
+WIDE = 20000  # of one channel
 GPU_BLOCK = 2**18  # as many that what waits for the host is little
 LEAST_PIXELS = 64  # of a channel, from which its products serve the batch norm behind, too: of fewer they cost more
 PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
@@ -29,6 +30,8 @@ LONG = 512  # columns from which the products of single channels are made one by
 STRIP = 64  # least rows of a strip of a symmetric product
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
+FAR = 0.05  # of the features' changes between images, from which K - L keeps enough digits: two halves of products
+LOOKED_AT = 8  # images that tell it
 ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
 
@@ -143,14 +146,18 @@ class _Scaled:
             )
         self.ratio: float | None = None  # of model a's squared features to model b's
 
-    def coefficients(self, channels: slice, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p, q and r of some channels, (1, channels) each: K = sum p g, and E = sum q g + r (m + m^T)."""
+    def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """p and r of some channels, (1, channels) each, of which K is a sum of p times the layer's, and L of r times.
+
+        Args:
+            channels: which.
+            u, v: squared features of both models, (channels,).
+        """
         p, r = (square[None, channels] for square in self.squares)
         if self.ratio is None:  # the first channels tell enough: it only has to be near
-            u, w = (x.diagonal(dim1=1, dim2=2).sum(1).double() for x in (g, m))
-            a, b = float(p @ u), float(r @ (u - 2 * w))
+            a, b = float(p @ u), float(r @ v)
             self.ratio = a / b if 0 < a < math.inf and 0 < b < math.inf else 1.0
-        return p, p - self.ratio * r, self.ratio * r
+        return p, self.ratio * r
 
     def see(self, k: Tensor, e: Tensor, scale: float) -> None:
         """Note from centered matrices whether the features vary."""
@@ -160,9 +167,10 @@ class _Scaled:
 
 
 class _Rows:
-    """The features of one layer, kept in float32 as rows u = a - first a and w = u - scale (b - first b).
+    """The features of one layer, kept in float32 as rows u = a - first a and v = scale (b - first b) or w = u - v.
 
     Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
+    Where the models are far from each other v is kept, else w, which has more digits then.
     """
 
     def __init__(self, name: str, store: Store) -> None:
@@ -172,6 +180,7 @@ class _Rows:
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
+        self.far = False  # v is kept, without the scale
         self.scaled: dict[str, _Scaled] = {}  # batch norms that are known from this layer
         self.pixels = 1  # numbers of a channel
 
@@ -194,16 +203,18 @@ class _Rows:
             u, w = pair
             torch.sub(a[:, part], first_a[:, part], out=u)
             torch.sub(b[:, part], first_b[:, part], out=w)
-            torch.sub(u, w, alpha=self.scale or 1.0, out=w)
+            if not self.far:
+                torch.sub(u, w, alpha=self.scale or 1.0, out=w)
             blocks.append(self.store.keep(pair.float()))
         self.pieces.append(blocks)
         self.n += len(a)
 
     def _parts(self, a: Tensor) -> list[slice]:
         """The columns of each block: whole channels, or a part of one."""
-        step = BLOCK if a.device.type == "cpu" else GPU_BLOCK
-        whole = self.pixels * max(1, step // max(1, self.pixels))
-        starts = range(0, a.shape[1], max(1, whole))
+        block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
+        whole = pixels * max(1, block // pixels)
+        step = -(-whole // -(-whole // max(block, WIDE)))  # equal parts of a channel
+        starts = range(0, a.shape[1], whole)
         return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
@@ -216,19 +227,23 @@ class _Rows:
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
+            if self.n <= 1:  # of the first image both forms are 0
+                u, v = (x[-LOOKED_AT:] for x in pairs[0])
+                self.far = bool((u - self.scale * v).norm() > FAR * u.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
         """K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64; {}: nothing varies.
 
-        With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. Those of a batch norm
-        are sums of the same products, channel by channel with factors (:class:`_Scaled`).
+        With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. Far from each other the
+        models need only half of m = sum v v^T: E is g - m. Those of a batch norm are sums of the same products, channel
+        by channel with factors (:class:`_Scaled`).
         """
         if not any(self.varies):
             return {}
         for dtype in (torch.float32, torch.float64):
             g, m, terms = self._sums(dtype)
-            k, e = (x.tril() + x.tril(-1).mT for x in g)
-            e += m + m.mT
+            k, e = map(_whole, g)
+            e += _whole(m) if self.far else m + m.mT
             if all(map(_precise, k, e, terms)):
                 break
         found = dict(zip([self.name, *self.scaled], zip(k, e, strict=True), strict=True))
@@ -240,8 +255,8 @@ class _Rows:
         """Sums over the features, in float64 from products in ``dtype``, for this layer and the batch norms behind it.
 
         Returns:
-            of g the lower half, for K and for its part in E, (2, layers, n, n); of m, (layers, n, n); how large the
-            terms of E are, (layers,).
+            of g the lower half, for K and for its part in E, (2, layers, n, n); of m, (layers, n, n), where the models
+            are far from each other its lower half; how large the terms of E are, (layers,).
         """
         layers, n = 1 + len(self.scaled), self.n
         g_sum, m_sum, terms = (
@@ -260,25 +275,32 @@ class _Rows:
             pair -= pair.mean(2, keepdim=True)  # products are then of what differs between images
             for u, w in pair.split(most, dim=1):  # (channels, n, columns)
                 g = _lower_products(u)
-                m = _products(w, torch.sub(u, w, alpha=0.5))
+                m = _lower_products(w) if self.far else _products(w, torch.sub(u, w, alpha=0.5))
                 for_k, for_e, for_m = self._coefficients(done // self.pixels, g, m)
                 done += len(g) * columns
-                terms += for_e.abs() @ _norms(g) + 2 * for_m @ _norms(m)
+                terms += for_e.abs() @ _norms(g) + 2 * for_m.abs() @ _norms(m)
                 g_sum += (torch.cat([for_k, for_e]).to(dtype) @ g.flatten(1)).view_as(g_sum)
                 m_sum += (for_m.to(dtype) @ m.flatten(1)).view_as(m_sum)
         return g_sum, m_sum, terms
 
-    def _coefficients(self, first: int, g: Tensor, m: Tensor) -> list[Tensor]:
+    def _coefficients(self, first: int, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the products of some channels, from the first one's number: for K and for E of g, for E of m.
 
         Returns:
             (layers, channels) each, in float64.
         """
-        one = torch.ones(1, len(g), dtype=torch.float64, device=g.device)
-        rows = [(one, 0 * one, one)]
-        for norm in self.scaled.values():
-            rows.append(norm.coefficients(slice(first, first + len(g)), g, m))
-        return [torch.cat(column) for column in zip(*rows, strict=True)]
+        square = (self.scale or 1.0) ** 2
+        u, x = (products.diagonal(dim1=1, dim2=2).sum(1).double() for products in (g, m))
+        v = square * x if self.far else u - 2 * x
+        one, channels = torch.ones_like(u)[None], slice(first, first + len(g))
+        rows = [(one, one), *(norm.factors(channels, u, v) for norm in self.scaled.values())]
+        p, r = (torch.cat(column) for column in zip(*rows, strict=True))
+        return (p, p, -square * r) if self.far else (p, p - r, r)
+
+
+def _whole(lower: Tensor) -> Tensor:
+    """Symmetric matrices from their lower halves."""
+    return lower.tril() + lower.tril(-1).mT
 
 
 def _lower_products(u: Tensor) -> Tensor:
@@ -316,7 +338,8 @@ def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
     """Whether products in float32 were enough: no few rows are nearly all of K, and the terms of E do not cancel."""
     rows = k.diagonal()
     spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
-    return bool(spread and terms <= CANCELLED * e.norm())
+    across = e - (e * k).sum() / k.square().sum() * k  # what of E changes CKA
+    return bool(spread and terms <= CANCELLED * across.norm())
 
 
 def _undefined(varies: Sequence[bool]) -> LayerSimilarity:

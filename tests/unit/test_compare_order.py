@@ -1,0 +1,44 @@
+"""Which run of a comparison begins next, and how long it still takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fairflare.cli.compare.runs import Progress, Runner
+from fairflare.federation.plan.series import Series, read_entry
+
+
+def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:
+    entries = [read_entry(name) for name in methods]
+    return Runner(Series(entries, seeds=[0, 1, 2], task="segmentation", sites=2, rounds=3), folder, {}, at_once=at_once)
+
+
+def put(progress: Progress, state: str, rounds: int, seconds: float) -> None:
+    progress.state, progress.rounds, progress.seconds = state, rounds, seconds
+
+
+@pytest.mark.parametrize(("at_once", "expected"), [(1, "fed_avg-seed1"), (2, "fed_lwr-seed1")])
+def test_the_longest_begins_first_once_each_row_has_begun(at_once: int, expected: str, tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "fed_avg", "fed_lwr", "fed_prox", at_once=at_once)
+    put(runner.all[0], "completed", 3, 10)
+    put(runner.all[1], "running", 1, 20)
+    waiting = runner.all[2:]
+    assert waiting[runner._next(waiting)].run.name == "fed_prox-seed0"
+    put(runner.all[2], "running", 0, 1)  # nothing is known of it
+    waiting = runner.all[3:]
+    assert waiting[runner._next(waiting)].run.name == expected
+
+
+def test_what_is_left(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
+    assert runner.left() is None
+    put(runner.all[0], "running", 1, 10)  # three rounds and the final test: 40 s
+    assert runner.left() == pytest.approx((30 + 5 * 40) / 2)
+    put(runner.all[0], "completed", 3, 36)
+    put(runner.all[1], "running", 2, 50)  # 100 s
+    assert runner.left() == pytest.approx((50 + 2 * 36 + 2 * 100) / 2)
+    for progress in runner.all[2:]:
+        put(progress, "completed", 3, 36)
+    assert runner.left() == 0, "one that takes longer than others of its row"

@@ -69,18 +69,18 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
 	$(BIN)/python benchmarks/bench_cka.py --packages --case b16 --no-reference
 	$(BIN)/python benchmarks/bench_phase.py --exact --samples 48 32
-	$(BIN)/python benchmarks/bench_phase.py --size 96 --repeat 1 --samples 48
+	$(BIN)/python benchmarks/bench_phase.py --size 96 --images 200 --repeat 1 --samples 48
 	$(BIN)/python benchmarks/bench_phase.py --size 192 --images 50 --repeat 1
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
-	$(BIN)/python benchmarks/bench_memory_reuse.py --repeat 2 --steps 8
+	$(BIN)/python benchmarks/bench_memory_reuse.py --repeat 1 --steps 8
 	$(BIN)/python benchmarks/bench_aggregation.py --sites 8
 	$(BIN)/python benchmarks/bench_trips.py
 	$(BIN)/python benchmarks/bench_trips.py --bounded
 	$(BIN)/python benchmarks/bench_idle.py
-	$(BIN)/python benchmarks/bench_imports.py --repeat 3
+	$(BIN)/python benchmarks/bench_imports.py --repeat 2
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2 --sites 100 1000
-	$(BIN)/python benchmarks/bench_compare.py --rounds 2
+	$(BIN)/python benchmarks/bench_compare.py --rounds 1
 	$(BIN)/python benchmarks/bench_beside.py $(if $(FLOWER),--flower-python $(FLOWER))
 
 # All open questions about a GPU in one run of at most half an hour.

@@ -30,7 +30,8 @@ LONG = 512  # columns from which the products of single channels are made one by
 STRIP = 64  # least rows of a strip of a symmetric product
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
-FAR = 0.05  # of the features' changes between images, from which K - L keeps enough digits: two halves of products
+ACROSS = 1e-4 * 2**23  # and so many times as large as what of it changes CKA
+FAR = 0.05  # K - L to K from which the difference keeps enough digits: two halves of products
 LOOKED_AT = 8  # images that tell it
 ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
@@ -228,8 +229,9 @@ class _Rows:
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
             if self.n <= 1:  # of the first image both forms are 0
-                u, v = (x[-LOOKED_AT:] for x in pairs[0])
-                self.far = bool((u - self.scale * v).norm() > FAR * u.norm())
+                some = torch.stack([x[-LOOKED_AT:] for x in pairs[0]])
+                k, l = _products(*[some - some.mean(1, keepdim=True)] * 2)
+                self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
         """K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64; {}: nothing varies.
@@ -339,7 +341,7 @@ def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
     rows = k.diagonal()
     spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
     across = e - (e * k).sum() / k.square().sum() * k  # what of E changes CKA
-    return bool(spread and terms <= CANCELLED * across.norm())
+    return bool(spread and terms <= CANCELLED * e.norm() and terms <= ACROSS * across.norm())
 
 
 def _undefined(varies: Sequence[bool]) -> LayerSimilarity:

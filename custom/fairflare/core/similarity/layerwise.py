@@ -123,7 +123,8 @@ def layerwise_cka(
         for name in joint.compared():
             if joint.images >= 2:
                 told = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]
-                result[name] = alignments[name].similarity() if all(told.varies) else _undefined(told.varies)
+                of_constant = UNDEFINED if any(told.varies) else LayerSimilarity(1.0, 0.0)
+                result[name] = alignments[name].similarity() if all(told.varies) else of_constant
     return result
 
 
@@ -280,7 +281,8 @@ class _Rows:
                 m = _lower_products(w) if self.far else _products(w, torch.sub(u, w, alpha=0.5))
                 for_k, for_e, for_m = self._coefficients(done // self.pixels, g, m)
                 done += len(g) * columns
-                terms += for_e.abs() @ _norms(g) + 2 * for_m.abs() @ _norms(m)
+                norms_g, norms_m = (torch.linalg.vector_norm(x, dim=(1, 2)).double() for x in (g, m))
+                terms += for_e.abs() @ norms_g + 2 * for_m.abs() @ norms_m
                 g_sum += (torch.cat([for_k, for_e]).to(dtype) @ g.flatten(1)).view_as(g_sum)
                 m_sum += (for_m.to(dtype) @ m.flatten(1)).view_as(m_sum)
         return g_sum, m_sum, terms
@@ -330,23 +332,12 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
     return x @ y.mT
 
 
-def _norms(matrices: Tensor) -> Tensor:
-    """Of each of (channels, n, n), in float64."""
-    norms: Tensor = torch.linalg.vector_norm(matrices, dim=(1, 2))
-    return norms.double()
-
-
 def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
     """Whether products in float32 were enough: no few rows are nearly all of K, and the terms of E do not cancel."""
     rows = k.diagonal()
     spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
     across = e - (e * k).sum() / k.square().sum() * k  # what of E changes CKA
     return bool(spread and terms <= CANCELLED * e.norm() and terms <= ACROSS * across.norm())
-
-
-def _undefined(varies: Sequence[bool]) -> LayerSimilarity:
-    """Of features of which one model's or both models' are the same for every image."""
-    return UNDEFINED if any(varies) else LayerSimilarity(1.0, 0.0)
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -599,6 +599,19 @@ def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
             assert result[name].dissimilarity == pytest.approx(expected[name].dissimilarity, rel=1e-5)
 
 
+def test_small_features_beside_much_smaller_ones() -> None:
+    """Squares of these vanish in float32."""
+    x, networks = torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(0)), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        networks.append(nn.Sequential(nn.Conv2d(3, 5, 3, bias=False)))
+    expected = layerwise_cka(*networks, x.split(7))["0"].dissimilarity
+    for network, factor in zip(networks, (1e-5, 1e-22), strict=True):
+        network[0].weight.data.mul_(factor)
+    for result in (layerwise_cka(*networks, x.split(7)), layerwise_cka(*networks[::-1], x.split(7))):
+        assert result["0"].dissimilarity == pytest.approx(expected, rel=1e-5)
+
+
 class Gate(nn.Module):
     """Silent for what is below a threshold; a layer, because it has a parameter."""
 

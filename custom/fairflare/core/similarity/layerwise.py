@@ -31,8 +31,7 @@ STRIP = 64  # least rows of a strip of a symmetric product
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
 ACROSS = 1e-4 * 2**23  # and so many times as large as what of it changes CKA
-FAR = 0.05  # K - L to K from which the difference keeps enough digits: two halves of products
-LOOKED_AT = 8  # images that tell it
+FAR, LOOKED_AT = 0.05, 8  # K - L to K from which the difference keeps enough digits; images that tell it
 ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
 
@@ -229,9 +228,10 @@ class _Rows:
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
-            if self.n <= 1:  # of the first image both forms are 0
-                some = torch.stack([x[-LOOKED_AT:] for x in pairs[0]])
-                k, l = _products(*[some - some.mean(1, keepdim=True)] * 2)
+            # Of the first image both forms are 0. Squares of v, without the scale, must not vanish.
+            if self.n <= 1 and 1e-3 < self.scale < 1e3:
+                some = torch.stack([x[-LOOKED_AT:] - x[-LOOKED_AT:].mean(0) for x in pairs[0]])
+                k, l = _products(some, some)
                 self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:

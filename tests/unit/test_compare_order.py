@@ -26,9 +26,21 @@ def test_the_longest_begins_first_once_each_row_has_begun(at_once: int, expected
     put(runner.all[1], "running", 1, 20)
     waiting = runner.all[2:]
     assert waiting[runner._next(waiting)].run.name == "fed_prox-seed0"
-    put(runner.all[2], "running", 0, 1)  # nothing is known of it
+    put(runner.all[2], "running", 0, 1)  # no round of it has ended: it may be the longest of all
     waiting = runner.all[3:]
+    assert at_once == 1 or waiting[runner._next(waiting)].run.name == "fed_prox-seed1"
+    put(runner.all[2], "running", 1, 2)
     assert waiting[runner._next(waiting)].run.name == expected
+
+
+def test_of_rows_that_were_there_before_nothing_is_known(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
+    for progress in runner.all[:2]:  # the first seed, in an earlier session
+        put(progress, "completed", 3, 0)
+        progress.began_at = 3
+    put(runner.all[2], "completed", 3, 10)  # fed_avg
+    waiting = runner.all[3:]
+    assert waiting[runner._next(waiting)].run.name == "fed_lwr-seed1"
 
 
 def test_what_is_left(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_equal_figures_are_no_difference() -> None:
     assert float(estimate([0.1 + 0.2 - 0.3, 0.0, 0.0]).p) == 1  # 5.6e-17
     assert float(estimate([0.0, 0.0]).p) == 1
     same = estimate([0.1, 0.1])  # nothing scatters: no certainty
-    assert np.isnan([same.p, same.half]).all()
+    assert np.isnan([same.p, same.half, same.smallest(), same.smallest(3)]).all()
     with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
         estimate([0.1])
 

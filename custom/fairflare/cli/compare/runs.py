@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -181,11 +182,11 @@ class Runner:
         """Which run is begun: the first of each row, then the longest, so that none goes on alone at the end."""
         if self.at_once == 1:
             return 0
-        begun = {p.run.entry.label for p in self.all if p.state != "waiting"}
+        begun = {p.run.entry.label for p in self.all if p.state != "waiting" and p.began_at < p.of}  # here
         if new := [i for i, p in enumerate(waiting) if p.run.entry.label not in begun]:
             return new[0]
         took = self._took()
-        return max(range(len(waiting)), key=lambda i: (took.get(waiting[i].run.entry.label, 0.0), -i))
+        return max(range(len(waiting)), key=lambda i: (took.get(waiting[i].run.entry.label, math.inf), -i))
 
     def _all_refused(self) -> bool:
         """Whether a run of each row, two at least, ended before its first round for one reason; none got further."""

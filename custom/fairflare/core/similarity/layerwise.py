@@ -168,10 +168,10 @@ class _Scaled:
 
 
 class _Rows:
-    """The features of one layer, kept in float32 as rows u = a - first a and v = scale (b - first b) or w = u - v.
+    """The features of one layer, kept in float32 as rows u = a - first a and w = u - scale v with v = b - first b.
 
     Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
-    Where the models are far from each other v is kept, else w, which has more digits then.
+    Where the models are far from each other v itself is kept: w has no more digits then.
     """
 
     def __init__(self, name: str, store: Store) -> None:
@@ -181,12 +181,12 @@ class _Rows:
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
-        self.far = False  # v is kept, without the scale
+        self.far = self.cleared = False  # v is kept, in place of w; rows were there before
         self.scaled: dict[str, _Scaled] = {}  # batch norms that are known from this layer
         self.pixels = 1  # numbers of a channel
 
     def clear(self) -> None:
-        self.n, self.pieces = 0, []
+        self.n, self.pieces, self.cleared = 0, [], True
 
     def add(self, a: Tensor, b: Tensor) -> None:
         """Keep the features (n, ...) of some images."""
@@ -229,7 +229,7 @@ class _Rows:
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
             # Of the first image both forms are 0. Squares of v, without the scale, must not vanish.
-            if self.n <= 1 and 1e-3 < self.scale < 1e3:
+            if self.n <= 1 and not self.cleared and 1e-3 < self.scale < 1e3:
                 some = torch.stack([x[-LOOKED_AT:] - x[-LOOKED_AT:].mean(0) for x in pairs[0]])
                 k, l = _products(some, some)
                 self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())

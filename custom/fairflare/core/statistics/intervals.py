@@ -56,7 +56,7 @@ class Estimate:
 
     @property
     def p(self) -> Array:
-        """Two-sided; NaN where nothing scatters: figures that are all the same are no certainty."""
+        """Two-sided; 1 of equal figures, NaN of a difference that never scatters: that is no certainty."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.abs(self.mean) / self.error
         known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
@@ -92,12 +92,13 @@ class Estimate:
         return np.asarray(high)
 
     def smallest(self, tests: int = 1) -> Array:
-        """The smallest true difference that such data would show in :data:`POWER` of all cases.
+        """The smallest true difference that such data would show in :data:`POWER` of all cases; NaN as :attr:`p`.
 
         Args:
             tests: among so many the first one must stand by itself (:func:`holm`).
         """
-        return (self.quantile((1 - LEVEL) / tests) + self.quantile(2 * (1 - POWER))) * self.error
+        seen = (self.quantile((1 - LEVEL) / tests) + self.quantile(2 * (1 - POWER))) * self.error
+        return np.where(np.isnan(self.p), np.nan, seen)
 
 
 def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:

@@ -48,7 +48,7 @@ class Difference:
         mean: of them.
         sd: sample standard deviation; NaN with one seed.
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
-            NaN with one seed.
+            NaN with one seed, and where nothing scatters.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
             ``one seed``, ``not known`` (nothing scatters) and ``other sites`` where nothing is said.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.

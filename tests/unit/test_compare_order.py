@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fairflare.cli.compare import runs
 from fairflare.cli.compare.runs import Progress, Runner
 from fairflare.federation.plan.series import Series, read_entry
 
@@ -41,6 +43,34 @@ def test_of_rows_that_were_there_before_nothing_is_known(tmp_path: Path) -> None
     put(runner.all[2], "completed", 3, 10)  # fed_avg
     waiting = runner.all[3:]
     assert waiting[runner._next(waiting)].run.name == "fed_lwr-seed1"
+
+
+def test_a_comparison_goes_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, begun = runner_of(tmp_path, "fed_avg", "fed_lwr"), []
+
+    def start(progress: Progress) -> SimpleNamespace:
+        begun.append(progress.run.name)
+        put(progress, "running", 0, 0)
+        return SimpleNamespace(progress=progress)
+
+    def follow(one: SimpleNamespace) -> bool:
+        put(one.progress, "completed", 3, 40 if one.progress.run.entry.label == "fed_lwr" else 10)
+        return True
+
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner, "_follow", follow)
+    monkeypatch.setattr(runs, "POLL", 0.0)
+    runner.go(lambda progress: None)
+    assert [name.replace("fed_", "") for name in begun] == [
+        "avg-seed0", "lwr-seed0", "lwr-seed1", "lwr-seed2", "avg-seed1", "avg-seed2",
+    ]  # fmt: skip
+
+
+def test_what_is_left_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "fed_avg")
+    put(runner.all[0], "running", 2, 20)
+    runner.all[0].began_at = 1  # 20 s a round: 60 s here, 80 s for a whole one
+    assert runner.left() == pytest.approx((40 + 2 * 80) / 2)
 
 
 def test_what_is_left(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_hand_numbers() -> None:
     assert of(found, "std").verdict == "not known"
     assert np.isnan([of(found, "std").low, of(found, "std").p_holm]).all()
     assert average.p_holm == pytest.approx(average.p), "the larger one of two tests, not of three"
+    assert "nothing else scatters, how sure it is is not known" in difference_table(found, "fed_avg")
     assert of(found, "worst").mean == pytest.approx(0.05)
     assert of(found, "a").values == pytest.approx({0: 0.0, 1: 0.02, 2: 0.01})
     assert of(found, "a").verdict == "within noise"

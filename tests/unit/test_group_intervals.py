@@ -251,3 +251,7 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
 def test_a_run_without_groups_is_named() -> None:
     rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [{"info": {"seed": 0}, "groups": None}]}
     assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")
+
+
+def test_gaps_that_are_the_same_with_every_seed_keep_their_images_interval() -> None:
+    assert over_seeds([(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))

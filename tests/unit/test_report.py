@@ -266,6 +266,13 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     assert "a, which the others are compared with, has 0.45 ± 0.08 on average over the sites" in read.words
 
 
+def test_a_gain_that_never_scatters_is_not_called_sure(tmp_path, quick_pictures):
+    runs = three({"a": [0.30, 0.40, 0.50], "b": [0.40, 0.50, 0.60]}, seeds=3)
+    read = page_of(write_comparison(tmp_path, runs))
+    assert "The average: how sure is not known, since nothing scatters: b (+0.100)." in read.words
+    assert "better than a" not in read.words
+
+
 def test_less_is_better_of_a_loss(tmp_path, quick_pictures):
     runs = three({"a": [0.30, 0.40, 0.50], "b": [0.40, 0.501, 0.60]}, seeds=3)
     read = page_of(write_comparison(tmp_path, runs), metric="loss")

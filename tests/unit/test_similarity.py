@@ -445,10 +445,25 @@ def test_networks_that_one_image_says_little_of(function: Callable[..., Any], ho
     for seed in (0, 1):
         torch.manual_seed(seed)
         networks.append(Alone(how))
-    before = torch.get_rng_state()
     found = function(*networks, x.split(4))
-    assert torch.equal(before, torch.get_rng_state())
     assert all(math.isfinite(value.delta) for value in found.values())
+
+
+def test_a_look_at_the_layout_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network that draws some where it should not: its figures are those of the passes alone."""
+
+    class Noisy(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.rand(1)
+
+    x, found = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    for looks in (True, False):
+        if not looks:
+            monkeypatch.setattr(joint_pass, "_takes_channels_last", lambda model, image: True)
+        torch.manual_seed(0)
+        layerwise_cka(Noisy(3, 4, 3), Noisy(3, 4, 3), x.split(4))
+        found.append(torch.get_rng_state())
+    assert torch.equal(*found)
 
 
 def test_a_network_with_one_layout_is_compared_in_it() -> None:
@@ -627,6 +642,22 @@ def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
     for result in (layerwise_cka(a, b, vectors.split(4)), layerwise_cka(b, a, vectors.split(4))):
         for name in ("0", "2"):
             assert result[name].dissimilarity == pytest.approx(expected[name].dissimilarity, rel=1e-5)
+
+
+def test_the_form_of_the_rows_is_chosen_before_any_are_kept(tmp_path: Path) -> None:
+    """In a later batch of a minibatch estimator the one row that is there need not be that of the first image."""
+    a, b = torch.randn(2, 12, 6, generator=torch.Generator().manual_seed(0))
+    b[:7] = b[0]  # so that nothing is known of b's scale in the first batch, nor with the first row of the second one
+    with closing(stored.Store(2**20, tmp_path)) as store:
+        rows = layerwise._Rows("layer", store)
+        for start, stop in ((0, 6), (6, 7), (7, 12)):
+            if start == 6:
+                rows.clear()
+            rows.add(a[start:stop], b[start:stop])
+        k, e = rows.grams()["layer"]
+    x, y = (values - values.mean(0) for values in (a[6:].double(), b[6:].double()))
+    assert torch.allclose(k, x @ x.T, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(k - e, (rows.scale or 1.0) ** 2 * y @ y.T, rtol=1e-4, atol=1e-5)
 
 
 def test_small_features_beside_much_smaller_ones() -> None:

@@ -179,12 +179,9 @@ class Runner:
         return {label: sum(found) / len(found) for label, found in best.items()}
 
     def _next(self, waiting: Sequence[Progress]) -> int:
-        """Which run is begun: the first of each row, then the longest, so that none goes on alone at the end."""
+        """Which run is begun: one of a row of which no round has ended here, else the longest: none ends up alone."""
         if self.at_once == 1:
             return 0
-        begun = {p.run.entry.label for p in self.all if p.state != "waiting" and p.began_at < p.of}  # here
-        if new := [i for i, p in enumerate(waiting) if p.run.entry.label not in begun]:
-            return new[0]
         took = self._took()
         return max(range(len(waiting)), key=lambda i: (took.get(waiting[i].run.entry.label, math.inf), -i))
 

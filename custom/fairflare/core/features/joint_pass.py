@@ -130,13 +130,14 @@ class JointPass:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
         if self.images == 0 and self._divisible:
             self._layouts = layouts(self.models[0], images[:1].to(_device(self.models[0])), self.modules[0])
+        if self._channels_last:
+            images = channels_last(images)
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
         with torch.no_grad():
             for turn, model in enumerate(self.models):
                 check_stop()
                 self._turn = turn
-                images = images.to(_device(model))
-                model(channels_last(images) if self._channels_last else images)
+                model(images.to(_device(model)))
                 self._last = ("", None, 0)
                 if self.images == 0:
                     self._keep(self._sources if turn == 0 else self.scaled)
@@ -244,7 +245,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
     """Whether a model on a CPU runs with that layout, in which its convolutions are faster; one that calls ``view`` may
-    not.  Two images tell it: a dimension of size 1 fits every layout.
+    not. Two images tell it: a dimension of size 1 fits every layout.
     """
     if image.ndim != 4 or _device(model).type != "cpu":
         return False

@@ -15,6 +15,7 @@ features (median / largest of all layers and sites), and of the weights of Eq. 5
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import statistics
@@ -34,7 +35,8 @@ from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.cli.options import parse_settings
 from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity import parameter_layers
-from fairflare.core.similarity.layerwise import LEAST_PIXELS, _products
+from fairflare.core.similarity.layerwise import LEAST_PIXELS
+from fairflare.core.similarity.products import products_of_rows
 from fairflare.core.weighting import dissimilarity_weights
 from fairflare.data.preparers.white_cells import WHITE_CELLS, prepare_white_cells
 from fairflare.exchange.messages import SiteTask
@@ -156,6 +158,8 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
     works["phase"] = Phase.ask
     for samples in given.samples:
         works[f"phase, cka_max_samples={samples}"] = partial(Phase.ask, samples=samples)
+    gc.collect()
+    gc.freeze()  # else Python looks through all it has imported now and then, for a quarter of a second
     found: dict[str, Scores] = {}
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(-1, given.repeat):  # the first one is for the memory
@@ -195,7 +199,7 @@ def roofline(phases: list[Phase], forward: float, epoch: float) -> str:
     u, w = torch.randn(2, 1, 221, 6912)
     values = torch.randn(2**24)
     copy = torch.empty_like(values)
-    product, copied = least(lambda: _products(u, w)), least(lambda: copy.copy_(values))
+    product, copied = least(lambda: products_of_rows(u, w)), least(lambda: copy.copy_(values))
     rate, bandwidth = 2 * 221**2 * 6912 / product, 2 * values.nbytes / copied
     floor = forward + (flops / rate + moved / bandwidth) / epoch
     return (

@@ -35,6 +35,7 @@ from fairflare.core.similarity import (
     layerwise_cosine,
     linear_cka,
     parameter_layers,
+    products,
 )
 from fairflare.core.similarity import store as stored
 from fairflare.methods.fed_lwr import LayerSimilarityReport
@@ -1044,14 +1045,18 @@ NORMS = {
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("block", [500, 8000, 10**6], ids="blocks of {}".format)
+@pytest.mark.parametrize(("block", "by"), [(500, "torch"), (500, "oneDNN"), (8000, "oneDNN"), (10**6, "torch")])
 @pytest.mark.parametrize("case", NORMS)
 def test_a_norm_is_known_from_the_layer_in_front(
-    case: str, block: int, stores: list[Any], monkeypatch: pytest.MonkeyPatch
+    case: str, block: int, by: str, stores: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of channels, some channels and all of them at a time; nothing is kept of the norm."""
     monkeypatch.setattr(layerwise, "BLOCK", block)
-    monkeypatch.setattr(layerwise, "STRIP", 3)
+    monkeypatch.setattr(products, "STRIP", 3)
+    if by == "torch":
+        monkeypatch.setattr(products, "ONEDNN", None)
+    elif products.ONEDNN is None:
+        pytest.skip("this PyTorch has no products of oneDNN")
     a, b = (change(wide(0)) for change in NORMS[case])
     x = smooth_images(18, 64).double()
     u, v = features(a, x), features(b, x)

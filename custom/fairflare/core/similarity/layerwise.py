@@ -16,6 +16,7 @@ from fairflare.base.checks import choice, number
 from fairflare.base.stopping import check_stop
 from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
+from fairflare.core.similarity.products import lower_products, products_of_rows, whole
 from fairflare.core.similarity.store import Store
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
@@ -26,8 +27,6 @@ WIDE = 20000  # of one channel
 GPU_BLOCK = 2**18  # as many that what waits for the host is little
 LEAST_PIXELS = 64  # of a channel, from which its products serve the batch norm behind, too: of fewer they cost more
 PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
-LONG = 512  # columns from which the products of single channels are made one by one
-STRIP = 64  # least rows of a strip of a symmetric product
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
 ACROSS = 1e-4 * 2**23  # and so many times as large as what of it changes CKA
@@ -231,7 +230,7 @@ class _Rows:
             # Of the first image both forms are 0. Squares of v, without the scale, must not vanish.
             if self.n <= 1 and not self.cleared and 1e-3 < self.scale < 1e3:
                 some = torch.stack([x[-LOOKED_AT:] - x[-LOOKED_AT:].mean(0) for x in pairs[0]])
-                k, l = _products(some, some)
+                k, l = products_of_rows(some, some)
                 self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -245,8 +244,8 @@ class _Rows:
             return {}
         for dtype in (torch.float32, torch.float64):
             g, m, terms = self._sums(dtype)
-            k, e = map(_whole, g)
-            e += _whole(m) if self.far else m + m.mT
+            k, e = map(whole, g)
+            e += whole(m) if self.far else m + m.mT
             if all(map(_precise, k, e, terms)):
                 break
         found = dict(zip([self.name, *self.scaled], zip(k, e, strict=True), strict=True))
@@ -277,8 +276,8 @@ class _Rows:
                 place.copy_(some.unflatten(2, (-1, columns)).transpose(1, 2))
             pair -= pair.mean(2, keepdim=True)  # products are then of what differs between images
             for u, w in pair.split(most, dim=1):  # (channels, n, columns)
-                g = _lower_products(u)
-                m = _lower_products(w) if self.far else _products(w, torch.sub(u, w, alpha=0.5))
+                g = lower_products(u)
+                m = lower_products(w) if self.far else products_of_rows(w, torch.sub(u, w, alpha=0.5))
                 for_k, for_e, for_m = self._coefficients(done // self.pixels, g, m)
                 done += len(g) * columns
                 norms_g, norms_m = (torch.linalg.vector_norm(x, dim=(1, 2)).double() for x in (g, m))
@@ -300,36 +299,6 @@ class _Rows:
         rows = [(one, one), *(norm.factors(channels, u, v) for norm in self.scaled.values())]
         p, r = (torch.cat(column) for column in zip(*rows, strict=True))
         return (p, p, -square * r) if self.far else (p, p - r, r)
-
-
-def _whole(lower: Tensor) -> Tensor:
-    """Symmetric matrices from their lower halves."""
-    return lower.tril() + lower.tril(-1).mT
-
-
-def _lower_products(u: Tensor) -> Tensor:
-    """The lower half of each u u^T, (channels, n, n) for (channels, n, columns); above the diagonal blocks: zeros."""
-    n = u.shape[1]
-    step = max(STRIP, -(-n // 4))
-    if n <= step:
-        return _products(u, u)
-    g = u.new_zeros(len(u), n, n)
-    for i in range(0, n, step):
-        g[:, i : i + step, : i + step] = _products(u[:, i : i + step], u[:, : i + step])
-    return g
-
-
-def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Each x y^T, (channels, n, m) for (channels, n, columns) and (channels, m, columns)."""
-    if (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.shape[2] >= LONG
-        and torch.backends.mkldnn.is_available()
-    ):
-        # oneDNN's products: more than twice as fast as MKL's on a processor that MKL does not know.
-        return torch.stack([nn.functional.linear(a.to_mkldnn(), b).to_dense() for a, b in zip(x, y, strict=True)])
-    return x @ y.mT
 
 
 def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:

@@ -69,7 +69,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_cka.py --packages
 	$(BIN)/python benchmarks/bench_cka.py --packages --case b16 --no-reference
 	$(BIN)/python benchmarks/bench_phase.py --exact --samples 48 32
-	$(BIN)/python benchmarks/bench_phase.py --size 96 --images 200 --repeat 1 --samples 48
+	$(BIN)/python benchmarks/bench_phase.py --size 96 --images 200 --repeat 1 --samples 48 32
 	$(BIN)/python benchmarks/bench_phase.py --size 192 --images 50 --repeat 1
 	$(BIN)/python benchmarks/bench_training.py --repeat 3
 	$(BIN)/python benchmarks/bench_memory_reuse.py --repeat 1 --steps 8

@@ -9,6 +9,7 @@ import pytest
 
 from fairflare.cli.compare import runs
 from fairflare.cli.compare.runs import Progress, Runner
+from fairflare.cli.compare.view import _left
 from fairflare.federation.plan.series import Series, read_entry
 
 
@@ -71,6 +72,20 @@ def test_what_is_left_of_a_run_that_goes_on(tmp_path: Path) -> None:
     put(runner.all[0], "running", 2, 20)
     runner.all[0].began_at = 1  # 20 s a round: 60 s here, 80 s for a whole one
     assert runner.left() == pytest.approx((40 + 2 * 80) / 2)
+
+
+def test_rows_not_yet_seen_are_said(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "fed_avg", "fed_lwr", "fed_prox")
+    assert _left(runner) == ""
+    put(runner.all[0], "running", 1, 10)
+    put(runner.all[1], "running", 0, 10)
+    assert _left(runner) == ", about 2 min left, if the 2 rows not yet seen take as long"
+    put(runner.all[1], "running", 1, 10)
+    assert _left(runner).endswith(" left, if the row not yet seen takes as long")
+    put(runner.all[2], "failed", 0, 1)
+    for progress in runner.all[3:]:
+        put(progress, "completed", 3, 40)
+    assert _left(runner) == ", about 30 s left", "nothing of the third row is to come"
 
 
 def test_what_is_left(tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ class Runner:
         each = [max(0.0, took.get(p.run.entry.label, usual) * _share(p) - p.seconds) for p in open_]
         return max(sum(each) / self.at_once, *each, 0.0)
 
+    def unseen(self) -> int:
+        """Rows of which no round has ended here and some is to come: :meth:`left` takes them to be like the others."""
+        to_come = {p.run.entry.label for p in self.all if p.state in ("waiting", "running")}
+        return len(to_come - self._took().keys())
+
     def _took(self) -> dict[str, float]:
         """Seconds of a whole run by row: of those that ended, else by the rounds so far, the final test as one more."""
         took: dict[str, dict[bool, list[float]]] = {}

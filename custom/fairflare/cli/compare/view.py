@@ -129,4 +129,6 @@ def _left(runner: Runner) -> str:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"
+    about = f"{f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'}"
+    others = f"{n} rows not yet seen take" if (n := runner.unseen()) > 1 else "row not yet seen takes"
+    return f", about {about} left" + (f", if the {others} as long" if n else "")

@@ -375,6 +375,32 @@ def test_a_broken_task_file_is_one_line(tmp_path: Path, text: str, message: str)
     assert not (tmp_path / "jobs").exists()
 
 
+NETWORK = """
+from fairflare.tasks.segmentation import SegmentationTask
+
+class Task(SegmentationTask):
+    def build_model(self):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("return None", 2, "build_model() of the task (Task) must give a torch.nn.Module, got NoneType"),
+        ("open('/no/such/weights.pt')", 0, "warning: build_model() of the task (Task) failed: FileNotFoundError"),
+    ],
+)
+def test_an_export_tries_the_users_own_network(body: str, code: int, message: str, tmp_path: Path) -> None:
+    """One that needs a file of the sites is exported, with a word."""
+    path = tmp_path / "mine.py"
+    path.write_text(NETWORK.format(body))
+    done = fairflare("export", "fed_avg", "--out", str(tmp_path / "jobs"), "--task-file", str(path))
+    assert done.exit_code == code, done.output
+    assert message in " ".join(done.output.split())
+    assert (tmp_path / "jobs").exists() == (code == 0)
+
+
 BUG = """
 import sys
 import fairflare.federation.plan.plan

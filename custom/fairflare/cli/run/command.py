@@ -169,6 +169,8 @@ def export(
         settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
         recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
         say_plan(recipe.plan)
+        if plan["task_file"]:
+            _try_network(recipe.plan.task)
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow)
         write_job(recipe, out, overwrite)
@@ -179,3 +181,15 @@ def export(
             f"bounds on what a site can do to a round: {bounds} (docs/robustness.md). Without them, for the "
             f"figures of a simulation: {lift}"
         )
+
+
+def _try_network(task: Any) -> None:
+    """A user's own network that is none is refused; one that fails here may need what only the sites have."""
+    from fairflare.federation.server.first_model import build
+
+    try:
+        build(task)
+    except ValueError as error:
+        if error.__cause__ is None:
+            raise
+        say(f"warning: {error}; the job fails with it wherever that holds")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from fairflare.reporting.layout import counted
+
 
 def comparison_page(
     command: Sequence[str],
@@ -48,12 +50,17 @@ def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
     took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
     told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
     labels = {run["info"]["label"] for run in runs}
-    rounds, seeds = (
-        ", ".join(map(str, sorted({int(run["info"][key]) for run in runs}))) for key in ("num_rounds", "seed")
+    seeds = sorted({int(run["info"]["seed"]) for run in runs})
+    rounds, sites = (
+        " or ".join(counted(n, what) for n in sorted(set(numbers)))
+        for what, numbers in (
+            ("round", [int(run["info"]["num_rounds"]) for run in runs]),
+            ("site", [len(run["info"]["sites"]) for run in runs]),
+        )
     )
     return (
-        f"{len(labels)} rows, seeds {seeds}, {rounds} rounds, {len(runs[0]['info']['sites'])} sites: "
-        f"{len(runs)} runs, {told} of run time in all."
+        f"{counted(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, {sites}: "
+        f"{counted(len(runs), 'run')}, {told} of run time in all."
     )
 
 

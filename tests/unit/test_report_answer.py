@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairflare.reporting.compare.unseen import Unseen
-from fairflare.reporting.layout import interval, number
+from fairflare.reporting.layout import Table, interval, number
 from fairflare.reporting.page import words, write
 from fairflare.reporting.page.material import read_material
 
@@ -121,3 +121,9 @@ def test_paper_has_what_is_folded_and_whole_rows():
     assert "break-after: avoid" in rules["caption"]
     for whole in ("td.n", "thead th"):  # 0.159 is not broken into 0.1 and 59
         assert "overflow-wrap: normal" in rules[whole]
+
+
+def test_a_heading_stands_where_most_of_its_column_does() -> None:
+    """Numbers stand right, words left; a settings' column has both."""
+    rows = [["a", 0.5, "auto", None], ["b", 0.25, 3, None], ["c", "not known", "adam", None], ["d", 0.125, None, None]]
+    assert list(Table("t", "Told.", ["", "p", "value", "none"], rows).numeric) == [False, True, False, False]

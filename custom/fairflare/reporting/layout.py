@@ -215,8 +215,9 @@ class Table:
 
     @property
     def numeric(self) -> Sequence[bool]:
-        """Which columns of the page hold numbers."""
-        return [any(not isinstance(row[i], (str, type(None))) for row in self.rows) for i in range(len(self.columns))]
+        """Which columns of the page hold numbers, more than words."""
+        held = [[isinstance(row[i], str) for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
+        return [2 * sum(words) < len(words) for words in held]
 
     @property
     def cut(self) -> str:

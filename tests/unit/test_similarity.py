@@ -1053,6 +1053,7 @@ def test_a_norm_is_known_from_the_layer_in_front(
     """Parts of channels, some channels and all of them at a time; nothing is kept of the norm."""
     monkeypatch.setattr(layerwise, "BLOCK", block)
     monkeypatch.setattr(products, "STRIP", 3)
+    monkeypatch.setattr(products, "LARGE", 1)
     if by == "torch":
         monkeypatch.setattr(products, "ONEDNN", None)
     elif products.ONEDNN is None:

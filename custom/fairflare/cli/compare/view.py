@@ -131,4 +131,4 @@ def _left(runner: Runner) -> str:
     hours, minutes = divmod(minutes, 60)
     about = f"{f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'}"
     others = f"{n} rows not yet seen take" if (n := runner.unseen()) > 1 else "row not yet seen takes"
-    return f", about {about} left" + (f", if the {others} as long" if n else "")
+    return f", about {about} left" + (f", if the {others} as long as the others" if n else "")

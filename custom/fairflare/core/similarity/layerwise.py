@@ -51,9 +51,9 @@ def layerwise_cka(
     .. math:: \delta^m = HSIC(K^m, L^m) / \sqrt{HSIC(K^m, K^m) \, HSIC(L^m, L^m)}
 
     with the n x n Gram matrices of the outputs of layer m, flattened image by image, in the two models. Layers are
-    matched by name. The relative error of 1 - delta is at most 1e-4 for float32 models, whatever the batch size; it can
-    be larger below 1 - delta = 1e-9, and below 1e-6 for few features of two or three images. The models run
-    in evaluation mode, without gradients, and are left as they were.
+    matched by name. The relative error of 1 - delta is at most 1e-4 for the features as the pass made them (float32),
+    whatever the batch size; it can be larger below 1 - delta = 1e-9, and below 1e-6 for few features of two or three
+    images. The models run in evaluation mode, without gradients, and are left as they were.
 
     Args:
         model_a: for Fed-LWR the local model.

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from fairflare.base.disk.files import system_error
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -35,12 +37,12 @@ def note(text: str) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
+    """Say a mistake of the user, or a path that cannot be used, in one red line; a bug keeps its traceback."""
     try:
         yield
-    except ValueError as e:
-        say(str(e), mark="[red]error[/red]: ")
-        raise typer.Exit(2) from e
+    except (ValueError, OSError) as error:
+        say(system_error(error) if isinstance(error, OSError) else str(error), mark="[red]error[/red]: ")
+        raise typer.Exit(2) from error
 
 
 @contextmanager

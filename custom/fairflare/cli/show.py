@@ -103,9 +103,5 @@ def report(
         from fairflare.reporting.page.write import write_report
 
         beside = folder if folder.is_dir() else folder.parent
-        try:
-            page = write_report(folder, out or beside / "report", metric=metric, reference=reference,
-                                overwrite=overwrite)  # fmt: skip
-        except OSError as error:
-            raise ValueError(f"{error.filename or folder}: {error.strerror or error}") from error
+        page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)
     say(f"page: {page}", console)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from fairflare.base.disk.files import csv_text, unreadable
+from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
 from fairflare.cli.options import parse_settings
@@ -184,10 +184,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
     there = [path for path in (out / COUNTS, *chain(*targets.values())) if path.exists()]
     if there and not overwrite:
         raise ValueError(f"{there[0]} is there already; give --overwrite to replace it, or another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {out} {unreadable(error)}") from error
+    out.mkdir(parents=True, exist_ok=True)
     return targets
 
 

@@ -69,10 +69,7 @@ def stats(
             return
         from fairflare.reporting.sites.page import write_statistics
 
-        try:
-            page = write_statistics(document, out)
-        except OSError as error:
-            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+        page = write_statistics(document, out)
         for sentence in document.sentences:
             say(sentence, console)
         say(f"page: {page}", console)

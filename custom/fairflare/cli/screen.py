@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,12 +37,16 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Say a mistake of the user, or a path that cannot be used, in one red line; a bug keeps its traceback."""
+def user_errors(out: Path | None = None) -> Iterator[None]:
+    """Say a mistake of the user, or a path that cannot be used, in one red line; a bug keeps its traceback.
+
+    Args:
+        out: that the command writes to, for an error of the disk that names no path.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
-        say(system_error(error) if isinstance(error, OSError) else str(error), mark="[red]error[/red]: ")
+        say(system_error(error, out) if isinstance(error, OSError) else str(error), mark="[red]error[/red]: ")
         raise typer.Exit(2) from error
 
 

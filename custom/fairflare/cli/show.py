@@ -99,7 +99,7 @@ def report(
 
     Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
     """
-    with user_errors():
+    with user_errors(out or folder):
         from fairflare.reporting.page.write import write_report
 
         beside = folder if folder.is_dir() else folder.parent

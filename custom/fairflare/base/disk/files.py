@@ -158,9 +158,14 @@ _REMEDIES = {
 }
 
 
-def system_error(error: OSError) -> str:
-    """Return the path that an operation failed on, why, and what to do, in one line."""
-    path = error.filename2 or error.filename  # of a rename: where to
+def system_error(error: OSError, where: Path | None = None) -> str:
+    """Return the path that an operation failed on, why, and what to do, in one line.
+
+    Args:
+        error: of the operating system.
+        where: the path of an error that names none, as of writing into an open file.
+    """
+    path = error.filename2 or error.filename or where  # of a rename: where to
     why = f"{error.strerror or error or type(error).__name__}"
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of several files
         _, path, why = error.args[0][0]

@@ -52,7 +52,7 @@ def check_data(
     from fairflare.tasks.data_check import check_sites
 
     with one_document(as_json) as put:
-        with user_errors():
+        with user_errors(out):
             sites = sites_of(data)
             made, names = make_task(sites, task, parse_settings(settings), task_file, data)
             targets = {} if out is None else _pictures(out, list(sites), overwrite)
@@ -67,7 +67,8 @@ def check_data(
             for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
                 _tell(text)
         if out is not None:
-            _write_pictures(report.sites, out, targets, names)
+            with user_errors(out):
+                _write_pictures(report.sites, out, targets, names)
         if as_json:
             from fairflare.cli.as_json import of_data
 

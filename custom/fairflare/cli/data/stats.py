@@ -50,7 +50,7 @@ def stats(
     """Counts, classes, intensities and sizes by site and pooled, as a page, by FLARE's federated statistics."""
     from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE
 
-    with user_errors(), one_document(as_json) as put:
+    with user_errors(out), one_document(as_json) as put:
         given = parse_settings(settings)
         names = names_of(sites)
         if job is not None:

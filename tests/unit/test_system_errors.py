@@ -123,8 +123,7 @@ def full_disk() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("command", "out"),
-    [("report", "new"), ("export", "jobs"), ("examples", "method"), ("prepare folders", "new"), ("stats", "new"),
-     ("check-data", "new")],
+    [("report", "new"), ("export", "jobs"), ("examples", "method"), ("prepare folders", "new"), ("stats", "new")],
 )  # fmt: skip
 def test_a_full_disk_is_named_by_what_was_to_be_written(
     command: str, out: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -82,8 +82,8 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             to_disk(partial)
         partial.replace(path)
     except OSError as error:
-        if error.filename in (None, str(partial)):  # writing into an open file names none
-            error.filename, error.filename2 = str(path), None
+        if error.errno is not None and error.filename in (None, str(partial)) and error.filename2 is None:
+            error.filename = str(path)  # of the file that was wanted; writing into an open one names none
         raise
     finally:
         with suppress(OSError):
@@ -155,6 +155,8 @@ _REMEDIES = {
     errno.EACCES: "have its owner give you access, or name another place",
     errno.EPERM: "have its owner give you access, or name another place",
     errno.EROFS: "name a place that can be written",
+    errno.EEXIST: "it is a file, and a folder is needed; give another name",
+    errno.ENOTDIR: "a part of it is a file; give another name",
 }
 
 

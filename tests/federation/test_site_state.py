@@ -563,7 +563,7 @@ def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
     without.perform(request("train", state, 0))
     assert same(replies[2].update, without.perform(request("train", state, 2)).update)
     assert kept(here.state.store()) == [
-        "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
+        "lists", "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
     ]  # fmt: skip
 
 
@@ -590,7 +590,7 @@ def test_a_site_on_a_full_disk_is_left_out_and_comes_back(worker: Any) -> None:
     assert (first[0], test[0], after[0]) == ("ok", "ok", "ok")
     assert after[3] is None
     assert kept(worker().state.store()) == [
-        "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
+        "lists", "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
     ]  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def test_exporting_into_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     result = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path / "file")])
     assert result.exit_code == 2
-    assert "cannot be written" in " ".join(result.output.split())
+    assert "File exists; it is a file, and a folder is needed" in " ".join(result.output.split())
     assert CliRunner().invoke(app, ["run", "fed_avg", "--seed", "-1"]).exit_code == 2
 
 

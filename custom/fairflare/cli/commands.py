@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fairflare.base.disk.files import system_error
+from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.base.own_errors import lacking_package
 from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
@@ -23,6 +25,8 @@ from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import report, show
+
+ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,13 +67,14 @@ for more in (compare, examples, landscape, report, similarity):
 
 
 def main() -> None:
-    """Entry point. A package of an extra that is not installed is one line."""
+    """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
     try:
         app()
     except Exception as error:
-        if (lacking := lacking_package(error)) is None:
+        said = system_error(error) if isinstance(error, OSError) else lacking_package(error)
+        if said is None:
             raise
-        say(lacking, mark="[red]error[/red]: ")
+        say(said, mark="[red]error[/red]: ")
         raise SystemExit(2) from error
 
 

@@ -156,15 +156,13 @@ def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") ->
     """Exports a recipe into a folder, which an option named.
 
     Raises:
-        ValueError: the job is there already, or the folder cannot be written.
+        ValueError: the job is there already.
+        OSError: the folder cannot be written.
     """
     folder = out / recipe.name
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another {option}")
-    try:
-        recipe.export(str(out))
-    except OSError as error:
-        raise ValueError(f"{option} {out} cannot be written: {error.strerror or error}") from error
+    recipe.export(str(out))
     say(f"job folder: {folder}", console)
 
 

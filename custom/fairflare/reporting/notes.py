@@ -42,6 +42,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
     absent = [*attendance(results), *_left_out(results)]
     notes += absent or ["No site was left out of a round."] * bool(results["rounds"])
+    notes += [f"Resumed: {text}." for text in info.get("resumed_with") or ()]
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
     warned = [

@@ -155,7 +155,7 @@ def compare(
     Every seed starts all methods from the same model. A comparison that was stopped goes on with the same command:
     what is done is not repeated, what was interrupted continues. Exit code 1 when a run failed.
     """
-    with user_errors(), one_document(as_json):
+    with user_errors(out), one_document(as_json):
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
             more = f"; {HERE}" if matrix else ""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from fairflare.base.disk.files import csv_text, unreadable
+from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
 from fairflare.cli.options import parse_settings
@@ -52,7 +52,7 @@ def check_data(
     from fairflare.tasks.data_check import check_sites
 
     with one_document(as_json) as put:
-        with user_errors():
+        with user_errors(out):
             sites = sites_of(data)
             made, names = make_task(sites, task, parse_settings(settings), task_file, data)
             targets = {} if out is None else _pictures(out, list(sites), overwrite)
@@ -67,7 +67,8 @@ def check_data(
             for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
                 _tell(text)
         if out is not None:
-            _write_pictures(report.sites, out, targets, names)
+            with user_errors(out):
+                _write_pictures(report.sites, out, targets, names)
         if as_json:
             from fairflare.cli.as_json import of_data
 
@@ -184,10 +185,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
     there = [path for path in (out / COUNTS, *chain(*targets.values())) if path.exists()]
     if there and not overwrite:
         raise ValueError(f"{there[0]} is there already; give --overwrite to replace it, or another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {out} {unreadable(error)}") from error
+    out.mkdir(parents=True, exist_ok=True)
     return targets
 
 

@@ -87,7 +87,7 @@ def predict(
     NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
     be used.
     """
-    with user_errors():
+    with user_errors(out):
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
         wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay), probabilities)

@@ -161,7 +161,7 @@ def export(
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
     from fairflare.flare.export.recipes import FairRecipe
 
-    with user_errors():
+    with user_errors(out):
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"

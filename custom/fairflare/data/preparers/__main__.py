@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from fairflare.base.disk.files import system_error
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
 from fairflare.data.preparers import PREPARERS, dealing
@@ -68,7 +69,8 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
         try:
             _prepare(preparer, values_of(given, options))
         except (OSError, ValueError, re.error) as error:
-            print(f"{prog}: {error}", file=sys.stderr)
+            why = system_error(error, Path(options["out_dir"])) if isinstance(error, OSError) else error
+            print(f"{prog}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             draft = Path(options["out_dir"], FOLDER)

@@ -29,8 +29,10 @@ from fairflare.base.disk.record_log import DamagedLog, RecordLog
 from fairflare.base.settings import NonNegativeInt, by_name
 from fairflare.exchange.messages import clean_state
 from fairflare.exchange.tensor_folder import save_tensors
+from fairflare.federation.plan.task_files import DEALT_TO
 from fairflare.reporting.reading import read_part
 
+BY_SITES = f"task.{DEALT_TO}"  # a setting that follows the number of sites
 ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # what the rule keeps on disk
 KEPT = 2
@@ -329,9 +331,12 @@ def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings of a run that are not as they were, with both values; the number of rounds is another matter."""
+    """Return the settings of a run that are not as they were, with both values.
+
+    The number of rounds and settings that follow the number of sites are checked elsewhere: a site may join or leave.
+    """
     was, now = by_name(old), by_name(new)
-    names = sorted({*was, *now} - {"num_rounds"})
+    names = sorted({*was, *now} - {"num_rounds", BY_SITES})
     return [f"{n}: was {was.get(n)!r}, is {now.get(n)!r}" for n in names if was.get(n) != now.get(n)]
 
 

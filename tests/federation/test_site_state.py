@@ -214,8 +214,6 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     (store.scratch / "cka-1").write_text("features")
     own = store.folder / f".moments.000001.pt.{os.getpid()}.partial"  # in a container all have one number
     own.write_text("half")
-    old = folder.folder / "optimizer.000001.pt.tmp123"
-    old.write_text("half")
     (folder.folder / ".b.gone").mkdir()
     (folder.folder / ".b.gone" / "moments.000001.pt").write_text("of a run that was being removed")
     with folder.opened(request("train", {}, run="a")) as store:

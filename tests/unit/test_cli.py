@@ -37,7 +37,6 @@ from fairflare.federation.plan.describe import sections
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.fed_mrl import FedMRL
 from fairflare.provision import job_classes
 from tests.bundles import write_bundle
 
@@ -296,36 +295,6 @@ def test_wrong_values_are_one_line_that_names_the_setting(
     assert message in said
     assert said == one_line(fairflare("run", method, "--in-process", "-w", str(tmp_path / "run"), *arguments))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_old_settings_of_fed_mrl_are_answered_with_the_new_names(tmp_path: Path) -> None:
-    from tests.old_jobs import OLD_FED_MRL
-
-    known = {setting.name for setting in described(FedMRL)}
-    gone = {key for key in OLD_FED_MRL if key not in known} | {"actions"}
-    assert {"use_som", "som_input", "agent_rate", "warmup", "agent_seed", "action_mode"} <= gone
-    for key in gone:
-        said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", f"{key}=1"))
-        assert said.startswith(f"method 'fed_mrl' has no setting '{key}' any more: ")
-        if key not in ("use_som", "action_mode", "cautious", "double_q"):
-            (name,) = re.findall(r"\b(?:mu_policy|weighting)\.\w+", said)
-            assert name in known, said
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "agent_rate=1"))
-    assert said.endswith("it is mu_policy.learning_rate now")
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "som_input=updates"))
-    assert said.endswith("it is weighting.space now")
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "use_som=false"))
-    assert "weighting=som or =samples" in said
-
-
-def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
-    """An old job folder differs in many ways; the sentence that helps comes first."""
-    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'min_sites' any more: .* export it again$"):
-        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5], min_sites=1)  # type: ignore[arg-type, call-arg]
-    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'grid' any more: it is weighting\.grid now$"):
-        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5])  # type: ignore[arg-type, call-arg]
-    with pytest.raises(ValueError, match=r"^mu_policy must be a MuPolicy \(FixedMu, RandomMu, QMixMu, VdnMu\), got 'q"):
-        FedMRL(mu_policy="qmix")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: What :func:`write_whole` writes to, and what it was called before version 0.2.
-_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.partial")  # what :func:`write_whole` writes to
 LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
 
 
@@ -126,11 +125,10 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
 
 def _is_alive(partial: Path) -> bool:
     match = _PARTIAL.fullmatch(partial.name)
-    pid = (match["pid"] or match["old_pid"]) if match else None
-    if not pid:
+    if not match:
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(match["pid"]), 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):

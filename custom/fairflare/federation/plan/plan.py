@@ -30,7 +30,7 @@ from fairflare.federation.plan.task_files import (
 )
 from fairflare.methods.base.catalog import Method, get_method, method_of
 from fairflare.methods.base.papers import Paper
-from fairflare.methods.base.rule import OLD_JOB, Rule, TwoPhase
+from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
 #: What people give with --set though it is an option of the command line, where the two have other names.
@@ -372,20 +372,16 @@ def route_settings(
     """Gives each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
 
     Raises:
-        ValueError: nothing has such a setting (suggests the nearest, or says what took the place of an older one).
+        ValueError: nothing has such a setting (suggests the nearest).
     """
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     owners = [set(field_names(part)) for part in (method.rule, method.training, task)]
-    retired = {**getattr(method.training, "retired", {}), **method.rule.retired}
     for key, value in settings.items():
         owner, dot, rest = key.partition(".")
         takers = [part for part, names in zip(parts, owners, strict=True) if owner in names]
         for part in takers:
             part[key] = value
         if not takers:
-            now = retired.get(key, OLD_JOB)
-            if now != OLD_JOB:  # that one is about job folders
-                raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in OPTIONS or key in field_names(RunSettings):
                 option = OPTIONS.get(key, f"--{key.replace('_', '-')}")
                 where = f"{option} on the command line" if option else "an argument of the recipe"

@@ -37,7 +37,6 @@ ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # what the rule keeps on disk
 KEPT = 2
 _STATE = re.compile(r"state-(\d{6,})\.json")
-_OLD_STATE = "state.json"  # before format 2
 _CHANGED = "is not what was written: its checksum differs"
 _REMEDY = "remove the checkpoint folder to start anew, or use another experiment id"
 
@@ -180,8 +179,6 @@ class CheckpointFolder:
                 return found
         if reasons:
             raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
-        if (self.folder / _OLD_STATE).exists():
-            raise CheckpointError(f"{self.folder / _OLD_STATE} is a checkpoint of an older fairflare; {_REMEDY}")
         return None
 
     def back_from(self, current_round: int) -> Checkpoint | None:

@@ -174,7 +174,7 @@ class Experiment:
         check_state(found.model, like, "checkpoint")
         self.rule.load_state_dict(found.rule)
         for name, counts in self.also.items():
-            counts.load_state_dict(found.extra.get(name, {}))  # an older checkpoint has none
+            counts.load_state_dict(found.extra[name])
         best = self.folder.best_model(found) if self.folder is not None else None
         if best is None and found.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)

@@ -28,10 +28,10 @@ from .report_runs import document
 #: What each command needs besides, so that it gets to the path; ``{}`` is the folder of the test.
 OTHERWISE = {
     "adapt": "{}/run --data {}/images --out {}/out.pt", "check-data": "{}/sites.json", "compare": "fed_avg fed_prox",
-    "doctor": "", "examples": "method", "export": "fed_avg --out {}/jobs", "landscape": "{}/run --out {}/new",
+    "doctor": "", "examples": "method", "export": "fed_avg --out {}/jobs",
     "policies": "", "predict": "{}/run --images {}/images --out {}/new",
     "report": "{}/run", "run": "fed_avg --in-process",
-    "show": "{}/run", "similarity": "{}/run --out {}/new", "stats": "--data {}/sites.json",
+    "show": "{}/run", "stats": "--data {}/sites.json",
     "phantom": "--out {}/new",
     "prepare folders": "--site a {}/images {}/masks --out {}/new",
     "prepare images": "--source {}/images --out {}/new", "prepare masks": "--source {}/images --out {}/new",

@@ -18,9 +18,7 @@ from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
-from fairflare.cli.model.landscape import landscape
 from fairflare.cli.model.predict import predict
-from fairflare.cli.model.similarity import similarity
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
@@ -62,7 +60,7 @@ app.command("list")(list_methods)
 for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor, policies):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
-for more in (compare, examples, landscape, report, similarity):
+for more in (compare, examples, report):
     app.command(cls=Command)(more)
 
 

@@ -88,10 +88,6 @@ Metric = Annotated[
     str | None, typer.Option("--metric", "-m", metavar="NAME", help="Of the tables; default: the task's own.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Runs = Annotated[
-    list[Path],
-    typer.Argument(help="Folders of runs, downloads, or model files.", autocompletion=completion.runs),
-]
 OfModels = Annotated[
     bool | None,
     typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),

@@ -119,7 +119,7 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
     for own in sites.values():
         try:
             file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(file.read_bytes())
             entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
             found = [entry["label"] for entry in entries if isinstance(entry, Mapping) and "label" in entry]
             numbers += [number for number in found if type(number) is int and number >= 0]

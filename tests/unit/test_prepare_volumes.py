@@ -253,7 +253,8 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     for words in (
         "6 of 9 volume(s) cannot be used", "it has the shape (12, 10, 8), its mask (12, 10, 9)",
         "lies elsewhere, by up to 0.6 mm",
-        "are not whole numbers", "it has the shape (12, 10, 8, 2)", "images/p04_0.nii.gz'", "without a mask of its name: 's/images/p05_0.nii.gz'",
+        "are not whole numbers", "it has the shape (12, 10, 8, 2)", "images/p04_0.nii.gz'",
+            "without a mask of its name: 's/images/p05_0.nii.gz'",
     ):  # fmt: skip
         assert words in told
     assert not (tmp_path / "out").exists()
@@ -409,9 +410,7 @@ def test_files_that_cannot_be_opened_are_named_before_anything_is_written(tmp_pa
         (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image_of(len(name))[:, :, 0].astype(np.uint8)).save(tmp_path / "s" / name)
     (tmp_path / "s/a/2.png").write_bytes(b"damaged")
-    with pytest.raises(
-        DataError, match=r"1 of 6 image\(s\) cannot be used; repair them or take them out:\n.*opened.*s/a/2.png"
-    ):
+    with pytest.raises(DataError, match=r"1 of 6 image\(s\) cannot be used; repair .*:\n.*opened.*s/a/2.png"):
         prepare_images(tmp_path / "s", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ COMPANIONS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "
 
 
 def is_companion(name: str) -> bool:
-    """Tell whether a file or folder of this name is hidden, or of the system and not of the one who put images there."""
+    """Tell whether a file or folder of this name is hidden, or was put there by a system and not by a person."""
     return name.startswith((".", "~$")) or name.endswith("~") or name.lower() in COMPANIONS
 
 

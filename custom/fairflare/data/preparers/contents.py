@@ -119,8 +119,9 @@ def refuse_no_sites(source: Path, below: Mapping[str, object]) -> None:
         inside = contents(next(path for path in folders_in(source) if composed(path.name) == strange[0]))
         told = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
         raise DataError(
-            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {told}), as in the folders "
-            f"{listing(name for name in below if name not in strange)}; give it their form, or move it away, if it is no site"
+            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {told}), as in the "
+            f"folders {listing(name for name in below if name not in strange)}; give it their form or, if it is no "
+            "site, move it away"
         )
 
 

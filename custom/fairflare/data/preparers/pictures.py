@@ -218,6 +218,8 @@ def prepare_folders(
     Raises:
         DataError: the folders or tables are not as expected.
     """
+    if not sites:
+        raise ValueError("at least one site is needed")
     places = {name: (Path(images), Path(labels)) for name, (images, labels) in sites.items()}
     tables = {name: labels for name, (_, labels) in places.items() if labels.is_file()}
     check_columns(csv or next(iter(tables.values()), None), columns or attributes)

@@ -200,3 +200,20 @@ def test_nothing_to_look_at(tmp_path: Path, content: str | None) -> None:
     code, text = check(tmp_path)
     assert code == 2
     assert "error" in text
+
+
+def test_swapped_folders_are_one_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    lists: dict[str, list[dict[str, str]]] = {}
+    for number, split in enumerate(["training"] * 4 + ["validation", "test"]):
+        name = f"p{number}.png"
+        for kind, pixels in (("images", np.eye(16) * 255), ("masks", rng.integers(0, 256, (16, 16)))):
+            (tmp_path / "a" / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a" / kind / name)
+        lists.setdefault(split, []).append({"image": f"images/{name}", "label": f"masks/{name}"})
+    write_datalist(tmp_path / "a/datalist.json", lists)
+    code, text = check(tmp_path)
+    (line,) = problems(text)
+    assert code == 1
+    assert "image and mask look swapped: the mask has" in line
+    assert "5 more such: 'a/images/p1.png', 'a/images/p2.png', 'a/images/p3.png' and 2 more" in line

@@ -20,14 +20,20 @@ ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
 PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
 NUMPY = "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\""
-SLIDE = "a whole slide, which is cut into tiles first: read_region of openslide-python"
+GIF = "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\""  # its palette is no label
+SLIDE = (
+    "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
+    "(512, 512)).convert('RGB').save('{1}_0_0.png')\""
+)
 PACKED = "unpack it"
 CONVERTERS = {
     **dict.fromkeys((".mha", ".mhd", ".nrrd", ".nhdr"), ITK),
-    **dict.fromkeys((".hdr", ".mgz", ".mgh", ".mnc"), NIBABEL),
-    **dict.fromkeys((".gif", ".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
+    **dict.fromkeys((".hdr", ".mgz", ".mgh"), NIBABEL),
+    **dict.fromkeys((".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), PACKED),
+    ".gif": GIF,
+    ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
     ".npz": NUMPY,
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",

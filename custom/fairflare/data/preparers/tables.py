@@ -60,7 +60,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     if not filled:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
-    columns, body = _columns(file, [composed(name) for name in head], body)
+    columns = [composed(name).strip() for name in head]
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(
@@ -72,6 +72,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
         raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
     if not body:
         raise DataError(f"'{file}' has no rows")
+    columns, body = _columns(file, columns, body)
     rows = []
     for line, texts in body:
         rows.append(row := Row(zip(columns, texts, strict=False)))
@@ -135,7 +136,7 @@ def _first_lines(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _columns(
-    file: Path, head: list[str], body: list[tuple[int, list[str]]]
+    file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Names of the columns and rows of as many texts.
 
@@ -144,7 +145,6 @@ def _columns(
     Raises:
         DataError: a row has more cells than the head has names.
     """
-    columns = [name.strip() for name in head]
     named = max((number for number, name in enumerate(columns, 1) if name), default=0)
     cells = [(line, [text.strip() for text in row]) for line, row in body]
     longest = max((n for _, row in cells for n, text in enumerate(row, 1) if text), default=0)

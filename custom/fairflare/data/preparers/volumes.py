@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice
 from fairflare.base.for_types import Unpack
-from fairflare.data.datalist import DataError
+from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
 from fairflare.data.kinds import shown
 from fairflare.data.orientation import same_turn, turn_of, turned
@@ -45,6 +45,7 @@ from fairflare.data.preparers.options import (
 from fairflare.data.preparers.tables import Row
 from fairflare.data.reading import HALF
 
+GZIP = b"\x1f\x8b"
 Plane = Literal["axial", "coronal", "sagittal"]
 
 
@@ -233,7 +234,17 @@ def _looked_at(case: Case, plane: str | None, keep_empty: bool) -> Look | str:
     except TooLarge as error:
         return f"it or its mask would take {error.size} bytes"
     except Exception as error:  # the libraries raise what they like for a damaged file
-        return str(error) or type(error).__name__
+        names = (path for path in (case.image, case.label) if isinstance(path, Path) and path.is_file())
+        return next(filter(None, map(_misnamed, names)), "") or str(error) or type(error).__name__
+
+
+def _misnamed(path: Path) -> str:
+    """That a NIfTI file has the other ending than it should, in words; empty: it has not."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    if packed == (suffix_of(path) == ".nii.gz"):
+        return ""
+    return f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {'.nii.gz' if packed else '.nii'}"
 
 
 def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False) -> Look:

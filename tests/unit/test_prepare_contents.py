@@ -313,6 +313,17 @@ def test_labels_of_pictures_are_told_to_the_task(tmp_path: Path) -> None:
     assert block["mask_values"] == {"0": 0, "40": 1, "80": 2}
 
 
+def test_a_void_is_said(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / f"i/p{number}.png", image_of(number))
+        save(tmp_path / f"m/p{number}.png", np.where(np.arange(12)[:, None] < 2, np.uint8(255), mask_of(number, 1)))
+    prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
+    assert "the labels 0, 1, 255 are read as 0, 1, 2 (mask_values in fairflare.json); where 255 means" in notes(
+        tmp_path / "out"
+    )
+    assert "--set ignore=255 --set num_classes=1" in notes(tmp_path / "out")
+
+
 # --- names ------------------------------------------------------------------------------------------------------
 
 

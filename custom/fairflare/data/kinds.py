@@ -8,7 +8,6 @@ from pathlib import Path
 
 from fairflare.base.checks import few
 from fairflare.data.listing.samples import DataError, Sample
-from fairflare.data.reading import read_mask
 
 NAMED = 3  # files of a kind that a message names
 FEW = 8  # different values of a drawn mask; a photograph has more, and so has a mask as JPEG
@@ -70,6 +69,8 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 def _values(path: Path) -> int | None:
     """Number of different values of a file, read as a mask; None: it has colours, or cannot be read so."""
+    from fairflare.data.reading import read_mask  # numpy, which commands that say problems need not wait for
+
     try:
         return len(set(read_mask(Sample(path, path), site="", split="none").ravel().tolist()))
     except (DataError, OSError):

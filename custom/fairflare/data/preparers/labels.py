@@ -9,6 +9,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.preparers.names import listing
 
 MOST_LABELS = 256
+VOID = 255  # what many data sets write where nobody drew
 BLACK_AND_WHITE = [0, 255]  # which every task on masks reads as 0 and 1
 
 
@@ -42,8 +43,12 @@ def labels_of(
         task["class_names"] = [called[value] for value in known[1:]]
     if known in (list(range(len(known))), BLACK_AND_WHITE):
         return task, {}
-    notes.append(
-        f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))} (mask_values in "
-        "fairflare.json)"
-    )
+    note = f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))}"
+    note += " (mask_values in fairflare.json)"
+    if known == [*range(number), VOID] and not called:
+        note += (
+            f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run --set ignore={VOID} "
+            f"--set num_classes={number - 1}"
+        )
+    notes.append(note)
     return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}

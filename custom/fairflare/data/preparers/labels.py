@@ -47,8 +47,8 @@ def labels_of(
     note += " (mask_values in fairflare.json)"
     if known == [*range(number), VOID] and not called:
         note += (
-            f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run --set ignore={VOID} "
-            f"--set num_classes={number - 1}"
+            f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "
+            f"--set ignore={VOID} --set num_classes={number - 1}"
         )
     notes.append(note)
     return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}

@@ -17,7 +17,7 @@ from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import prepare_folders, prepare_images, prepare_masks, prepare_volumes
 from fairflare.data.preparers.contents import contents
 from fairflare.data.reading import read_image
-from tests.unit.dicom_files import dicom
+from tests.unit.dicom_files import dicom, series
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -210,6 +210,21 @@ def test_one_patient_id_for_all_is_said_and_the_remedy_works(tmp_path: Path) -> 
     assert len(names_of(prepare_images(tmp_path / "s", tmp_path / "out", group="^(.*)$")["site-1"])) == 6
 
 
+def test_one_patient_id_of_series_too(tmp_path: Path) -> None:
+    affine = np.array([[-0.7, 0, 0, 20], [0, -0.5, 0, 30], [0, 0, 3.0, 5], [0, 0, 0, 1]])  # of tests.unit.dicom_files
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 900, (12, 10, 8)).astype(np.uint16)
+        series(tmp_path / f"s/images/v{number}", pixels, PatientID="ANON", SeriesInstanceUID=f"1.{number}")
+        labels = np.zeros((10, 12, 8), np.uint8)
+        labels[2:6, 2:6, 2:6] = 1
+        (tmp_path / "s/masks").mkdir(exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(labels, affine), tmp_path / f"s/masks/v{number}.nii.gz")
+    with pytest.raises(DataError, match=r"all 4 images are of one patient \(the one PatientID"):
+        prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
+    folder = prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s", group="^(.*)$")["site-1"]
+    assert names_of(folder) == [f"v{number}" for number in range(4)]
+
+
 # --- no site vanishes -----------------------------------------------------------------------------------------
 
 
@@ -267,6 +282,9 @@ def spoilt(root: Path, kind: str) -> tuple[Path, Path]:
         save(images / f"p{number}.png", image_of(number))
         if kind == "red":
             save(masks / f"p{number}.png", np.stack([mask_of(number), *[np.zeros((12, 14), np.uint8)] * 2], axis=-1))
+        elif kind == "red jpeg":
+            red = np.stack([mask_of(number), *[np.zeros((12, 14), np.uint8)] * 2], axis=-1)
+            save(masks / f"p{number}.jpg", red, quality=70)
         elif kind == "jpeg":
             save(masks / f"p{number}.jpg", mask_of(number), quality=70)
         elif kind == "jpeg called png":
@@ -280,7 +298,8 @@ def spoilt(root: Path, kind: str) -> tuple[Path, Path]:
     ("kind", "words"),
     [
         ("swapped", "look swapped: the mask has .* values, the image 2 values; exchange the two folders"),
-        ("red", "colour"), ("jpeg", "its mask is a JPEG"), ("jpeg called png", "its mask is a JPEG"),
+        ("red", "colour"), ("red jpeg", r"its mask is a JPEG.*\(colours\)"),
+        ("jpeg", "its mask is a JPEG"), ("jpeg called png", "its mask is a JPEG"),
         ("small", "14x12|same size"),
     ],
 )  # fmt: skip

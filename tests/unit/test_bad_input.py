@@ -89,7 +89,10 @@ def failing(folder: Path, body: str, jobs: int = 1) -> str:
 def test_an_error_in_the_users_code_is_told_in_his_own_process(jobs: int, tmp_path: Path) -> None:
     body = "    def loss(self, outputs, targets):\n        return outputs.mean() + self.nothing_here\n"
     told = failing(tmp_path, body, jobs)
-    assert "site 'site-1': train failed with AttributeError: 'Task' object has no attribute 'nothing_here'" in told
+    assert (
+        "sites 'site-1', 'site-2': train failed with AttributeError: 'Task' object has no attribute 'nothing_here'"
+        in told
+    )
     assert "(mine.py:6)" in told
     assert "details in the site's log" not in told
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.data.dicom_files import has_dicom_mark
+from fairflare.data.dicom_files import DICOM, has_dicom_mark
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,6 @@ TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
-DICOM = (".dcm", ".dicom", ".ima")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
 #: a value), passes; the four that may be kept at once take 4 GiB at most.

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.kinds import odd_pair, shown
 from fairflare.data.patients import on_both_sides
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
@@ -40,11 +42,13 @@ class Problem:
         site: where; empty: at several.
         text: what, and what to do about it.
         grave: training must not begin like this; False: it may be meant so.
+        about: the image, with two folders; empty: it is about several, or about a list.
     """
 
     site: str
     text: str
     grave: bool = True
+    about: str = ""
 
 
 @dataclass
@@ -211,17 +215,20 @@ class _Looker:
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
         except DataError as error:
             found.errors.append(error)
+        if found.errors and isinstance(sample.label, Path) and sample.slice is None and self.task.spatial_dims == 2:
+            odd = odd_pair(sample.image, sample.label)
+            found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
         return found
 
     def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
         for error in found.errors:
-            self.say(_plain(self.report.site, error))
+            self.say(_plain(self.report.site, error), about=shown(sample.image))
         if found.size is not None:
             self.report.sizes[found.size] += 1
         if found.size is None or found.picture is None or found.target is None or found.histogram is None:
             return
         if found.content is None:
-            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", grave=False)
+            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
         is_class = self.task.class_labels
         if found.features is not None:
             self.features.append((found.features, int(found.target)))
@@ -247,10 +254,10 @@ class _Looker:
             shown = ", ".join(names[n] if names and n < len(names) else str(n) for n in lacking)
             self.say(f"classes of '{split}' without an image in 'training': {shown}", grave=False)
 
-    def say(self, text: str, grave: bool = True) -> None:
+    def say(self, text: str, grave: bool = True, about: str = "") -> None:
         if text not in self._said:
             self._said.add(text)
-            self.problems.append(Problem(self.report.site, text, grave))
+            self.problems.append(Problem(self.report.site, text, grave, about))
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:

@@ -233,8 +233,13 @@ class CheckedList:
                 f"'{key}' of {where} is no path that can be opened at the site",
             ) from error
         if not there and not series:
+            how = (
+                "write folders with '/', not with a backslash"
+                if "\\" in value
+                else "correct the path or take the entry out"
+            )
             raise self.bad(
-                f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
+                f"'{key}' of {where}, '{path}', does not exist; {how}",
                 f"'{key}' of {where} does not exist",
             )
         self.check_inside(path, key, where)

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.cli.data.sites import file_in, read_object
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
+OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # in front of our own words
 MOST_TEXTS = 3
 
 
@@ -101,4 +102,4 @@ def last_errors(log: Path, count: int = 5) -> list[str]:
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
-    return (marked or lines)[-count:]
+    return [OURS.sub("", line) for line in (marked or lines)[-count:]]

@@ -168,3 +168,7 @@ def _panel(
     axes.set_xlabel("round; in the ring the final model" if any(s.final for s in series) else "round")
     axes.grid(axis="y")
     whole_numbers(axes)
+    if len(rounds := {n for s in series for n in s.points}) == 1:  # one point has no scale of its own
+        axes.set_xlim(min(rounds) - 1, min(rounds) + 1)
+        if not log and axes.get_ylim()[0] >= 0:
+            axes.set_ylim(0, 2 * axes.get_ylim()[1])

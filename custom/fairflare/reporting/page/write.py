@@ -31,6 +31,7 @@ from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Table, 
 from fairflare.reporting.page.material import Material, of_one, only_left_out, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
 from fairflare.reporting.results import PAGE_FILE
+from fairflare.reporting.values import title_of
 
 P = TypeVar("P", Picture, Table)
 INDEX_FILE = "index.html"
@@ -128,12 +129,10 @@ def build(material: Material) -> Page:
     if material.reference:
         summary = words.of_comparison(material)
         title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
-        subtitle = ", ".join(row.label for row in material.rows)
     else:
         (run,) = material.runs
         summary = words.of_run(material)
-        title = f"Run of {material.rows[0].label}"
-        subtitle = run.name
+        title = title_of(run.document)
         problems += run.problems
     if not material.reference:
         summary = [words.answer(material), *summary]
@@ -164,7 +163,8 @@ def build(material: Material) -> Page:
     heads, rest = leads.leads(material, full)
     if material.reference and not heads:
         summary = [words.answer(material), *summary]
-    return Page(title, subtitle, words.synthetic(material), summary, rest, problems, heads)
+    facts = provenance.facts([run.document for run in material.runs], material.metric)
+    return Page(title, facts, words.synthetic(material), summary, rest, problems, heads)
 
 
 # ------------------------------------------------------------------------------------------------ form

@@ -101,5 +101,6 @@ def last_errors(log: Path, count: int = 5) -> list[str]:
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
+    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # what else is marked leads there
+    marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return [OURS.sub("", line) for line in (marked or lines)[-count:]]

@@ -30,7 +30,7 @@ from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
 
 BATCH = 32  # images, for the statistics
-NO_MODEL = "no model is the same at all sites: each has parts, or one, of its own"
+NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
 
 
 def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:

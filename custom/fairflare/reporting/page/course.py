@@ -139,7 +139,7 @@ def _by_site(material: Material) -> list[Picture | Table]:
         ),
         Table(
             "rounds_sites",
-            f"{material.metric} on the validation split of every site, by round.",
+            f"{in_words(material.metric)} on the validation split of every site, by round.",
             ["round", *(s.name for s in series)],
             [[n, *(s.points[n].mean for s in series)] for n in sorted({n for n, _ in found})],
             folded=True,

@@ -178,9 +178,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
         "sites",
         lambda: _bars(material, sites) if bars else _dots(material, sites),
         f"{how} {better} is better: a fair method has no site far behind.",
-        f"{in_words(material.metric)} by site{' and method' if material.reference else ''}. "
-        + listed(worst, "; ")
-        + ".",
+        f"{in_words(material.metric)} by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}.",
     )
 
 
@@ -217,6 +215,8 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
     axes.set_yticks(range(len(sites)), names)
     axes.invert_yaxis()
     axes.set_xlabel(in_words(material.metric))
+    if not any(row.at(site).mean for row in rows for site in sites):
+        axes.set_xlim(0, 1)  # bars of nothing have no scale of their own
     axes.grid(axis="x")
     legend(made, axes, len(rows))
     return made

@@ -26,7 +26,7 @@ from fairflare.reporting.groups import captions, group_tables
 from fairflare.reporting.layout import counted, number
 from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.page.content import Lead, Page, Picture, Section, Table, listed
-from fairflare.reporting.page.groups import picture_of
+from fairflare.reporting.page.groups import picture_of, worded
 from fairflare.reporting.page.provenance import facts
 from fairflare.reporting.page.style import INK, label, look, panel
 from fairflare.reporting.values import in_words
@@ -57,8 +57,8 @@ def of_groups(found: UnseenSites | None) -> Section | None:
     parts: list[Picture | Table] = [
         picture_of(run["groups"], name, found.synthetic, whose, "unseen_") for name in people
     ]
-    parts += [gap_table(found.groups, first)] if people else []
-    parts += [replace(table, caption=whose + table.caption) for table in group_tables(run)]
+    parts += [worded(gap_table(found.groups, first))] if people else []
+    parts += [worded(table, whose) for table in group_tables(run)]
     parts = [replace(one, name=f"unseen_{one.name}") if isinstance(one, Table) else one for one in parts]
     words = [gap_lead(found.groups, first)] if people else captions(run)
     notes = [OF_LEFT_OUT, *notes_of_gaps(found.groups, first)] if people else []
@@ -135,7 +135,7 @@ def _in_words(row: UnseenRow, found: UnseenSites) -> str:
         return f"{row.label} {nothing}.{bare}"
     if not math.isfinite(row.unseen.mean):
         reason = row.reason or "a left-out site has no figure"
-        return f"{row.label} has no figure for an unseen site: {reason}.{adapted}"
+        return f"{row.label} has no figure at unseen sites: {reason}.{adapted}"
     over = f"± is half a 95 % interval over {row.over}" if row.over else NOT_SURE
     return (
         f"{row.label} has {_figure(row, 'unseen')} at sites that it was not trained at and {_figure(row, 'seen')} at "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fairflare.base.checks import nearest
+from fairflare.cli.run.folder import last_errors
 from fairflare.federation.collecting.transport import RoundRecord
 from fairflare.federation.plan.plan import OF_SITES, make_plan
 from fairflare.federation.plan.run_settings import RunSettings
@@ -23,7 +25,10 @@ from fairflare.prediction.saved_model import read_model
 from fairflare.reporting.compare.comparison import comparison_of
 from fairflare.reporting.compare.no_effect import nothing_learnt
 from fairflare.reporting.compare.unseen import Unseen, unseen_of
+from fairflare.reporting.layout import Spread, Table, shown
 from fairflare.reporting.notes import run_notes
+from fairflare.reporting.page.groups import worded
+from fairflare.reporting.page.lines import Series, lines_picture
 from fairflare.reporting.page.material import of_one, of_several, page_run
 from fairflare.reporting.page.unseen import unseen_page
 from fairflare.reporting.page.write import build
@@ -176,6 +181,8 @@ def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
     test = {site: {"recall": 0.5, "recall_a": 1.0, "recall_b": 0.0} for site in VALUES}
     made = told(primary_metric="recall", higher_is_better={"recall": True}) | {"test": test}
     assert nothing_learnt(made) == ["Nothing was learnt: every test image at every site is called a."]
+    test["site-1"]["recall_c"] = 0.2
+    assert nothing_learnt(made) == ["Found nowhere, 0 at every site: recall b."]
     test["site-2"]["recall_b"] = 0.1
     assert nothing_learnt(made) == []
 
@@ -240,3 +247,32 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"no results.json in .*; it holds 2 runs: .*/a, .*/b$"):
         find_results(tmp_path)
+
+
+def test_tables_of_groups_have_words_on_the_page_and_names_in_the_file() -> None:
+    table = worded(Table("gaps", "Gaps.", ["measure", "es_dice"], [["dice_gap", 0.5]]), "Whose. ")
+    assert (table.columns, table.caption) == (["measure", "equity-scaled Dice"], "Whose. Gaps.")
+    assert shown(table.rows[0][0]) == "gap in Dice"
+    assert table.csv() == "measure,es_dice\ndice_gap,0.5\n"
+    assert shown(worded(Table("t", "", ["site", "dice"], [["site_1", 0.5]])).rows[0][0]) == "site_1"
+
+
+@pytest.mark.parametrize(("value", "most"), [(0.33, 0.66), (0.0, 1.0)])
+def test_one_point_has_a_scale_that_begins_at_0(value: float, most: float) -> None:
+    material: Any = SimpleNamespace(over_seeds="", synthetic=False)
+    series = {"": [Series("a", 0, {0: Spread(value)})]}
+    axes = lines_picture(material, "n", "title", series, "", "", unit="Dice").draw().axes[0]
+    assert (axes.get_xlim(), axes.get_ylim()) == ((-1, 1), (0, most))
+
+
+def test_what_went_wrong_is_said_without_the_kind_of_our_own_errors(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    lines = [
+        "12:00 - root - ERROR - the run failed",
+        "    raise RuntimeError(...)",
+        "RuntimeError: runs/a is in use by b",
+    ]
+    log.write_text("\n".join(lines))
+    assert last_errors(log) == ["runs/a is in use by b"]
+    log.write_text("\n".join([*lines, "torch.OutOfMemoryError: no memory"]))
+    assert last_errors(log)[-1] == "torch.OutOfMemoryError: no memory"

@@ -179,7 +179,7 @@ def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
 
 def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
     test = {site: {"recall": 0.5, "recall_a": 1.0, "recall_b": 0.0} for site in VALUES}
-    made = told(primary_metric="recall", higher_is_better={"recall": True}) | {"test": test}
+    made = told(primary_metric="recall", higher_is_better={"recall": True, "recall_b": True}) | {"test": test}
     assert nothing_learnt(made) == ["Nothing was learnt: every test image at every site is called a."]
     test["site-1"]["recall_c"] = 0.2
     assert nothing_learnt(made) == ["Found nowhere, 0 at every site: recall b."]

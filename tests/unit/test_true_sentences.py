@@ -34,7 +34,7 @@ from fairflare.reporting.page.unseen import unseen_page
 from fairflare.reporting.page.write import build
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
-from fairflare.reporting.values import in_words
+from fairflare.reporting.values import in_words, title_of
 from fairflare.tasks.shared.site_settings import SiteSettings
 from tests.unit.report_runs import document, write_run
 
@@ -131,6 +131,12 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
 def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, label: str, title: str) -> None:
     plan = make_plan(method)
     assert _what_is_run(replace(plan.run, label=label), plan.rule, plan.training, plan.task)["title"] == title
+
+
+def test_results_of_an_earlier_version_name_the_class_at_the_server() -> None:
+    assert title_of(told(method="FedAvg", label="first")) == "first (FedAvg at the server)"
+    assert title_of(told(method="FedLWR", label="fed_lwr (mix=0.5)")) == "fed_lwr (mix=0.5)"
+    assert title_of(told(method="FedAvg", label="first", title="x")) == "x"
 
 
 # ------------------------------------------------------------------------------------------------ the page's head

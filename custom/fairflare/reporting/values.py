@@ -25,8 +25,11 @@ def label_of(results: Results) -> str:
 
 
 def title_of(results: Results) -> str:
-    """Return the method's name and, beside it, what the run was called; of older results the latter alone."""
-    return str((results["info"] or {}).get("title") or label_of(results))
+    """Return the method's name and, beside it, what the run was called; of older results the class at the server."""
+    info, label = results["info"] or {}, label_of(results)
+    rule = str(info.get("method") or "")
+    told = label.replace("_", "").lower().startswith(rule.replace("_", "").lower())
+    return str(info.get("title") or (label if told else f"{label} ({rule} at the server)"))
 
 
 def in_words(metric: str) -> str:

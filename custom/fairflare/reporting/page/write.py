@@ -84,12 +84,20 @@ def write_report(
     for kind in (FIGURES, TABLES):
         (out / kind).mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        (out / FIGURES / f"{name}.svg").write_text(picture.svg, encoding="utf-8")
-        (out / FIGURES / f"{name}.png").write_bytes(picture.png)
+        _write(out / FIGURES / f"{name}.svg", picture.svg.encode())
+        _write(out / FIGURES / f"{name}.png", picture.png)
     for table in _of_kind(page, Table):
-        (out / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8", newline="")
-    write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"), shared=True)
+        _write(out / TABLES / f"{table.name}.csv", table.csv().encode())
+    _write(out / INDEX_FILE, html.encode())
     return out / INDEX_FILE
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file of the report; an error names it."""
+    try:
+        write_whole(file, lambda path: path.write_bytes(content), durable=False, shared=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:

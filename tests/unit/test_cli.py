@@ -229,7 +229,7 @@ def test_markdown_is_a_table_of_every_setting(name: str) -> None:
 
 def test_describe_suggests_the_method() -> None:
     assert "unknown method 'fedmrl'; did you mean 'fed_mrl'?" in one_line(fairflare("describe", "fedmrl"))
-    assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'. Available: afl, ")
+    assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'; `fairflare list` has all ")
 
 
 # ------------------------------------------------------------------------------------------------ wrong values
@@ -315,6 +315,11 @@ def test_wrong_values_are_one_line_that_names_the_setting(
         (["run", "fed_avg", "--timeout", "0"], "timeout must be a number > 0, got 0"),
         (["export", "fed_avg", "--out", "x", "--preinstalled", "--bundle"], "exclude each other"),
         (["show", "nowhere"], "no results.json in nowhere"),
+        (["compare", "fed_avg", "solo", "--seeds", "1,x"], "seeds must be an integer >= 1, got '[1,x]'"),
+        (
+            ["compare", "fed_lwr", "fed_ism_plus_s"],
+            "row 'fed_ism_plus_s': method 'fed_ism_plus_s' cannot learn segmentation: criterion='logit_adjusted' needs",
+        ),
     ],
 )
 def test_other_mistakes_are_one_line(
@@ -324,6 +329,22 @@ def test_other_mistakes_are_one_line(
     monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
     assert message in one_line(fairflare(*arguments))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "fed_avg", "--gpu", "0"], "No such option: --gpu here. The device stands in each site's"),
+        (["export", "fed_avg", "--data", "x", "--out", "y"], "Where the data are stands in each site's"),
+        (["run", "fed_avg", "--set", "local_epochs", "2"], "--set wants KEY=VALUE: --set local_epochs=2"),
+        (["run", "fed_avg", "--paper", "fed_prox"], "Papers that --paper knows by name: fed_lwr, fed_lwr_rif,"),
+        (["run", "fed_avg", "another"], "Got unexpected extra argument(s) (another)"),
+    ],
+)
+def test_a_mistaken_option_is_answered_with_what_was_meant(arguments: list[str], told: str) -> None:
+    result = fairflare(*arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
@@ -534,7 +555,7 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
         lines[1],
     )
     assert lines[2:] == ["validate: 2 site(s) measure a final model"]
-    assert good.stdout.startswith("fed_avg, seed 0, 1 round\n")
+    assert good.stdout.startswith("FedAvg (fed_avg), seed 0, 1 round\n")
     assert "SYNTHETIC" in good.stdout
     assert "worst" in good.stdout
     assert max(map(len, good.stdout.split("results: ")[0].splitlines())) <= 80
@@ -839,8 +860,8 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
     assert signal.getsignal(signal.SIGINT) is before
     assert stopped.exit_code == 130, stopped.output
     assert "stopping; Ctrl-C again ends it at once" in stopped.stderr
-    wanted = "the same command goes on" if arguments else "it cannot be continued: that takes an --experiment NAME"
-    assert f"stopped: {wanted}" in stopped.stderr
+    wanted = "The same command goes on" if arguments else "It cannot be resumed; to be able to, start with --experiment"
+    assert f"Stopped. {wanted}" in stopped.stderr
     assert "Traceback" not in stopped.output
     document = json.loads((tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
     assert document["status"] == "failed"

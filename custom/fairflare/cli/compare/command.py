@@ -67,7 +67,9 @@ def compare(
             autocompletion=completion.presets,
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="So many seeds, from 0; default: 3.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N", help="So many seeds, from 0, or these: 1,2,3; default: 3.")
+    ] = None,
     rounds: Rounds = None,
     sites: Annotated[
         str | None,
@@ -168,8 +170,10 @@ def compare(
             raise ValueError(
                 f"--matrix needs the runs in one process (the same figures): leave --simulator out; {HERE}"
             )
+        from fairflare.federation.plan.series import leaving_out, seeds_of, value_of, with_alone
+
         told = {
-            "seeds": None if seeds is None else list(range(seeds)),
+            "seeds": None if seeds is None else seeds_of(value_of(f"[{seeds}]" if "," in seeds else seeds)),
             "rounds": rounds,
             "task": task,
             "task_file": None if task_file is None else str(task_file),
@@ -183,7 +187,6 @@ def compare(
             "bootstrap": bootstrap,
         }
         from fairflare.cli.compare.runs import Runner
-        from fairflare.federation.plan.series import leaving_out, with_alone
         from fairflare.methods.base.papers import table_of
 
         if preset is not None and plan_file is not None:
@@ -324,5 +327,5 @@ def _go(runner: Runner, metric: str | None = None) -> None:
             with view:
                 runner.go(view.tell, stop)
         except KeyboardInterrupt:
-            say("stopped; the same command goes on from here")
+            say("Stopped. The same command goes on from here.")
             raise typer.Exit(stop.code) from None

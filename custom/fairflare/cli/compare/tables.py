@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def report(
     """
     from fairflare.cli.compare.provenance import sessions_of
     from fairflare.cli.compare.runs import DONE
+    from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.compare.comparison import comparison_of, row_table
     from fairflare.reporting.compare.comparison_page import comparison_page
     from fairflare.reporting.compare.difference_table import difference_table
@@ -92,6 +94,8 @@ def report(
             page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
         (runner.folder / "comparison.md").write_text(page + "\n", encoding="utf-8")
     say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
+    if not find_spec("tensorboard"):
+        say(NO_CURVES, console)
     return int(bool(failed)), made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +118,7 @@ def _recipe(**plan: Any) -> Any:
 
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
+    from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.results import PAGE_FILE, find_results, read_results
     from fairflare.reporting.table import rich_table
 
@@ -139,6 +141,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
         say(f"page: {page}", console)
     elif lacking := lacking_for_pages():
         say(f"no page: {lacking}", console)
+    if not find_spec("tensorboard"):
+        say(NO_CURVES, console)
     return 0
 
 

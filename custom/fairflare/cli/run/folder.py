@@ -13,6 +13,7 @@ from fairflare.cli.data.sites import file_in, read_object
 from fairflare.data.datalist import SPLITS
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
+OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # in front of our own words
 MOST_TEXTS = 3
 
 
@@ -106,5 +107,6 @@ def last_errors(log: Path, count: int = 5) -> list[str]:
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
-    return (marked or lines)[-count:]
+    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # what else is marked leads there
+    marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
+    return [OURS.sub("", line) for line in (marked or lines)[-count:]]

@@ -164,7 +164,7 @@ class CheckedList:
         if not self.class_labels:
             label = self.path(entry, "label", where)
         elif not _is_count(label):
-            masks = "masks are learned by another task, such as --task segmentation; " if isinstance(label, str) else ""
+            masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""
             raise self.bad(
                 f"{masks}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"{masks}'label' of {where} is not the number of a class",

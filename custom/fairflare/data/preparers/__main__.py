@@ -142,8 +142,8 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         needs.append("--set " + shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}"))
     if needs:
         print(f"A run on it needs: {' '.join(needs)}")
-    taken = "; all three take what a run needs from manifest.json" if needs else ""
-    print(f"What to give as --data to run, compare and doctor: {out / 'fairflare.json'}{taken}")
+    taken = " (it takes these from manifest.json)" if needs else ""
+    print(f"Next: fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
 def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:

@@ -162,7 +162,7 @@ class Journal:
         """The best model so far is another one."""
         if best.made is None or best.made < 0:
             return
-        about = "not scored by all" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
+        about = "no site scored it" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
         self.say(f"the best model so far is that of round {best.made} ({about})")
         for listener in self.listeners:
             listener.best_model(state, best.made)

@@ -18,7 +18,8 @@ from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import at_home
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.federation.transports.unseen import RUN_DIR, common_model, figures_of, request_of
+from fairflare.federation.transports.local import RUN_DIR
+from fairflare.federation.transports.unseen import common_model, figures_of, request_of
 from fairflare.methods.base.home import OwnModel
 from fairflare.reporting.compare.matrix import RunMatrix, TestedModel
 from fairflare.reporting.results import read_results

@@ -17,26 +17,21 @@ from PIL import Image
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2019
 from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
-from fairflare.data.preparers import (
-    PROSTATE_SITES,
-    Dealing,
-    prepare_flamby,
-    prepare_hyperkvasir,
-    prepare_images,
-    prepare_isic2018,
-    prepare_isic2019,
-    prepare_masks,
-    prepare_messidor2,
-    prepare_prostate_mri,
-    prepare_rif,
-    prepare_rsna,
-    prepare_tones,
-)
-from fairflare.data.preparers.eyes import RIF_SITES
-from fairflare.data.preparers.rsna import KINDS
-from fairflare.data.preparers.skin import CENTRES, FEDISM
+from fairflare.data.preparers import PUBLIC, Dealing, prepare_images, prepare_masks
+from fairflare.data.preparers.public import CENTRES, FEDISM, RIF_SITES
+from fairflare.data.preparers.special import KINDS, PROSTATE_SITES
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
+
+prepare_flamby = PUBLIC["isic2019-flamby"].prepare
+prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
+prepare_isic2018 = PUBLIC["isic2018"].prepare
+prepare_isic2019 = PUBLIC["isic2019"].prepare
+prepare_messidor2 = PUBLIC["messidor2"].prepare
+prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
+prepare_rif = PUBLIC["rif"].prepare
+prepare_rsna = PUBLIC["rsna"].prepare
+prepare_tones = PUBLIC["isic2019-tones"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -300,7 +295,7 @@ def test_isic_files_that_are_not_as_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2: expected a 1 in one of the columns MEL, NV"):
         prepare_isic2018(root, tmp_path / "out")
     truth.write_text(text.replace("AKIEC", "AK"))
-    with pytest.raises(DataError, match=r"missing: AKIEC; found: image,MEL,NV,BCC,AK,"):
+    with pytest.raises(DataError, match=r"missing: AKIEC; found: image, MEL, NV, BCC, AK,"):
         prepare_isic2018(root, tmp_path / "out")
     truth.unlink()
     with pytest.raises(DataError, match=r"expected ISIC2018_Task3_Training_GroundTruth/.* or .*; found ISIC2018"):
@@ -337,7 +332,7 @@ def test_flambys_centres_and_split(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert sum(len(lists(folds["MSK"], f"datalist_fold{n}.json")["test"]) for n in (1, 2, 3)) == 16
     table = source / "train_test_split"
     table.write_text(table.read_text().replace(",0,train,", ",6,train,", 1))
-    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5, target 0 to 7 and fold train or test"):
+    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5, got '6'"):
         prepare_flamby(source, tmp_path / "x")
 
 
@@ -372,16 +367,23 @@ def test_rif_by_the_grey_values_of_its_masks(tmp_path: Path, name: str) -> None:
 
 
 def test_rif_edges_of_the_grey_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.eyes import _labels
-
-    Image.fromarray(np.array([[0, 50, 51, 200, 201, 255]], np.uint8)).save(tmp_path / "m.png")
-    assert _labels(tmp_path / "m.png").read().tolist() == [[2, 2, 1, 1, 0, 0]]
     source = rif(tmp_path / "s")
+    mask = source / "Domain1/train/ROIs/mask/gtrain00.png"
+    edges = np.array([[0, 50, 51, 200, 201, 255]], np.uint8)
+    pixels = np.asarray(Image.open(mask)).copy()
+    pixels[0, :6] = edges
+    Image.fromarray(pixels).save(mask)
+    written = prepare_rif(source, tmp_path / "edges")["Drishti-GS"] / "masks/train_gtrain00.png"
+    assert np.asarray(Image.open(written))[0, :6].tolist() == [2, 2, 1, 1, 0, 0]
     (source / "Domain3/test/ROIs/mask/Vtest00.png").unlink()
-    with pytest.raises(DataError, match=r"site 'REFUGE-train': expected pictures .*; without partner: Vtest00\.png"):
+    with pytest.raises(
+        DataError, match=r"image\(s\) of site 'REFUGE-train' cannot .*\n.*without a mask of its name: .*Vtest00\.png"
+    ):
         prepare_rif(source, tmp_path / "out")
     (source / "Domain3").rename(source / "other")
-    with pytest.raises(DataError, match="expected the folders Domain1 to Domain4"):
+    with pytest.raises(
+        DataError, match=r"expected a folder for each site: Domain1 or site1, .*; found .*missing: REFUGE-train"
+    ):
         prepare_rif(source, tmp_path / "out")
 
 
@@ -402,11 +404,12 @@ def test_messidor2_tables(tmp_path: Path) -> None:
     text = table.read_text()
     table.write_text(text.replace("adjudicated_dr_grade", "grade"))
     with pytest.raises(
-        DataError, match=r"expected the columns image_id and adjudicated_dr_grade \(or .*; found: image_id, gr"
+        DataError,
+        match=r"expected the columns image_id, adjudicated_dr_grade.*; found: image_id, gr.*; or id_code, diagnosis",
     ):
         prepare_messidor2(source, tmp_path / "out")
     table.write_text(text.replace("PP.png,0", "PP.png,5", 1))
-    with pytest.raises(DataError, match="is '5'; expected 0 to 4"):
+    with pytest.raises(DataError, match="expected adjudicated_dr_grade 0 to 4, got '5'"):
         prepare_messidor2(source, tmp_path / "out")
 
 
@@ -431,7 +434,7 @@ def test_hyperkvasir(tmp_path: Path) -> None:
 
 
 def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.rsna import Windowed
+    from fairflare.data.preparers.special import Windowed
 
     values = np.array([[-1024, 0, 20], [40, 80, 3000]])
     expected = [[0, 0, 64], [128, 255, 255]]

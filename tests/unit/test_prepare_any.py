@@ -467,7 +467,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) -> None:
     from fairflare.data.preparers import dealing
     from fairflare.data.preparers.__main__ import make_app
-    from fairflare.data.preparers.skin import FEDISM
+    from fairflare.data.preparers.public import FEDISM
 
     command = typer.main.get_command(make_app()).commands["isic2019"]  # type: ignore[attr-defined]
     options = command.make_context("prepare", ["--source", "s", "--out", "o", *given]).params

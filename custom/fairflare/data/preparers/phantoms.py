@@ -38,7 +38,7 @@ def prepare_phantom(
         cases: factor on the number of patients of the prostate and the volumes.
         plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
             given) size are those of the other arguments. Default: the plan's own.
-        seed, overwrite and others: see :func:`fairflare.data.preparers.common.write_sites`.
+        seed, overwrite and others: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.

@@ -11,15 +11,15 @@ from fairflare.base.checks import nearest
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.kinds import named
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, write_pool
 from fairflare.data.preparers.contents import (
-    VOLUMES_TAKEN,
     Contents,
-    contents,
     folders_in,
     refuse_no_sites,
     without_ending,
 )
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.engine import Preparer
+from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
     FURTHER,
@@ -33,7 +33,6 @@ from fairflare.data.preparers.listed import (
     groups_by_site,
     listed_rows,
     patient_of,
-    refuse_bad,
     refuse_empty,
     refuse_one_patient,
     split_name,
@@ -51,9 +50,9 @@ from fairflare.data.preparers.options import (
     parse_pairs,
     sites_of,
 )
-from fairflare.data.preparers.pairing import Pair, alone, keyed, pair_in
+from fairflare.data.preparers.pairing import Pair, pair_in, pair_rows
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.preparers.writing import Form, write_sites
+from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
 
 
 def prepare_images(
@@ -85,7 +84,7 @@ def prepare_images(
             numbers by size, names by the alphabet.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
         dealing: how the images become those of sites; default: by the data's sites.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -104,8 +103,8 @@ def prepare_images(
     names, labels = classes_of([row["label"] for row in rows], classes)
     items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)))
     refuse_one_patient(items, group)
-    form: dict[str, Any] = {"class_names": names, "attributes": declared, "notes": images.contents.notes()}
-    return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
+    form = Form(names, stratified=True, attributes=declared, notes=images.contents.notes())
+    return write_pool(items, out_dir, dealing or Dealing(), {}, form, **writing)
 
 
 def _items(
@@ -154,7 +153,7 @@ def prepare_masks(
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -180,8 +179,8 @@ def prepare_masks(
     items, values = check_pictures(_items(rows, masks, people, group, writing.get("seed", 0)))
     refuse_one_patient(items, group)
     task, settings = labels_of(values, {}, notes, mask_values)
-    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "task": task}
-    return write_pool(items, out_dir, dealing or Dealing(), notes=notes, **form, **writing)
+    form = Form(attributes=declared, task=task, notes=notes)
+    return write_pool(items, out_dir, dealing or Dealing(), settings, form, **writing)
 
 
 def prepare_folders(
@@ -210,7 +209,7 @@ def prepare_folders(
         leave_out: go on without what cannot be used or has no partner, and say it.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -307,44 +306,6 @@ def _add_known(
         raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
     if lacking := [Path(path).name for path in by_path if path not in told]:
         notes.append(f"{len(lacking)} of {len(rows)} images are not in '{file}': {named(lacking)}")
-
-
-def pair_rows(site: str, images: Path, masks: Path, notes: list[str], leave_out: bool | None = None) -> list[Row]:
-    """The pairs of two folders, which may be one: path and name of the image, and its mask.
-
-    Args:
-        site: for messages.
-        images, masks: the folders.
-        notes: gets what is passed over.
-        leave_out: go on without files that have no partner.
-
-    Raises:
-        DataError: there is no pair, files have no partner, or a folder holds volumes.
-    """
-    together = images == masks
-    seen = contents(images, besides=[] if together else [masks])
-    marked = seen if together else contents(masks, besides=[images])
-    where = f"site '{site}': " if site else ""
-    if series := [*seen.series, *marked.series]:
-        raise DataError(f"{where}'{series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    pictures = keyed(((seen.key(path), path) for path in seen.images), "images" if together else None)
-    partners = keyed(((marked.key(path), path) for path in marked.images), "masks" if together else None)
-    passed = [note for found in dict.fromkeys((seen, marked)) for note in found.notes()]
-    bad = alone(pictures, partners)
-    if not set(pictures) & set(partners):
-        raise DataError(
-            f"{where}expected an image in '{images}' and a mask of the same name in '{masks}'; "
-            + (f"without partner: {listing(name for name, _ in bad)}" if bad else "found no image")
-            + "".join(f"; {note}" for note in passed)
-        )
-    said = refuse_bad(bad, len(pictures), f"image(s) of {where.removesuffix(': ') or repr(str(images))}", leave_out)
-    notes += [*passed, *([said] if said else [])]
-    rows = []
-    for key in sorted(set(pictures) & set(partners)):
-        texts = {"path": str(pictures[key]), "mask": str(partners[key]), "site": site, "text": key}
-        rows.append(Row(texts, patient="", split=""))
-        rows[-1].where = f"'{pictures[key]}'"
-    return rows
 
 
 def check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:

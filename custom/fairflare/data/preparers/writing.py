@@ -7,7 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
@@ -83,45 +83,17 @@ class Form:
 
 
 def write_pool(
-    items: Sequence[Item],
-    out_dir: str | Path,
-    dealing: Dealing,
-    *,
-    class_names: Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    stratified: bool = True,
-    keys: str = "",
-    attributes: Mapping[str, Any] | None = None,
-    task: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    **writing: Unpack[Writing],
-) -> dict[str, Path]:
-    """As :func:`write_sites`, but the images are dealt to sites first.
-
-    Args:
-        items: all images.
-        out_dir: folder to write to.
-        dealing: how they become those of sites.
-        class_names: names of the classes.
-        settings: what else ``fairflare.json`` says for every site.
-        stratified: split each class in the same shares; images that are dealt are always split so.
-        keys, attributes, task, notes: as in :class:`Form`.
-        writing: see :func:`write_sites`.
-    """
+    items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
+    form: Form | None = None, **writing: Unpack[Writing],
+) -> dict[str, Path]:  # fmt: skip
+    """As :func:`write_sites`, but the images are dealt to sites first; what is dealt is split each class alike."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
-    form = Form(
-        class_names=class_names,
-        fractions=dealing.fractions,
-        stratified=stratified or dealing.partition != "site",
-        folds=dealing.folds,
-        corrupted=corrupted_sites(list(sites), dealing),
-        global_test=dealing.global_test,
-        keys=keys,
-        attributes=attributes or {},
-        task=task or {},
-        notes=notes,
-    )
-    return write_sites(sites, out_dir, settings, form, **writing)
+    form = form or Form()
+    dealt = replace(
+        form, stratified=form.stratified or dealing.partition != "site", fractions=dealing.fractions,
+        folds=dealing.folds, corrupted=corrupted_sites(list(sites), dealing), global_test=dealing.global_test,
+    )  # fmt: skip
+    return write_sites(sites, out_dir, settings, dealt, **writing)
 
 
 def write_sites(

@@ -434,19 +434,19 @@ def test_hyperkvasir(tmp_path: Path) -> None:
 
 
 def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.special import Windowed
+    from fairflare.data.preparers.special import windowed
 
     values = np.array([[-1024, 0, 20], [40, 80, 3000]])
     expected = [[0, 0, 64], [128, 255, 255]]
     file = dicom(tmp_path / "a.dcm", values, "p")
-    assert Windowed(file, 40, 80).read().tolist() == expected
+    assert windowed(file, 40, 80).tolist() == expected
     inverted = dicom(tmp_path / "b.dcm", values, "p", PhotometricInterpretation="MONOCHROME1")
-    assert Windowed(inverted, 40, 80).read().tolist() == [[255, 255, 191], [128, 0, 0]]
+    assert windowed(inverted, 40, 80).tolist() == [[255, 255, 191], [128, 0, 0]]
     slope = dicom(tmp_path / "c.dcm", values, "p", RescaleSlope=2, RescaleIntercept=-2048)
-    assert Windowed(slope, 40, 160).read().tolist() == [[0, 64, 128], [191, 255, 255]]
+    assert windowed(slope, 40, 160).tolist() == [[0, 64, 128], [191, 255, 255]]
     (tmp_path / "d.dcm").write_bytes(b"no DICOM")
     with pytest.raises(DataError, match=r"d\.dcm' cannot be read"):
-        Windowed(tmp_path / "d.dcm", 40, 80).read()
+        windowed(tmp_path / "d.dcm", 40, 80)
 
 
 def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:

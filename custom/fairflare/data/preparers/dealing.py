@@ -18,7 +18,7 @@ from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
+from fairflare.data.preparers.items import Item, Made, corrupted, resized_image, resized_mask
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
@@ -225,34 +225,31 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
     return sites
 
 
-def _tests(common: Sequence[Item], dealing: Dealing, seed: int, corrupted: bool) -> list[Item]:
+def _tests(common: Sequence[Item], dealing: Dealing, seed: int, own_bad: bool) -> list[Item]:
     """The common test images as a site gets them whose own images are corrupted, or are not."""
     found = []
     for item in common:
         more = (f"test_{item.attribute}",) if item.attribute else ()
         clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
         if dealing.corrupt is not None:
-            clean = ("test_clean",) if corrupted else ("test", "test_clean")
+            clean = ("test_clean",) if own_bad else ("test", "test_clean")
             bad = _quality(item, dealing, seed, True)
-            splits = ("test", "test_corrupted") if corrupted else ("test_corrupted",)
+            splits = ("test", "test_corrupted") if own_bad else ("test_corrupted",)
             found.append(replace(bad, name=f"{item.name}_corrupted", splits=splits, shared=True))
-        found.append(replace(_sized(item, dealing.edge), splits=(*clean, *more), shared=True))
+        found.append(replace(_quality(item, dealing, seed, False), splits=(*clean, *more), shared=True))
     return found
 
 
-def _quality(item: Item, dealing: Dealing, seed: int, corrupted: bool) -> Item:
-    found = dealing.corruption
-    if found is None or not corrupted:
-        return _sized(item, dealing.edge)
-    own = image_seed(f"{found[0]}/{item.name}", seed)
-    return replace(_sized(item, dealing.edge), image=Corrupted(item.image, *found, own, dealing.edge, dealing.edge))
-
-
-def _sized(item: Item, edge: int) -> Item:
-    if not edge:
+def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
+    found, edge = dealing.corruption, dealing.edge
+    if not edge:  # a corruption needs a size
         return item
-    mask = item.mask if isinstance(item.mask, int) else MaskResized(item.mask, edge, edge)
-    return replace(item, image=Resized(item.image, edge, edge), mask=mask)
+    image = Made(item.image, resized_image, (edge, edge))
+    if found is not None and bad:
+        own = image_seed(f"{found[0]}/{item.name}", seed)
+        image = Made(item.image, corrupted, (*found, own, edge))
+    mask = item.mask if isinstance(item.mask, int) else Made(item.mask, resized_mask, (edge, edge))
+    return replace(item, image=image, mask=mask)
 
 
 # ------------------------------------------------------------------------------------------------ command line

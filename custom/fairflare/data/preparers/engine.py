@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fairflare.base.checks import choice, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.items import Item, Pixels, Relabelled
+from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of
 from fairflare.data.preparers.names import existing_folder, file_name, listing
 from fairflare.data.preparers.pairing import pair_rows
@@ -308,7 +308,7 @@ class Pairs:
         sites: names of the folder of each site.
         parts: folders below it, and the splits that their images are in; none: drawn.
         images, masks: the two folders in a part.
-        tops, labels: of the masks, as in :class:`fairflare.data.preparers.items.Relabelled`.
+        tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`.
         title, counts: of the published set, and its images of each part of each site.
     """
 
@@ -327,7 +327,7 @@ class Pairs:
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
                 for row in pair_rows(site, folder / part / self.images, folder / part / self.masks, []):
-                    mask = Relabelled(Path(row["mask"]), self.tops, self.labels)
+                    mask = Made(Path(row["mask"]), relabelled, (self.tops, self.labels))
                     item = Item(f"{part}_{file_name(row['text'])}", row["text"], Path(row["path"]), mask, splits=splits)
                     found.setdefault(site, []).append(item)
                     parts.append(place)

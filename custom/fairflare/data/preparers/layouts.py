@@ -12,13 +12,16 @@ from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named
-from fairflare.data.preparers.contents import contents, folders_in, refuse_no_sites, without_ending
+from fairflare.data.preparers.contents import contents, sites_below, without_ending
 from fairflare.data.preparers.listed import FURTHER, called_columns, columns_of, listed_rows, table_file
 from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
 from fairflare.data.preparers.pairing import alone, keyed, pair_in
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
+EXPECTED = (
+    "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
+)
 PARTICIPANTS = "participants.tsv"  # of BIDS
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -77,20 +80,11 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
     Raises:
         DataError: there is none, or a folder in it is none of a site.
     """
-    own = _tree(existing_folder(source), suffix, attributes)
-    if own is not None:
-        return {"": own}
-    below = {composed(path.name): _tree(path, suffix, attributes) for path in folders_in(source)}
-    found = {name: tree for name, tree in below.items() if tree is not None}
-    if not found:
-        raise DataError(
-            f"'{source}': expected imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or "
-            f"labels/), or volumes beside their masks, in it or in a folder for each site, found "
-            f"{listing(path.name for path in source.iterdir())}; or name the folders (--site) or the files (--csv)"
-            + "".join(f"; {note}" for note in contents(source, WANTED).notes())
-        )
-    refuse_no_sites(source, below)
-    return found
+    return sites_below(
+        source, lambda folder: _tree(folder, suffix, attributes), EXPECTED,
+        "the folders (--site) or the files (--csv)",
+        lambda: "".join(f"; {note}" for note in contents(source, WANTED).notes()),
+    )  # fmt: skip
 
 
 def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.kinds import named
 from fairflare.data.preparers.contents import (
     Contents,
-    folders_in,
-    refuse_no_sites,
+    sites_below,
     without_ending,
 )
 from fairflare.data.preparers.dealing import Dealing
@@ -38,7 +38,7 @@ from fairflare.data.preparers.listed import (
     split_name,
     table_file,
 )
-from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
+from fairflare.data.preparers.names import composed, file_name, listing
 from fairflare.data.preparers.options import (
     ATTRIBUTES,
     CLASSES,
@@ -50,9 +50,11 @@ from fairflare.data.preparers.options import (
     parse_pairs,
     sites_of,
 )
-from fairflare.data.preparers.pairing import Pair, pair_in, pair_rows
+from fairflare.data.preparers.pairing import pair_in, pair_rows
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
+from fairflare.data.preparers.writing import Form, Writing, write_pool
+
+EXPECTED = "images/ and masks/ (or labels/)"
 
 
 def prepare_images(
@@ -99,32 +101,57 @@ def prepare_images(
         rows = _class_folders(images.contents, classes)
     else:
         rows = listed_rows(source, table_file(source, csv), columns or {}, "label", images, attributes, classes)
-    declared, people = attributes_of(attributes, rows)
-    names, labels = classes_of([row["label"] for row in rows], classes)
-    items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)))
-    refuse_one_patient(items, group)
-    form = Form(names, stratified=True, attributes=declared, notes=images.contents.notes())
-    return write_pool(items, out_dir, dealing or Dealing(), {}, form, **writing)
+    given = Given(attributes, classes, group)
+    return _written(rows, "label", given, images.contents.notes(), out_dir, dealing or Dealing(), writing)
 
 
-def _items(
-    rows: Sequence[Row],
-    targets: Sequence[int | Path],
-    people: Sequence[Mapping[str, str | float]],
-    group: Groups,
-    seed: int,
-) -> list[Item]:
-    """The images of rows with a ``path``, the ``text`` that patients are searched in, and perhaps a ``name``."""
-    by_site = groups_by_site(group, {row["site"] for row in rows})
+@dataclass(frozen=True)
+class Given:
+    """What somebody says of pictures: options of the three commands, see :func:`prepare_images`."""
+
+    attributes: Mapping[str, str] | None
+    classes: Sequence[str] | None
+    group: Groups
+    leave_out: bool | None = None
+    mask_values: Mapping[str, int | str] | None = None
+
+
+def _written(
+    rows: Sequence[Row], of: str, given: Given, notes: list[str], out_dir: str | Path, dealing: Dealing,
+    writing: Writing,
+) -> dict[str, Path]:  # fmt: skip
+    """Look at the pictures of rows and write them.
+
+    Args:
+        rows: with the ``path`` of each picture, its ``label`` or ``mask`` (``of``), the ``text`` that patients are
+            searched in, perhaps a ``name``.
+        of: ``"label"`` or ``"mask"``.
+        given: what somebody says of them.
+        notes: of what is passed over.
+        out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
+    """
+    declared, people = attributes_of(given.attributes, rows)
+    names: list[str] | None = None
+    targets: Sequence[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
+    if of == "label":
+        names, targets = classes_of([row["label"] for row in rows], given.classes)
+    elif given.classes:
+        raise ValueError("--classes are those of a table of classes; masks have structures")
+    expressions = groups_by_site(given.group, {row["site"] for row in rows})
     items = []
     for row, target, person in zip(rows, targets, people, strict=True):
         path, site = Path(row["path"]), row["site"]
-        patient = row["patient"] or patient_of(row["text"], by_site[site], site, path, seed)
+        patient = row["patient"] or patient_of(row["text"], expressions[site], site, path, writing.get("seed", 0))
         name = file_name(row.get("name") or without_ending(row["text"]))
         splits = (row["split"],) if row["split"] else ()
         key = f"{site}/{patient}" if patient else name
         items.append(Item(name, key, path, target, patient, site, splits, attributes=person))
-    return items
+    items, values = check_pictures(items, given.leave_out, notes)
+    refuse_one_patient(items, given.group)
+    refuse_empty({row["site"] for row in rows}, {item.site for item in items})
+    task, settings = ({}, {}) if names else labels_of(values, {}, notes, given.mask_values)
+    form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
+    return write_pool(items, out_dir, dealing, settings, form, **writing)
 
 
 def prepare_masks(
@@ -166,7 +193,7 @@ def prepare_masks(
     check_columns(csv, columns or attributes)
     if csv is None:
         rows = []
-        for site, pair in _sites(source).items():
+        for site, pair in sites_below(source, pair_in, EXPECTED, "the files in a CSV file (--csv)").items():
             for row in pair_rows(site, *pair, notes):
                 row["name"] = f"{site}_{row['text']}".lstrip("_")
                 rows.append(row)
@@ -174,13 +201,8 @@ def prepare_masks(
         images = Images(source)
         rows = listed_rows(source, table_file(source, csv), columns or {}, "mask", images, attributes)
         notes += images.contents.notes()
-    declared, people = attributes_of(attributes, rows)
-    masks = [Path(row["mask"]) for row in rows]
-    items, values = check_pictures(_items(rows, masks, people, group, writing.get("seed", 0)))
-    refuse_one_patient(items, group)
-    task, settings = labels_of(values, {}, notes, mask_values)
-    form = Form(attributes=declared, task=task, notes=notes)
-    return write_pool(items, out_dir, dealing or Dealing(), settings, form, **writing)
+    given = Given(attributes, None, group, mask_values=mask_values)
+    return _written(rows, "mask", given, notes, out_dir, dealing or Dealing(), writing)
 
 
 def prepare_folders(
@@ -242,20 +264,8 @@ def prepare_folders(
         _add_known(
             rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
         )
-    declared, people = attributes_of(attributes, rows)
-    names: list[str] | None = None
-    targets: list[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
-    if of == "label":
-        names, targets = classes_of([row["label"] for row in rows], classes)
-    elif classes:
-        raise ValueError("--classes are those of a table of classes; masks have structures")
-    items, values = check_pictures(_items(rows, targets, people, group, writing.get("seed", 0)), leave_out, notes)
-    refuse_one_patient(items, group)
-    task, settings = ({}, {}) if names else labels_of(values, {}, notes)
-    form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
-    by_site = {name: [item for item in items if item.site == name] for name in places}
-    refuse_empty(places, {item.site for item in items})
-    return write_sites(by_site, out_dir, settings, form, **writing)
+    given = Given(attributes, classes, group, leave_out)
+    return _written(rows, of, given, notes, out_dir, Dealing(), writing)
 
 
 def _of_site(row: Row, site: str) -> Row:
@@ -344,26 +354,6 @@ def _class_folders(seen: Contents, classes: Sequence[str] | None) -> list[Row]:
         rows.append(Row(path=str(path), text=text, label=composed(found[-1]), site=site, patient="", split=""))
         rows[-1].where = f"'{path}'"
     return rows
-
-
-def _sites(source: Path) -> dict[str, Pair]:
-    """The two folders of each site; one without a name: those of the source itself.
-
-    Raises:
-        DataError: there are none, or a folder is none of a site.
-    """
-    own = pair_in(existing_folder(source))
-    if own is not None:
-        return {"": own}
-    below = {composed(path.name): pair_in(path) for path in folders_in(source)}
-    found = {name: pair for name, pair in below.items() if pair is not None}
-    if not found:
-        raise DataError(
-            f"'{source}': expected images/ and masks/ (or labels/), in it or in a folder for each site, found "
-            f"{listing(path.name for path in source.iterdir())}; or name the files in a CSV file (--csv)"
-        )
-    refuse_no_sites(source, below)
-    return found
 
 
 MASK_VALUES = option(

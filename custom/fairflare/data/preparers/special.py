@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
 from fairflare.data.preparers.engine import site_folders
-from fairflare.data.preparers.items import Item, Picture, Pixels
+from fairflare.data.preparers.items import Item, Made, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.pairing import pair_rows
@@ -179,34 +179,27 @@ BRAIN = (40.0, 80.0)  # centre and width of the window in Hounsfield units
 RSNA_UNITS = ("patient", "image")
 
 
-@dataclass(frozen=True)
-class Windowed(Picture):
-    """A DICOM slice through a window, 8 bits.
+def windowed(path: Path, centre: float, width: float) -> Pixels:
+    """Return a DICOM slice through a window as 8 bits.
 
-    Attributes:
+    Args:
         path: of the file.
         centre, width: in the units that the file's rescaling gives (Hounsfield).
     """
+    import pydicom
+    from pydicom.pixels import apply_modality_lut
 
-    path: Path
-    centre: float
-    width: float
-
-    def read(self) -> Pixels:
-        import pydicom
-        from pydicom.pixels import apply_modality_lut
-
-        try:
-            slice_ = pydicom.dcmread(self.path)
-            values = np.asarray(apply_modality_lut(slice_.pixel_array, slice_), np.float32)
-        except Exception as error:  # pydicom raises what it likes for a damaged file
-            raise DataError(f"'{self.path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-        if values.ndim != 2:
-            raise DataError(f"'{self.path}' has the shape {values.shape}; expected one slice")
-        scaled = np.clip((values - (self.centre - self.width / 2)) / self.width, 0, 1)
-        if getattr(slice_, "PhotometricInterpretation", "") == "MONOCHROME1":  # high values are dark
-            scaled = 1 - scaled
-        return np.round(scaled * 255).astype(np.uint8)
+    try:
+        slice_ = pydicom.dcmread(path)
+        values = np.asarray(apply_modality_lut(slice_.pixel_array, slice_), np.float32)
+    except Exception as error:  # pydicom raises what it likes for a damaged file
+        raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
+    if values.ndim != 2:
+        raise DataError(f"'{path}' has the shape {values.shape}; expected one slice")
+    scaled = np.clip((values - (centre - width / 2)) / width, 0, 1)
+    if getattr(slice_, "PhotometricInterpretation", "") == "MONOCHROME1":  # high values are dark
+        scaled = 1 - scaled
+    return np.round(scaled * 255).astype(np.uint8)
 
 
 def rsna(
@@ -237,7 +230,9 @@ def rsna(
         with ThreadPoolExecutor() as threads:
             people = list(threads.map(lambda path: person_in_header(path, seed), paths))
     return [
-        Item(file_name(name), person or name, Windowed(path, centre, width) if is_dicom else path, label, person)
+        Item(
+            file_name(name), person or name, Made(path, windowed, (centre, width)) if is_dicom else path, label, person
+        )
         for (name, label), path, person, is_dicom in zip(chosen.items(), paths, people, dicom, strict=True)
     ]
 

@@ -80,8 +80,7 @@ class Contents:
 
     def notes(self) -> list[str]:
         """The same as a note; none where nothing is passed over."""
-        told = self.passed_over()
-        return [f"'{self.folder}': not read: {told}"] if told else []
+        return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
 
 
 def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
@@ -101,16 +100,12 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
     for place, files in _walk(existing_folder(folder), others):
         folders += [place] if place != folder else []
         for path in files:
-            if is_wanted(path, endings):
+            ending = suffix_of(path)
+            if ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path)):
                 images.append(path)
-            elif suffix_of(path) not in SIDECARS:
+            elif ending not in SIDECARS:
                 unread.append(path)
     return Contents(folder, tuple(sorted(images)), tuple(sorted(unread)), tuple(sorted(folders)))
-
-
-def folders_in(folder: Path) -> list[Path]:
-    """The folders right below a folder, without companions."""
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not is_companion(path.name)]
 
 
 def sites_below(
@@ -131,7 +126,8 @@ def sites_below(
     own = read(existing_folder(source))
     if own is not None:
         return {"": own}
-    below = {composed(path.name): (path, read(path)) for path in folders_in(source)}
+    folders = (path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name))
+    below = {composed(path.name): (path, read(path)) for path in folders}
     found = {name: held for name, (_, held) in below.items() if held is not None}
     if not found:
         raise DataError(
@@ -147,12 +143,6 @@ def sites_below(
             f"folders {listing(found)}; give it their form or, if it is no site, move it away"
         )
     return found
-
-
-def is_wanted(path: Path, endings: Collection[str] = SUFFIXES) -> bool:
-    """Tell whether the reader takes a file for an image of one of these endings."""
-    ending = suffix_of(path)
-    return ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))
 
 
 def known_ending(path: Path) -> str:

@@ -207,7 +207,7 @@ class Listed:
         folder = find_folder(source, self.folders) if self.folders else source
         paths = Images(folder).all([row[called["image"]] for row in rows], file)
         given = "label" in called
-        labels = _numbers(rows, called["label"], self.classes) if given else one_hot(file, rows, self.classes)
+        labels = _numbers(rows, called["label"], self.classes) if given else one_hot(rows, self.classes)
         places = _numbers(rows, called["site"], self.sites) if self.sites else [0] * len(rows)
         people = self.keys.read(source) if self.keys is not None else {}
         items = []

@@ -109,7 +109,8 @@ def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) ->
 def pixels_of(source: Source) -> Pixels:
     """The pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
     if isinstance(source, Path):
-        return as_bytes(read_image(Sample(source, 0), site="source", split="none"))
+        pixels = np.round(read_image(Sample(source, 0), site="source", split="none") * 255).astype(np.uint8)
+        return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
     return source.read() if isinstance(source, Made) else source
 
 
@@ -136,12 +137,6 @@ def stamp(source: Source) -> str:
         own = hashlib.sha256(np.ascontiguousarray(source).tobytes()).hexdigest()
         how.append((source.shape, str(source.dtype), own))
     return hashlib.sha256(repr(how).encode()).hexdigest()
-
-
-def as_bytes(image: npt.NDArray[np.float32]) -> Pixels:
-    """(height, width, channels) in [0, 1] as 8 bits; one channel as (height, width)."""
-    pixels = np.round(image * 255).astype(np.uint8)
-    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
 
 
 def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:

@@ -125,23 +125,16 @@ def pairs(images: Path, masks: Path) -> Tree:
         DataError: a folder is not there, two files have one name, or masks are DICOM objects (says what converts them).
     """
     together = images == masks
-    own: list[tuple[str, Path]] = []
-    marked: list[tuple[str, Path]] = []
-    notes: list[str] = []
-    for folder, found in ((images, own), *([] if together else [(masks, marked)])):
-        volumes, passed = volumes_below(
-            folder, [] if together else [path for path in (images, masks) if path != folder]
-        )
-        found += volumes
-        notes += passed
+    own, notes = volumes_below(images, [] if together else [masks])
+    marked, more = (own, []) if together else volumes_below(masks, [images])
     pictures = keyed(own, "images" if together else None, channel=True)
-    partners = keyed(own if together else marked, "masks" if together else None, channel=True)
+    partners = keyed(marked, "masks" if together else None, channel=True)
     _refuse_dicom(partners)
     for key in [key for key in pictures if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in pictures) == 1:
             pictures[outer] = pictures.pop(key)
-    return replace(_matched(pictures, partners), notes=notes)
+    return replace(_matched(pictures, partners), notes=[*notes, *more])
 
 
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Tree:

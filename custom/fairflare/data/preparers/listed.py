@@ -372,7 +372,8 @@ def check_pictures(
     with ThreadPoolExecutor() as threads:
         looks = list(threads.map(_looked_at, given))
     good = [item for item, look in zip(given, looks, strict=True) if not isinstance(look, str)]
-    bad = [(_name_of(item), look) for item, look in zip(given, looks, strict=True) if isinstance(look, str)]
+    names = [shown(item.image) if isinstance(item.image, Path) else item.name for item in given]
+    bad = [(name, look) for name, look in zip(names, looks, strict=True) if isinstance(look, str)]
     said = refuse_bad(bad, len(given), "image(s)", bool(good) if leave_out else leave_out)
     if said and notes is not None:
         notes.append(said)
@@ -412,10 +413,6 @@ def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
     """
     if gone := sorted(set(sites) - set(left)):
         raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
-
-
-def _name_of(item: Item) -> str:
-    return shown(item.image) if isinstance(item.image, Path) else item.name
 
 
 def _looked_at(item: Item) -> set[int] | str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -101,24 +100,14 @@ def prepare_images(
         rows = _class_folders(images.contents, classes)
     else:
         rows = listed_rows(source, table_file(source, csv), columns or {}, "label", images, attributes, classes)
-    given = Given(attributes, classes, group)
-    return _written(rows, "label", given, images.contents.notes(), out_dir, dealing or Dealing(), writing)
-
-
-@dataclass(frozen=True)
-class Given:
-    """What somebody says of pictures: options of the three commands, see :func:`prepare_images`."""
-
-    attributes: Mapping[str, str] | None
-    classes: Sequence[str] | None
-    group: Groups
-    leave_out: bool | None = None
-    mask_values: Mapping[str, int | str] | None = None
+    own: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group}
+    return _written(rows, "label", images.contents.notes(), out_dir, dealing, writing, **own)
 
 
 def _written(
-    rows: Sequence[Row], of: str, given: Given, notes: list[str], out_dir: str | Path, dealing: Dealing,
-    writing: Writing,
+    rows: Sequence[Row], of: str, notes: list[str], out_dir: str | Path, dealing: Dealing | None, writing: Writing,
+    *, attributes: Mapping[str, str] | None, group: Groups, classes: Sequence[str] | None = None,
+    leave_out: bool | None = None, mask_values: Mapping[str, int | str] | None = None,
 ) -> dict[str, Path]:  # fmt: skip
     """Look at the pictures of rows and write them.
 
@@ -126,18 +115,18 @@ def _written(
         rows: with the ``path`` of each picture, its ``label`` or ``mask`` (``of``), the ``text`` that patients are
             searched in, perhaps a ``name``.
         of: ``"label"`` or ``"mask"``.
-        given: what somebody says of them.
         notes: of what is passed over.
         out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
+        attributes, group, classes, leave_out, mask_values: options of the commands, see :func:`prepare_images`.
     """
-    declared, people = attributes_of(given.attributes, rows)
+    declared, people = attributes_of(attributes, rows)
     names: list[str] | None = None
     targets: Sequence[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
     if of == "label":
-        names, targets = classes_of([row["label"] for row in rows], given.classes)
-    elif given.classes:
+        names, targets = classes_of([row["label"] for row in rows], classes)
+    elif classes:
         raise ValueError("--classes are those of a table of classes; masks have structures")
-    expressions = groups_by_site(given.group, {row["site"] for row in rows})
+    expressions = groups_by_site(group, {row["site"] for row in rows})
     items = []
     for row, target, person in zip(rows, targets, people, strict=True):
         path, site = Path(row["path"]), row["site"]
@@ -146,12 +135,12 @@ def _written(
         splits = (row["split"],) if row["split"] else ()
         key = f"{site}/{patient}" if patient else name
         items.append(Item(name, key, path, target, patient, site, splits, attributes=person))
-    items, values = check_pictures(items, given.leave_out, notes)
-    refuse_one_patient(items, given.group)
+    items, values = check_pictures(items, leave_out, notes)
+    refuse_one_patient(items, group)
     refuse_empty({row["site"] for row in rows}, {item.site for item in items})
-    task, settings = ({}, {}) if names else labels_of(values, {}, notes, given.mask_values)
+    task, settings = ({}, {}) if names else labels_of(values, {}, notes, mask_values)
     form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
-    return write_pool(items, out_dir, dealing, settings, form, **writing)
+    return write_pool(items, out_dir, dealing or Dealing(), settings, form, **writing)
 
 
 def prepare_masks(
@@ -201,8 +190,8 @@ def prepare_masks(
         images = Images(source)
         rows = listed_rows(source, table_file(source, csv), columns or {}, "mask", images, attributes)
         notes += images.contents.notes()
-    given = Given(attributes, None, group, mask_values=mask_values)
-    return _written(rows, "mask", given, notes, out_dir, dealing or Dealing(), writing)
+    own: dict[str, Any] = {"attributes": attributes, "group": group, "mask_values": mask_values}
+    return _written(rows, "mask", notes, out_dir, dealing, writing, **own)
 
 
 def prepare_folders(
@@ -264,8 +253,8 @@ def prepare_folders(
         _add_known(
             rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
         )
-    given = Given(attributes, classes, group, leave_out)
-    return _written(rows, of, given, notes, out_dir, Dealing(), writing)
+    options: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group, "leave_out": leave_out}
+    return _written(rows, of, notes, out_dir, None, writing, **options)
 
 
 def _of_site(row: Row, site: str) -> Row:

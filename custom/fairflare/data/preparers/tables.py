@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +16,7 @@ from fairflare.data.preparers.names import composed, existing_folder, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
 WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
 WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
         delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
     lines = text.split("\n")
     head_line = next((line for line in lines if line.strip()), "")
-    delimiter = delimiter or max(",;\t|", key=_outside_quotes(head_line).count)
+    delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     cells = _cells(file, text, delimiter)
     at = [before + line for line in _first_lines(cells)]
     filled = [(line, row) for line, row in zip(at, cells, strict=True) if any(row)]
@@ -106,10 +108,6 @@ def _text_of(file: Path) -> str:
     if "\0" in text:
         raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _outside_quotes(line: str) -> str:
-    return "".join(line.split('"')[::2])
 
 
 def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
@@ -266,26 +264,16 @@ def _parts(name: str) -> list[str]:
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
 
 
-def one_hot(file: Path, rows: Sequence[Row], names: Sequence[str]) -> list[int]:
-    """The class of each row from columns of 0 and 1, one for each class.
+def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """Return the class of each row from columns of 0 and 1, one for each class.
 
     Raises:
         DataError: a row has none or several.
     """
-    found = []
-    for row in rows:
-        chosen = [index for index, name in enumerate(names) if _is_one(row[name])]
-        if len(chosen) != 1:
-            raise DataError(f"{row.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(row)}")
-        found.append(chosen[0])
-    return found
-
-
-def _is_one(text: str) -> bool:
-    try:
-        return float(text) == 1.0
-    except ValueError:
-        return False
+    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
+    return [number for (number,) in found]
 
 
 def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:

@@ -245,7 +245,6 @@ def listed(
         image = Path(row["path"])
         name = row["text"] if image.is_dir() else without_ending(row["text"])
         label = Path(row[of]) if of == "mask" else row[of]
-        bare = Row({key.removeprefix(FURTHER): text for key, text in row.items() if key.startswith(FURTHER)})
-        bare.where = row.where
+        bare = Row({k.removeprefix(FURTHER): v for k, v in row.items() if k.startswith(FURTHER)}, where=row.where)
         cases.append(Case(name, image, label, row["patient"] or None, row["site"], row["split"], bare))
     return Tree(cases, notes=notes)

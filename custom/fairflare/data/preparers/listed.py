@@ -175,9 +175,7 @@ def listed_rows(
     paths = images.all([row[called["image"]] for row in table], file)
     rows = []
     for row, path in zip(table, paths, strict=True):
-        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)})
-        found |= {FURTHER + name: row[name] for name in more}
-        found.line, found.where = row.line, row.where
+        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)}, row.line, row.where)
         if not found[of]:
             raise DataError(f"{row.where}: the {of} is missing")
         if of == "label" and found[of].lower() in NO_VALUE and found[of] not in (classes or ()):
@@ -185,12 +183,9 @@ def listed_rows(
                 f"{row.where}: the label is '{found[of]}', which mostly means that there is none; take such rows out "
                 f"or, where it is a class, name all classes (--classes {found[of]} ...)"
             )
-        found |= {
-            "path": str(path),
-            "text": path.relative_to(source).as_posix(),
-            "split": split_name(found["split"], row),
-        }
-        found["site"] = composed(found["site"])
+        found |= {FURTHER + name: row[name] for name in more}
+        found |= {"path": str(path), "text": path.relative_to(source).as_posix()}
+        found |= {"split": split_name(found["split"], row), "site": composed(found["site"])}
         rows.append(found)
     if of == "mask":
         masks = images.all([row[of] for row in rows], file)

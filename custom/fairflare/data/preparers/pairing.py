@@ -92,6 +92,5 @@ def pair_rows(site: str, images: Path, masks: Path, notes: list[str], leave_out:
     rows = []
     for key in sorted(set(pictures) & set(partners)):
         texts = {"path": str(pictures[key]), "mask": str(partners[key]), "site": site, "text": key}
-        rows.append(Row(texts, patient="", split=""))
-        rows[-1].where = f"'{pictures[key]}'"
+        rows.append(Row({**texts, "patient": "", "split": ""}, where=f"'{pictures[key]}'"))
     return rows

@@ -338,10 +338,9 @@ def _class_folders(seen: Contents, classes: Sequence[str] | None) -> list[Row]:
         )
     rows = []
     for path, found in zip(seen.images, parts, strict=True):
-        text = path.relative_to(seen.folder).as_posix()
         site = composed(found[0]) if len(found) == 2 else ""
-        rows.append(Row(path=str(path), text=text, label=composed(found[-1]), site=site, patient="", split=""))
-        rows[-1].where = f"'{path}'"
+        texts = {"path": str(path), "text": path.relative_to(seen.folder).as_posix(), "label": composed(found[-1])}
+        rows.append(Row({**texts, "site": site, "patient": "", "split": ""}, where=f"'{path}'"))
     return rows
 
 

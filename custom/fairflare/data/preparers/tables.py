@@ -6,7 +6,8 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from fairflare.data.datalist import DataError, suffix_of
@@ -30,8 +31,11 @@ class Row(dict[str, str]):
         where: file and line, in words.
     """
 
-    line: int = 0
-    where: str = ""
+    def __init__(
+        self, texts: Mapping[str, str] | Iterable[tuple[str, str]] = (), line: int = 0, where: str = ""
+    ) -> None:
+        super().__init__(texts)
+        self.line, self.where = line, where
 
 
 def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
@@ -57,8 +61,8 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     head_line = next((line for line in lines if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     cells = _cells(file, text, delimiter)
-    at = [before + line for line in _first_lines(cells)]
-    filled = [(line, row) for line, row in zip(at, cells, strict=True) if any(row)]
+    at = accumulate((1 + sum(cell.count("\n") for cell in row) for row in cells), initial=before)
+    filled = [(line, row) for line, row in zip(at, cells, strict=False) if any(row)]
     if not filled:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
@@ -75,11 +79,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     if not body:
         raise DataError(f"'{file}' has no rows")
     columns, body = _columns(file, columns, body)
-    rows = []
-    for line, texts in body:
-        rows.append(row := Row(zip(columns, texts, strict=False)))
-        row.line, row.where = line, f"'{file}', line {line}"
-    return rows
+    return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 
 
 def _text_of(file: Path) -> str:
@@ -125,14 +125,6 @@ def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
     return [[str(cell) for cell in row] for row in frame.fillna("").itertuples(index=False)]
 
 
-def _first_lines(rows: Sequence[Sequence[str]]) -> list[int]:
-    """In which line, from 0, each row begins: a quoted cell may hold several lines."""
-    found = [0]
-    for row in rows:
-        found.append(found[-1] + 1 + sum(cell.count("\n") for cell in row))
-    return found[: len(rows)]
-
-
 def _columns(
     file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -163,10 +155,9 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
     Raises:
         DataError: there is none; names what was expected and what is there.
     """
-    for name in names:
-        if (source / name).is_file():
-            return source / name
-    raise DataError(f"'{existing_folder(source)}': expected {' or '.join(names)}; found {_content(source)}")
+    if found := next((source / name for name in names if (source / name).is_file()), None):
+        return found
+    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
 
 
 def find_below(source: Path, name: str) -> Path | None:
@@ -180,16 +171,13 @@ def find_below(source: Path, name: str) -> Path | None:
 
 def find_folder(source: Path, names: Sequence[str]) -> Path:
     """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
-    for name in names:
-        folder = source / name
-        if folder.is_dir():
-            inner = folder / folder.name
-            return inner if inner.is_dir() else folder
-    raise DataError(f"'{existing_folder(source)}': expected the folder {' or '.join(names)}; found {_content(source)}")
+    if found := next((source / name for name in names if (source / name).is_dir()), None):
+        return inner if (inner := found / found.name).is_dir() else found
+    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
 
 
 def _content(source: Path) -> str:
-    return listing(path.name + "/" * path.is_dir() for path in source.iterdir())
+    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
 
 
 class Images:

@@ -208,12 +208,11 @@ def shard_partition(
     rng = _generator(seed)
     classes = _classes(y)
     if mode == "authors":
-        drawn: list[list[Indices]] = [[] for _ in range(sites)]
-        for own in drawn:
-            for members in classes:
-                chosen = int((rng.random(shards) < eta).sum())
-                own.append(rng.choice(members, chosen * IMAGES_PER_SHARD))
-        return [np.unique(np.concatenate(own)) for own in drawn]
+
+        def drawn(members: Indices) -> Indices:
+            return rng.choice(members, int((rng.random(shards) < eta).sum()) * IMAGES_PER_SHARD)
+
+        return [np.unique(np.concatenate([drawn(members) for members in classes])) for _ in range(sites)]
     order = rng.permutation(len(classes))
     dominant = np.zeros((sites, len(classes)), bool)
     dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True

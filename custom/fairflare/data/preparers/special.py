@@ -222,7 +222,11 @@ def rsna(
     table = find_table(source, ["stage_2_train.csv"])
     chosen = _one_kind(table)
     if images is not None and whole("images", images) < len(chosen):
-        chosen = _selected(chosen, images, seed)
+        members = [[name for name, label in chosen.items() if label == kind] for kind in range(len(KINDS))]
+        shares = apportion([len(names) for names in members], images)  # the kinds in their shares
+        rng = np.random.default_rng(image_seed("selection", seed))
+        kept = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
+        chosen = {name: label for name, label in chosen.items() if name in kept}
     paths = Images(find_folder(source, ["stage_2_train"]), (".dcm", *PICTURES)).all(list(chosen), table)
     dicom = [path.suffix.lower() == ".dcm" for path in paths]
     people: list[str | None] = [None] * len(paths)
@@ -255,15 +259,6 @@ def _one_kind(table: Path) -> dict[str, int]:
     if not chosen:
         raise DataError(f"'{table}': no slice has exactly one kind of haemorrhage")
     return chosen
-
-
-def _selected(labels: Mapping[str, int], count: int, seed: int) -> dict[str, int]:
-    """Return so many of them, the classes in their shares."""
-    members = [[name for name, label in labels.items() if label == kind] for kind in range(len(KINDS))]
-    shares = apportion([len(names) for names in members], count)
-    rng = np.random.default_rng(image_seed("selection", seed))
-    chosen = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
-    return {name: label for name, label in labels.items() if name in chosen}
 
 
 # ----------------------------------------------------------------------------------------------- cells by type

@@ -385,7 +385,7 @@ def test_dicom_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "cut.dcm").write_bytes(good.read_bytes()[:-100])
     (tmp_path / "no.dcm").write_bytes(b"no DICOM" * 50)
     assert reason(tmp_path / "cut.dcm")
-    assert "InvalidDicomError" in reason(tmp_path / "no.dcm")
+    assert "the mark DICM at byte 128 is missing" in reason(tmp_path / "no.dcm")
     lab = dicom(tmp_path / "lab.dcm", plane, PhotometricInterpretation="CIELAB")
     assert "photometric interpretation is 'CIELAB'; known are MONOCHROME2" in reason(lab)
     imageless = dicom(tmp_path / "report.dcm", plane, Rows=None, Columns=None)
@@ -399,7 +399,7 @@ def test_dicom_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     packed.save_as(tmp_path / "packed.dcm", enforce_file_format=True)
     said = reason(tmp_path / "packed.dcm")
     assert "its pixels are compressed as 'JPEG-LS Lossless Image Compression', and no package that reads this" in said
-    assert "pyjpegls" in said
+    assert "pip install pylibjpeg pylibjpeg-libjpeg" in said
     packed.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
     packed.save_as(tmp_path / "deflated.dcm", enforce_file_format=True)
     assert "packed as a whole (deflated)" in reason(tmp_path / "deflated.dcm")
@@ -475,9 +475,11 @@ def test_nothing_about_the_patient_is_read(tmp_path: Path, monkeypatch: pytest.M
     real = pydicom.dcmread
     monkeypatch.setattr(pydicom, "dcmread", lambda *args, **more: seen.append(real(*args, **more)) or seen[-1])
     read(dicom(tmp_path / "a.dcm", body()[:, :, 0].copy()))
-    assert len(seen) == 1
-    assert "Rows" in seen[0]
-    assert not {"PatientName", "PatientID", "PixelData"} & {element.keyword for element in seen[0]}
+    assert len(seen) == 2
+    for found in seen:
+        assert "Rows" in found
+        assert not {"PatientName", "PatientID"} & {element.keyword for element in found}
+    assert "PixelData" not in seen[0]
 
 
 # --- in a datalist ----------------------------------------------------------------------------------------

@@ -17,7 +17,22 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import files_of_series
+from fairflare.data.dicom_files import files_of_series, has_dicom_mark
+from fairflare.data.dicom_values import (
+    FLOATS,
+    HEADER_TAGS,
+    INVERTED,
+    LOSSY,
+    PALETTE,
+    PIXEL_TAGS,
+    Padding,
+    modality_table,
+    notes_of,
+    padding_of,
+    palette_colours,
+    stored_values,
+)
+from fairflare.data.image_file import reading_as
 from fairflare.data.intensity import between
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says
@@ -26,12 +41,10 @@ TAGS = (
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
     "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "ImageOrientationPatient",
     "ImagePositionPatient", "PixelSpacing", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
+    *HEADER_TAGS,
 )  # fmt: skip
-PALETTES = tuple(
-    f"{colour}PaletteColorLookupTable{part}"
-    for colour in ("Red", "Green", "Blue") for part in ("Descriptor", "Data")
-)  # fmt: skip
-GREY, INVERTED, PALETTE = "MONOCHROME2", "MONOCHROME1", "PALETTE COLOR"
+WHOLE = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber")
+GREY = "MONOCHROME2"
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 SMALLEST_STEP = 1e-3  # mm between slices of a series
 
@@ -71,7 +84,12 @@ class Picture:
         bytes: of a value of the array that :func:`decode` makes.
         inverted: the lowest value is white.
         rescaling: slope and intercept of each frame, or of all.
-        window: the first that the header has.
+        windows: of each frame, or of all, the first that the header has.
+        table: a Modality LUT gives the measured values.
+        padding: between which stored values, ends included, a pixel is no part of the picture.
+        eight_bits: values are 0 to 255, as stored.
+        lossy: the pixels were compressed so that single values are not kept.
+        notes: what is made of the values, see :func:`fairflare.data.dicom_values.notes_of`.
         across: direction in which the columns follow each other, then the rows (LPS); ``None``: it is not said.
         position: of the first pixel, mm (LPS).
         last: the same of the last frame.
@@ -88,7 +106,12 @@ class Picture:
     inverted: bool
     photometric: str
     rescaling: tuple[tuple[float, float], ...]
-    window: Window | None
+    windows: tuple[Window | None, ...]
+    table: bool
+    padding: Padding | None
+    eight_bits: bool
+    lossy: bool
+    notes: tuple[str, ...]
     across: tuple[float, ...] | None
     position: tuple[float, ...] | None
     last: tuple[float, ...] | None
@@ -108,7 +131,12 @@ class Picture:
 
     @property
     def scaled(self) -> bool:
-        """Whether values are not as stored."""
+        """Whether values are not as stored: float32, NaN where the picture is padded."""
+        return self.table or self.padding is not None or self.rescaled
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether a slope and an intercept are applied."""
         return any(each != (1.0, 0.0) for each in self.rescaling)
 
     @property
@@ -127,7 +155,6 @@ def headers(path: Path) -> tuple[Picture, ...]:
 
     Raises:
         ValueError: no DICOM, no image, or files that are not one series.
-        Exception: what pydicom raises for a damaged file.
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
@@ -142,33 +169,50 @@ def _header(path: Path, stamp: int) -> Picture:
     import pydicom
 
     check_stop()
-    meta = pydicom.filereader.read_file_meta_info(path)
-    if str(meta.get("TransferSyntaxUID", "")) == DEFLATED:
+    if not has_dicom_mark(path):
+        raise ValueError("it is no DICOM file: the mark DICM at byte 128 is missing; export it again, with its header")
+    with reading_as("DICOM file"):
+        syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
+    if syntax == DEFLATED:
         raise ValueError("the file is packed as a whole (deflated), which is not read; store it explicit little endian")
-    head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
-    if "Rows" not in head or "Columns" not in head:
+    with reading_as("DICOM file"):
+        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
+    if not syntax or "Rows" not in head or "Columns" not in head:
         raise ValueError("it is a DICOM file without an image")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
     if kind not in (GREY, INVERTED, PALETTE, *COLOUR):
         raise ValueError(
             f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR"
         )
-    return _picture(path, head, kind)
+    if "AlphaPaletteColorLookupTableDescriptor" in head:
+        raise ValueError("its palette has an alpha channel, which is not applied; export it without transparency")
+    for name in WHOLE:
+        try:
+            int(head.get(name) or 0)
+        except (TypeError, ValueError):
+            raise ValueError(f"its header is damaged: {name} is {head.get(name)!r}, no whole number") from None
+    return _picture(path, head, kind, syntax)
 
 
-def _picture(path: Path, head: Any, kind: str) -> Picture:
+def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     frames = int(head.get("NumberOfFrames") or 1)
     colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = [_groups(head, number) for number in range(frames)] if _groups(head, 0) else [[head]]
-    rescaling = tuple(
-        (float(_first(group, "RescaleSlope", 1.0)), float(_first(group, "RescaleIntercept", 0.0)))
-        for group in ([head, *inner] for inner in groups)
-    )
-    scaled = any(each != (1.0, 0.0) for each in rescaling)
+    rescaling = tuple(_rescale([head, *inner]) for inner in groups)
+    rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
+    tables = [name for name, there in (("a palette", kind == PALETTE), ("a Modality LUT", table)) if there]
+    if len(tables) + rescaled > 1:
+        raise ValueError(
+            f"its header has {' and '.join([*tables, *(['a slope and intercept'] if rescaled else [])])}, and at most "
+            "one of them can give the values; export the file again"
+        )
     own, end = [head, *groups[0]], [head, *groups[-1]]
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
     spacing = _numbers(_first(own, "PixelSpacing", None), 2)
     number = head.get("InstanceNumber")
+    padding, ignored = padding_of(head)
+    scaled = rescaled or table or padding is not None
+    signed = bool(head.get("PixelRepresentation"))
     return Picture(
         path=path,
         rows=int(head.Rows),
@@ -176,10 +220,15 @@ def _picture(path: Path, head: Any, kind: str) -> Picture:
         frames=frames,
         colour=colours == 3,
         bytes=max(stored, 4) if scaled else stored,
-        inverted=kind == INVERTED,
+        inverted=kind == INVERTED or head.get("PresentationLUTShape") == "INVERSE",
         photometric=kind,
         rescaling=rescaling,
-        window=_window(own),
+        windows=tuple(_window([head, *inner]) for inner in groups),
+        table=table,
+        padding=padding,
+        eight_bits=int(head.get("BitsAllocated") or 8) == 8 and not (rescaled or table or signed),
+        lossy=syntax in LOSSY or str(head.get("LossyImageCompression")) == "01",
+        notes=notes_of(head, padding is not None) + ((ignored,) if ignored else ()),
         across=_numbers(_first(own, "ImageOrientationPatient", None), 6),
         position=_numbers(_first(own, "ImagePositionPatient", None), 3),
         last=_numbers(_first(end, "ImagePositionPatient", None), 3),
@@ -187,6 +236,17 @@ def _picture(path: Path, head: Any, kind: str) -> Picture:
         series=str(head.get("SeriesInstanceUID", "")),
         number=None if number is None else int(number),
     )
+
+
+def _rescale(places: Sequence[Any]) -> tuple[float, float]:
+    found = _first(places, "RescaleSlope", 1.0), _first(places, "RescaleIntercept", 0.0)
+    try:
+        slope, intercept = float(found[0]), float(found[1])
+    except (TypeError, ValueError):
+        slope = intercept = math.nan
+    if slope == 0 or not (math.isfinite(slope) and math.isfinite(intercept)):
+        raise ValueError(f"its header is damaged: RescaleSlope is {found[0]}, RescaleIntercept {found[1]}")
+    return slope, intercept
 
 
 def _groups(head: Any, frame: int) -> list[Any]:
@@ -210,7 +270,10 @@ def _first(places: Sequence[Any], name: str, default: Any) -> Any:
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
     if value is None or len(value) != count:
         return None
-    found = tuple(float(each) for each in value)
+    try:
+        found = tuple(float(each) for each in value)
+    except ValueError:
+        raise ValueError(f"its header is damaged: {list(value)} are no {count} numbers") from None
     return found if all(map(math.isfinite, found)) else None
 
 
@@ -218,10 +281,11 @@ def _window(places: Sequence[Any]) -> Window | None:
     centre, width = _first(places, "WindowCenter", None), _first(places, "WindowWidth", None)
     if centre is None or width is None:
         return None
-    first = [value if isinstance(value, (int, float)) else value[0] for value in (centre, width)]
+    first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
-    usable = float(first[1]) > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-    return Window(float(first[0]), float(first[1]), function) if usable else None
+    found = _numbers(first, 2)
+    usable = found is not None and found[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+    return Window(*found, function) if found is not None and usable else None
 
 
 def _in_order(found: list[Picture]) -> list[Picture]:
@@ -268,11 +332,10 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
         is_mask: a palette's indices are the values.
 
     Returns:
-        the stored type where nothing is rescaled, else float32.
+        the stored type where nothing is rescaled, else float32; of an image NaN, of a mask 0 where it is padded.
 
     Raises:
-        ValueError: compressed in a way that this machine cannot read; says which package would.
-        Exception: what pydicom raises for a damaged file.
+        ValueError: damaged, or compressed in a way that this machine cannot read; says which package would.
     """
     if len(pictures) == 1:
         return _pixels(pictures[0], is_mask)
@@ -293,50 +356,41 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
 def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
     import pydicom
 
-    _check_readable(picture.path)
-    found = pydicom.pixels.pixel_array(picture.path)
-    shape = picture.shape
+    with reading_as("DICOM file"):
+        dataset = pydicom.dcmread(picture.path, specific_tags=list(PIXEL_TAGS))
+    if "PixelData" not in dataset and not any(name in dataset for name in FLOATS):
+        raise ValueError("it is a DICOM file without an image: its header describes one, the pixels are missing")
+    stored = stored_values(dataset)
+    found, shape = stored, picture.shape
     if picture.photometric == PALETTE and is_mask:
         shape = shape[:-1]
     elif picture.photometric == PALETTE:
-        palettes = pydicom.dcmread(picture.path, stop_before_pixels=True, specific_tags=list(PALETTES))
-        found = _coloured(pydicom.pixels.apply_color_lut(found, palettes))
+        found = palette_colours(dataset, stored)
+    elif picture.table:
+        found = modality_table(dataset, stored)
     if picture.frames > 1:
-        found = np.moveaxis(found, 0, 2)
+        found, stored = np.moveaxis(found, 0, 2), np.moveaxis(stored, 0, 2)
     if found.shape != shape:
         raise ValueError(f"the file is damaged: its header describes {shape}, it has {found.shape}")
-    return _rescaled(found, picture)
-
-
-def _rescaled(found: npt.NDArray[Any], picture: Picture) -> npt.NDArray[Any]:
-    if not picture.scaled:
-        return found
-    slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
-    return found.astype(np.float32) * slopes + intercepts  # of each frame, the last axis
-
-
-def _coloured(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Palettes of 16 bits, which mostly hold 8 bits in the upper byte, as the pictures that they are."""
-    return (found >> 8).astype(np.uint8) if found.dtype == np.uint16 else found
-
-
-def _check_readable(path: Path) -> None:
-    from pydicom.filereader import read_file_meta_info
-    from pydicom.pixels import get_decoder
-
-    syntax = read_file_meta_info(path).TransferSyntaxUID
-    try:
-        decoder = get_decoder(syntax)
-    except NotImplementedError:
+    if is_mask and picture.lossy:
         raise ValueError(
-            f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file"
-        ) from None
-    if not decoder.is_available:
-        ways = "; or ".join(decoder.missing_dependencies)
-        raise ValueError(
-            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed here. Install "
-            f"one ({ways}), or store the file uncompressed"
+            "it is compressed with loss, which changes labels: it holds "
+            f"{len(np.unique(found))} different values; store the mask again from its source, without loss"
         )
+    if picture.rescaled:
+        slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
+        found = found.astype(np.float32) * slopes + intercepts  # of each frame, the last axis
+    if picture.padding is None:
+        return found
+    low, high = picture.padding
+    outside = (stored >= low) & (stored <= high)
+    return np.where(outside, 0, found).astype(found.dtype) if is_mask else _padded(found, outside)
+
+
+def _padded(found: npt.NDArray[Any], outside: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    values = found.astype(np.float32)
+    values[outside] = np.nan
+    return values
 
 
 # ------------------------------------------------------------------------------------------------ where it lies

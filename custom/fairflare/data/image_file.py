@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,35 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
 TIFF_FLIPS: tuple[tuple[int, ...], ...] = ((), (1,), (0, 1), (0,))  # by the orientation tag; 5 to 8 are transposed
+PHOTOMETRIC, SUB_PAGES = 262, 330  # tags of TIFF
+INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
+BY_PALETTE = "its palette's indices are the labels"
+PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
+
+
+@contextmanager
+def reading_as(what: str) -> Iterator[None]:
+    """Say what a library raises for a damaged file in words of ours; the library's own are the cause.
+
+    Args:
+        what: the file is to be.
+
+    Raises:
+        ValueError: instead of all but lack of memory and an ``OSError`` with a number, which says what is wrong.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
+            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
+        if type(error).__name__ == "DecompressionBombError":
+            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
+        raise ValueError(f"it is damaged, or no {what}") from error
 
 
 class TooLarge(ValueError):
@@ -59,14 +88,18 @@ class Facts:
         slices: how many the file holds; None: it is one picture.
         affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
         inverted: the lowest value is white.
-        window: the first that the header has.
+        windows: the first that the header has, of each slice or of all.
+        padded: where the array is NaN there is no picture.
+        eight_bits: values are 0 to 255, in whatever type they come.
         shape: of the decoded array, of volumes.
     """
 
     slices: int | None = None
     affine: npt.NDArray[Any] | None = None
     inverted: bool = False
-    window: Window | None = None
+    windows: tuple[Window | None, ...] = (None,)
+    padded: bool = False
+    eight_bits: bool = False
     shape: tuple[int, ...] = ()
 
 
@@ -99,19 +132,24 @@ class ImageFile(ABC):
 
         Raises:
             TooLarge: it would take more, by its header.
-            Exception: what the libraries raise for a damaged file; ``ValueError`` when an array or volume is longer or
-                shorter than its header says. Of pictures Pillow finds only what is missing.
+            ValueError: it is damaged, of another kind, or holds what cannot be used (alpha, several pages, a mask's
+                colours). Of pictures Pillow finds only what is missing.
+            OSError: it cannot be opened.
         """
 
     def facts(self) -> Facts:
         """What the header says besides; of a file that could be decoded."""
         return Facts()
 
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        """Return what is made of the file's values, or of what it holds besides, in words that are the same for all."""
+        return ()
+
     def look(self) -> Facts:
         """The same of a file that nobody decoded: opens it, and reads its header alone.
 
         Raises:
-            Exception: what the libraries raise for a file that is none.
+            ValueError: it is none.
         """
         return self.facts()
 
@@ -126,17 +164,43 @@ class Picture(ImageFile):
 
         with self.opened() as picture:
             if picture is None:
-                return _tiff(self.path, limit)
+                return _tiff(self.path, limit, is_mask)
             mode = _plain_mode(picture.mode, is_mask)
-            sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
+            alpha = "A" in picture.getbands() or "transparency" in picture.info
+            modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
+            sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
-            exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
-            return np.asarray(picture if mode == picture.mode else picture.convert(mode))
+            reduced = _is_reduced(picture)  # once decoded nobody knows
+            with reading_as("picture"):
+                exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
+                # A palette's indices say all that its transparency says.
+                clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
+                array = np.asarray(_in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
+            if not (is_mask and picture.mode == "P"):
+                _check_opaque(clear, array, is_mask)
+            if is_mask:
+                _check_mask(picture, array, reduced)
+            return _white_high(array) if _min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        with self.opened() as picture:
+            if picture is None:
+                return ()
+            said = {
+                BY_PALETTE: is_mask and picture.mode == "P",
+                f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
+                "its 16 bits are read with 8": not is_mask and _is_reduced(picture),
+                "its lowest value is white, and it is inverted": _min_is_white(picture),
+                "its ICC profile is not applied": "icc_profile" in picture.info,
+                "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
+                "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
+            }
+            return tuple(note for note, true in said.items() if true)
 
     def look(self) -> Facts:
         with self.opened() as picture:
             if picture is None:
-                _tiff(self.path, None)
+                _tiff(self.path, None, False)
         return Facts()
 
     @contextmanager
@@ -148,13 +212,17 @@ class Picture(ImageFile):
         with ExitStack() as files:
             file = files.enter_context(self.path.open("rb"))
             picture = None
-            try:
-                picture = files.enter_context(Image.open(file))
-            except UnidentifiedImageError:
-                if suffix_of(self.path) not in TIFFS:
-                    raise
-            if picture is not None and picture.format == "TIFF":
-                _check_pages(getattr(picture, "n_frames", 1))
+            with reading_as("picture"):
+                try:
+                    picture = files.enter_context(Image.open(file))
+                    pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
+                    if picture.format == "TIFF":
+                        pages += _smaller(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined]
+                except UnidentifiedImageError:
+                    if suffix_of(self.path) not in TIFFS:
+                        raise
+            if picture is not None:
+                _check_pages(pages)
             yield picture
 
 
@@ -171,19 +239,23 @@ class Array(ImageFile):
         import numpy as np
 
         with self.path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
+            with reading_as(".npy file"):
+                version = np.lib.format.read_magic(file)
             readers: dict[Any, Callable[[Any], Any]] = {
                 (1, 0): np.lib.format.read_array_header_1_0,
                 (2, 0): np.lib.format.read_array_header_2_0,
             }
             if version not in readers:
                 raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
-            shape, _, dtype = readers[version](file)
+            with reading_as(".npy file"):
+                shape, _, dtype = readers[version](file)
+            if dtype.hasobject:
+                raise ValueError("it holds Python objects, not numbers")
             size = _count(shape) * dtype.itemsize
             _check(size, limit)
-            if not dtype.hasobject:
-                _check_length(file.tell() + size, self.path.stat().st_size)
-        return np.load(self.path, allow_pickle=False)
+            _check_length(file.tell() + size, self.path.stat().st_size)
+        with reading_as(".npy file"):
+            return np.load(self.path, allow_pickle=False)
 
 
 class Volume(ImageFile):
@@ -200,22 +272,28 @@ class Volume(ImageFile):
 
         packed = suffix_of(self.path) == ".nii.gz"
         with gzip.open(self.path, "rb") if packed else self.path.open("rb") as stream:
-            head = stream.read(Nifti2Image.header_class.sizeof_hdr)
+            with reading_as("NIfTI file"):
+                head = stream.read(Nifti2Image.header_class.sizeof_hdr)
             kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
             if kind is None:
                 raise ValueError("it is no NIfTI file")
-            header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-            offset, values = int(header["vox_offset"]), _count(header.get_data_shape())
-            stored = values * header.get_data_dtype().itemsize
-            scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
+            with reading_as("NIfTI file"):
+                header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+                offset, shape = int(header["vox_offset"]), header.get_data_shape()
+                item, slope = header.get_data_dtype().itemsize, header.get_slope_inter()
+            values = _count(shape)
+            stored = values * item
+            scaled = slope not in ((None, None), (1.0, 0.0))
             # nibabel reads what lies before the volume too.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
             if not packed:
                 _check_length(offset + stored, self.path.stat().st_size)
-            image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
-            array = np.asanyarray(image.dataobj)
-            stream.seek(offset + stored)
-            if stream.read(1):  # at its end gzip compares the checksum as well
+            with reading_as("NIfTI file"):
+                image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
+                array = np.asanyarray(image.dataobj)
+                stream.seek(offset + stored)
+                more = stream.read(1)  # at its end gzip compares the checksum as well
+            if more:
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
         return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
 
@@ -223,7 +301,8 @@ class Volume(ImageFile):
         import nibabel
         import numpy as np
 
-        image: Any = nibabel.load(self.path)
+        with reading_as("NIfTI file"):
+            image: Any = nibabel.load(self.path)
         said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
         affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
         shape = (*image.shape[1::-1], *image.shape[2:])
@@ -252,7 +331,21 @@ class Dicom(ImageFile):
         several = frames > 1 or self.path.is_dir()
         shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
         affine = dicom.affine_of(pictures)
-        return Facts(frames if several else None, affine, first.inverted, first.window, shape)
+        windows = tuple(window for picture in pictures for window in picture.windows)
+        return Facts(
+            frames if several else None,
+            affine,
+            first.inverted,
+            windows,
+            any(picture.padding is not None for picture in pictures),
+            all(picture.eight_bits for picture in pictures),
+            shape,
+        )
+
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        from fairflare.data import dicom
+
+        return tuple(dict.fromkeys(note for picture in dicom.headers(self.path) for note in picture.notes))
 
 
 KINDS: dict[str, type[ImageFile]] = {
@@ -299,7 +392,7 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
-def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
+def _tiff(path: Path, limit: int | None, is_mask: bool) -> npt.NDArray[Any]:
     """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says.
 
     Without a limit nothing is decoded, and the array is empty.
@@ -307,9 +400,18 @@ def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
     import numpy as np
     import tifffile
 
-    with tifffile.TiffFile(path) as tiff:
-        _check_pages(len(tiff.pages))
-        page = tiff.pages.first
+    with ExitStack() as files:
+        with reading_as("TIFF"):
+            tiff = files.enter_context(tifffile.TiffFile(path))
+            page = tiff.pages.first
+            pages = len(tiff.pages) + _smaller(page.tags.valueof(SUB_PAGES))
+        _check_pages(pages)
+        white_low = page.photometric == 0
+        if page.photometric not in (0, 1, 2) or (
+            white_low and (is_mask or page.dtype is None or page.dtype.kind == "f")
+        ):
+            said = str(getattr(page.photometric, "name", page.photometric))
+            raise ValueError(f"its values are stored as {said} (PhotometricInterpretation); save it as grey or RGB")
         if limit is None:
             return np.empty(0)
         _check(page.nbytes, limit)
@@ -317,16 +419,89 @@ def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
             array = page.asarray()
         except ValueError as error:
             if "imagecodecs" in str(error):
-                raise ValueError(f"{error} (pip install 'fairflare[tiff]')") from error
-            raise
+                raise ValueError(f"it is packed as {page.compression.name} (pip install 'fairflare[tiff]')") from error
+            raise ValueError("it is damaged, or no TIFF") from error
         array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
         alpha = sum(kind in ALPHA for kind in page.extrasamples)
         if alpha and array.ndim == 3:
-            array = array[:, :, :-alpha]
+            array, over = array[:, :, :-alpha], array[:, :, -alpha:]
+            full = np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1
+            _check_opaque(full - over, array, is_mask)
         turn = int(page.tags.valueof("Orientation", 1)) - 1
+    array = _white_high(array) if white_low else array
     if turn >= len(TIFF_FLIPS):
         array = array.swapaxes(0, 1)
     return np.flip(array, TIFF_FLIPS[turn % len(TIFF_FLIPS)])
+
+
+def _smaller(tag: Any) -> int:
+    """How many pages the tag SubIFDs names: the steps of a pyramid, a preview."""
+    return len(tag) if isinstance(tag, tuple) else int(tag is not None)
+
+
+def _min_is_white(picture: Image.Image) -> bool:
+    return picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC) == 0  # type: ignore[attr-defined]
+
+
+def _white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values of which the lowest was white, with the highest white."""
+    import numpy as np
+
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
+        )
+    return np.invert(array)  # of unsigned ones their highest less each, of signed ones -1 less each
+
+
+def _is_reduced(picture: Image.Image) -> bool:
+    """Whether Pillow reads colours, or grey with alpha, of 16 bits with 8."""
+    return picture.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))
+
+
+def _check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool) -> None:
+    """Refuse transparency, which carries something: ``clear`` is 0 where a pixel is opaque."""
+    share = float((clear != 0).mean())
+    if not share:
+        return
+    if is_mask and (array == array[:1, :1]).all():
+        raise ValueError(
+            "its labels are in its transparency, all colours are alike; save that channel as a grey picture"
+        )
+    raise ValueError(f"{100 * share:.3g} % of its pixels are transparent; save it without transparency")
+
+
+def _check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> None:
+    """Refuse a mask whose values are not those that somebody drew.
+
+    Args:
+        picture: decoded.
+        array: its values.
+        reduced: of 16 bits 8 are left.
+    """
+    import numpy as np
+
+    if picture.format in ("JPEG", "MPO") or picture.info.get("compression") in ("jpeg", "tiff_jpeg"):
+        raise ValueError(
+            f"it is a JPEG, which changes labels: it holds {len(np.unique(array))} different values; store the mask "
+            "again from its source, as PNG"
+        )
+    kind = "MinIsWhite (its lowest value is white)" if _min_is_white(picture) else picture.mode
+    if reduced:
+        kind = "colours of 16 bits"
+    elif kind in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") or kind.startswith("I"):
+        return
+    raise ValueError(f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture")
+
+
+def _in_rgb(picture: Image.Image) -> Image.Image:
+    """A picture in CIELAB (D50) in sRGB."""
+    from PIL import ImageCms
+
+    lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+    found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB"))
+    assert found is not None  # it is not changed in place
+    return found
 
 
 def _check_pages(pages: int) -> None:
@@ -354,4 +529,4 @@ def _plain_mode(mode: str, is_mask: bool) -> str:
     """Colours instead of palette indices, no alpha; grey pictures as they are. Of a mask the indices are the labels."""
     if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
         return "RGB"
-    return "L" if mode == "LA" else mode
+    return {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import few
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
-from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarge, Volume, image_file, kind_of
-from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
+from fairflare.data.image_file import (
+    BY_PALETTE,
+    MAX_IMAGE_BYTES,
+    Facts,
+    ImageFile,
+    TooLarge,
+    Volume,
+    image_file,
+    kind_of,
+)
+from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
 from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
 
+NAMES_SHOWN = 3
+COLOURS_SHOWN = 5  # of a mask that is refused for them
 HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
 
 
@@ -46,6 +58,30 @@ class Reading:
 
 
 PLAIN = Reading()
+
+
+class ValueNotes:
+    """What reading makes of the values of files (padding, tables, colour spaces), to be said once for all of them."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, str], set[Path]] = {}
+        self._seen: dict[str, set[Path]] = {"image": set(), "mask": set()}
+
+    def add(self, sample: Sample) -> None:
+        """Take note of the image and the mask of a sample that could be read; each file counts once."""
+        for what, path in (("image", sample.image), ("mask", sample.label)):
+            if isinstance(path, Path) and path not in self._seen[what]:
+                self._seen[what].add(path)
+                for note in image_file(path).notes(what == "mask"):
+                    self._files.setdefault((what, note), set()).add(path)
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind, with the number of files and the names of the first ones."""
+        return [
+            f"{len(files)} {what}(s): {note} ({few(sorted(path.name for path in files), NAMES_SHOWN)})"
+            for (what, note), files in sorted(self._files.items())
+            if note != BY_PALETTE or len(files) < len(self._seen["mask"])  # said where both kinds meet
+        ]
 
 
 def read_image(
@@ -85,13 +121,27 @@ def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) ->
             f"site '{site}': an image of split '{split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
-    if bounds is not None:
-        scaled, constant = between(plane, bounds), bounds[1] <= bounds[0]
-    else:
-        scaled, constant = _windowed(plane, opened, how), False
-    if opened.facts.inverted and not constant:
+    return np.ascontiguousarray(_scaled(opened, plane, number, bounds, how))
+
+
+def _scaled(
+    opened: _Opened, values: npt.NDArray[Any], number: int | None, bounds: Bounds | None, how: Reading
+) -> npt.NDArray[np.float32]:
+    """Values of a file in [0, 1], the highest white, and 0 where it is padded.
+
+    Args:
+        opened: the file.
+        values: of the plane ``number``, or of the whole volume.
+        number: of the slice; ``None``: there is one, or all are meant.
+        bounds: what becomes 0 and 1; ``None``: a window says so.
+        how: with the window.
+    """
+    scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
+    if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
         scaled = np.float32(1) - scaled
-    return np.ascontiguousarray(scaled)
+    if opened.facts.padded:
+        scaled[np.isnan(values)] = 0
+    return scaled
 
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
@@ -100,7 +150,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
         return 0.0, 1.0
-    if how.intensity == "auto" and opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume):
+    if how.intensity == "auto" and _is_eight_bits(opened):
         return 0.0, 255.0
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
     if kind == "percentile" and opened.facts.inverted:
@@ -112,18 +162,35 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     return found
 
 
-def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading) -> npt.NDArray[np.float32]:
+def _is_eight_bits(opened: _Opened) -> bool:
+    return opened.facts.eight_bits or (opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume))
+
+
+def _windowed(
+    opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """As :func:`_scaled`, each slice by its own window where the header has several."""
     from fairflare.data.dicom import Window
 
-    window = opened.facts.window if how.window is None else Window(*how.window)
-    if window is None:
+    windows = opened.facts.windows if how.window is None else (Window(*how.window),)
+    if None in windows:
+        table = any("VOI LUT" in note for note in opened.file.notes(False))
         raise opened.unreadable(
-            "the task has intensity='window' without a window, and the file's header has none that can be used; set "
-            "window=[centre, width] of the task"
+            "the task has intensity='window' without a window, and the file's header has "
+            f"{'a lookup table (VOI LUT), which is not applied, and no window' if table else 'none that can be used'}; "
+            "set window=[centre, width] of the task"
         )
-    if not np.isfinite(plane).all():
+    if not (np.isfinite(values) | (np.isnan(values) & opened.facts.padded)).all():
         raise opened.not_finite()
-    return window(plane)
+    if len(set(windows)) == 1:
+        return windows[0](values)  # type: ignore[misc]
+    slices = np.broadcast_to(np.arange(len(windows)), opened.array.shape)  # of each voxel, as it is stored
+    of = slices if values.ndim == 3 and values.shape == slices.shape else replace(opened, array=slices).plane(number)
+    found = np.empty(values.shape, np.float32)
+    for place in np.unique(of):
+        here = (of == place).reshape(values.shape)
+        found[here] = windows[place](values[here])  # type: ignore[misc]
+    return found
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
@@ -148,18 +215,23 @@ def read_mask(
 def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
     array = opened.plane(number)
     if array.ndim == 3:
-        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
-            raise opened.unreadable("it is a colour image; a mask has one channel of label values")
+        if array.shape[2] != 1 and (array != array[:, :, :1]).any():
+            colours, counts = np.unique(array.reshape(-1, array.shape[2]), axis=0, return_counts=True)
+            found = [str(tuple(colours[place].tolist())) for place in np.argsort(-counts)[:COLOURS_SHOWN]]
+            raise opened.unreadable(
+                f"it is a colour image of {len(colours)} colours ({', '.join(found)}"
+                f"{' ...' if len(colours) > COLOURS_SHOWN else ''}); a mask has one channel of label values"
+            )
         array = array[:, :, 0]
     return whole_numbers(opened, array)
 
 
 def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The values of a mask."""
-    kind = array.dtype.kind
-    if kind not in "biuf" or (kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all()):
-        raise opened.unreadable("its values are not whole numbers")
-    return array.astype(np.int64)
+    try:
+        return labels_of(array)
+    except ValueError as error:
+        raise opened.unreadable(str(error)) from None
 
 
 def _mask_file(sample: Sample, site: str, split: str) -> Path:
@@ -310,10 +382,10 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
         ) from error
     except TaskStopped:
         raise
-    except Exception as error:  # the libraries below raise what they like for a damaged file
-        kind = type(error).__name__
-        told = "damaged, or no picture" if kind == "UnidentifiedImageError" else error  # Pillow's names a Python object
-        raise _unreadable(path, what, site, split, f"{kind}: {told}") from error
+    except Exception as error:
+        known = isinstance(error, (ValueError, OSError))
+        told = (getattr(error, "strerror", None) or str(error)) if known else "it is damaged, or holds what is not read"
+        raise _unreadable(path, what, site, split, told) from error
     return _Opened(file, what, site, split, array, facts, turn)
 
 
@@ -342,7 +414,7 @@ def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | Non
     """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
 
     def measure() -> Bounds | None:
-        return bounds_of(_decode(file, False, limit, kept), kind)
+        return bounds_of(_decode(file, False, limit, kept), kind, _facts(file).padded)
 
     return measure() if kept is None else kept.bounds(file, kind, measure)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.image_file import MAX_IMAGE_BYTES
-from fairflare.data.intensity import between
 from fairflare.data.reading import (
     PLAIN,
     Reading,
@@ -20,7 +19,7 @@ from fairflare.data.reading import (
     _mask_file,
     _open,
     _Opened,
-    _windowed,
+    _scaled,
     whole_numbers,
 )
 
@@ -63,9 +62,7 @@ def read_whole(
     how = replace(how, orientation="stored")
     opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
     bounds = _bounds(opened, how, max_bytes)
-    image = _windowed(opened.array, opened, how) if bounds is None else between(opened.array, bounds)
-    if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
-        image = np.float32(1) - image
+    image = _scaled(opened, opened.array, None, bounds, how)
     mask = None
     if masked:
         labels = _volume(_open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how))

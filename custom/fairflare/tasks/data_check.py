@@ -22,6 +22,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.patients import on_both_sides
+from fairflare.data.reading import ValueNotes
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -97,6 +98,7 @@ class _Seen:
     content: str | None  # hash; None: all its pixels are the same
     target: str  # hash
     empty: bool  # a mask with nothing in it
+    full: bool  # a mask of which a structure covers all
 
     @property
     def place(self) -> str:
@@ -113,6 +115,8 @@ class _Look:
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     histogram: npt.NDArray[np.int64] | None = None
+    empty: bool = False  # nothing in the mask
+    full: bool = False  # one structure covers all
     features: npt.NDArray[np.floating] | None = None  # of a classification
     errors: list[DataError] = field(default_factory=list)
 
@@ -181,6 +185,7 @@ class _Looker:
         self.seen: list[_Seen] = []
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
+        self._values = ValueNotes()
 
     def look(self) -> Iterator[None]:
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
@@ -192,6 +197,8 @@ class _Looker:
                     self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
                     yield
                 self.finish(split)
+        for line in self._values.lines():
+            self.say(line, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
         """The image as it is in the file, and as the task gets it with its target."""
@@ -206,9 +213,14 @@ class _Looker:
         try:
             alone = replace(self.listed, splits={split: (sample,)})
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
-            found.picture, found.target = flat_pair(*(one[0].numpy() for one in data.read(split, [0])))
+            image, target = (one[0].numpy() for one in data.read(split, [0]))
+            found.picture, found.target = flat_pair(image, target)
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
+            found.empty = not (structures > 0).any()
+            found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.features = features_of(found.picture) if self.task.class_labels else None
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
+            self._values.add(sample)
         except DataError as error:
             found.errors.append(error)
         return found
@@ -226,8 +238,8 @@ class _Looker:
         if found.features is not None:
             self.features.append((found.features, int(found.target)))
         self.report.counts[split][int(found.target) if is_class else None] += 1
-        empty = not is_class and not found.target.any()
-        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty))
+        empty = found.empty and not is_class
+        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty, found.full))
         before = self.report.histogram
         self.report.histogram = found.histogram if before is None else before + found.histogram
         if show:
@@ -238,6 +250,9 @@ class _Looker:
         empty = sum(seen.empty for seen in self.seen if seen.split == split)
         if empty:
             self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
+        full = sum(seen.full for seen in self.seen if seen.split == split)
+        if full:
+            self.say(f"{full} image(s) of '{split}' have a mask of which one structure covers all", grave=False)
         if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
             return
         trained = self.report.counts.get("training", Counter())

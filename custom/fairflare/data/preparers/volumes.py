@@ -18,6 +18,7 @@ from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
+from fairflare.data.intensity import labels_of
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
 from fairflare.data.preparers.layouts import Case, Tree, listed, pairs, trees_of
@@ -247,10 +248,12 @@ def mask_of_volume(image: Facts, mask: Path) -> npt.NDArray[np.int64]:
         apart = float(np.linalg.norm((corners @ (told.affine - image.affine).T)[:, :3], axis=1).max())
         if apart > HALF * np.linalg.norm(image.affine[:3, :3], axis=0).min():
             raise ValueError(f"its mask lies elsewhere, by up to {apart:.3g} mm; bring it to the image's grid")
-    values = np.asarray(image_file(mask).decode(is_mask=True, limit=MAX_IMAGE_BYTES), np.float64)
-    if not (np.isfinite(values) & (values == np.round(values))).all():
-        raise ValueError("the values of its mask are not whole numbers")
-    return values.astype(np.int64)
+    try:
+        return labels_of(image_file(mask).decode(is_mask=True, limit=MAX_IMAGE_BYTES))
+    except TooLarge:
+        raise
+    except ValueError as error:
+        raise ValueError(f"its mask '{mask.name}': {error}") from error
 
 
 def _way(facts: Facts) -> str:

@@ -16,7 +16,7 @@ from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
-from fairflare.data.reading import Reading, read_image, read_pair, slices_in
+from fairflare.data.reading import Reading, ValueNotes, read_image, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -114,7 +114,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
-    sums = SiteSums(least, listed.synthetic)
+    sums, values = SiteSums(least, listed.synthetic), ValueNotes()
     for problem in problems:
         _unusable(sums, problem)
     for split in SPLITS:
@@ -122,8 +122,11 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
             check_stop()
             try:
                 _add(sums, site, split, sample, own, how)
+                values.add(sample)
             except DataError as error:
                 _unusable(sums, error)
+    for line in values.lines():
+        log.warning("note: %s", line)  # the site's own log
     return sums
 
 

@@ -126,7 +126,7 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
                 "else the file is damaged"
             ) from error
         raise ValueError("it is damaged: its pixels do not fit its header") from error
-    found = found.astype(found.dtype.newbyteorder("="), copy=False)
+    found = found.astype(bool if allocated == 1 else found.dtype.newbyteorder("="), copy=False)
     return (found << above) >> (allocated - bits) if moved else found
 
 

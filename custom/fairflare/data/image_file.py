@@ -451,6 +451,8 @@ def _white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise ValueError(
             "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
         )
+    if array.dtype.kind == "u" and array.dtype.itemsize > 2:
+        return np.asarray(array.max() - array)  # float32 holds what is near 0 better than what is near 2^32
     return np.invert(array)  # of unsigned ones their highest less each, of signed ones -1 less each
 
 

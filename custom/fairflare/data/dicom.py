@@ -284,8 +284,8 @@ def _window(places: Sequence[Any]) -> Window | None:
     first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
     found = _numbers(first, 2)
-    usable = found is not None and found[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-    return Window(*found, function) if found is not None and usable else None
+    usable = found and found[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+    return Window(found[0], found[1], function) if found and usable else None
 
 
 def _in_order(found: list[Picture]) -> list[Picture]:

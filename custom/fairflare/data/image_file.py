@@ -217,7 +217,7 @@ class Picture(ImageFile):
                     picture = files.enter_context(Image.open(file))
                     pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
                     if picture.format == "TIFF":
-                        pages += _smaller(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined]
+                        pages += _smaller(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined, operator]
                 except UnidentifiedImageError:
                     if suffix_of(self.path) not in TIFFS:
                         raise
@@ -303,6 +303,8 @@ class Volume(ImageFile):
 
         with reading_as("NIfTI file"):
             image: Any = nibabel.load(self.path)
+        if isinstance(image, nibabel.Cifti2Image):
+            raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
         said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
         affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
         shape = (*image.shape[1::-1], *image.shape[2:])
@@ -501,7 +503,8 @@ def _in_rgb(picture: Image.Image) -> Image.Image:
     from PIL import ImageCms
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB"))
+    exact = ImageCms.Flags.NOOPTIMIZE  # else dark colours are off by up to 12 of 255
+    found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
     assert found is not None  # it is not changed in place
     return found
 

@@ -189,7 +189,7 @@ def _windowed(
     found = np.empty(values.shape, np.float32)
     for place in np.unique(of):
         here = (of == place).reshape(values.shape)
-        found[here] = windows[place](values[here])  # type: ignore[misc]
+        found[here] = windows[place](values[here])
     return found
 
 

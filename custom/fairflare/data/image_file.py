@@ -191,7 +191,7 @@ class Picture(ImageFile):
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
                 "its 16 bits are read with 8": not is_mask and _is_reduced(picture),
                 "its lowest value is white, and it is inverted": _min_is_white(picture),
-                "its ICC profile is not applied": "icc_profile" in picture.info,
+                "its ICC profile is not applied": "icc_profile" in picture.info and picture.mode != "LAB",
                 "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
             }

@@ -567,10 +567,10 @@ def test_a_coloured_mask_shows_its_colours(tmp_path: Path) -> None:
 def test_check_data_says_it_once_with_the_number_of_files(tmp_path: Path) -> None:
     """And a mask that is all structure is noted as an empty one is."""
     names = [f"{split}{k}" for split in SPLITS for k in range(4)]
-    filled = np.zeros((40, 40), np.uint8)
+    filled = np.zeros((40, 30), np.uint8)  # no square: beside it nothing counts
     filled[5:20, 5:20] = 1
     for number, name in enumerate(names):
-        pixels = np.random.default_rng(number).integers(0, 900, (40, 40)).astype(np.int16)
+        pixels = np.random.default_rng(number).integers(0, 900, (40, 30)).astype(np.int16)
         pixels[:3] = -2000
         more = {"ICCProfile": b"x"} if number < 2 else {}
         dicom(tmp_path / f"{name}.dcm", pixels, PixelPaddingValue=-2000, **more)

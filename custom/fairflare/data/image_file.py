@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from fairflare.data.dicom import Window
+    from fairflare.data.geometry import Grid
 
 TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
@@ -35,7 +36,7 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
-TIFF_FLIPS: tuple[tuple[int, ...], ...] = ((), (1,), (0, 1), (0,))  # by the orientation tag; 5 to 8 are transposed
+ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
 
 
@@ -53,21 +54,26 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a header says besides the array's size.
+    """What a header says besides the values.
 
     Attributes:
+        grid: how the array lies.
         slices: how many the file holds; None: it is one picture.
-        affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
         inverted: the lowest value is white.
         window: the first that the header has.
         shape: of the decoded array, of volumes.
     """
 
+    grid: Grid
     slices: int | None = None
-    affine: npt.NDArray[Any] | None = None
     inverted: bool = False
     window: Window | None = None
     shape: tuple[int, ...] = ()
+
+    @property
+    def affine(self) -> npt.NDArray[Any] | None:
+        """See :attr:`Grid.affine`."""
+        return self.grid.affine
 
 
 @dataclass(frozen=True)
@@ -103,16 +109,17 @@ class ImageFile(ABC):
                 shorter than its header says. Of pictures Pillow finds only what is missing.
         """
 
+    @abstractmethod
     def facts(self) -> Facts:
-        """What the header says besides; of a file that could be decoded."""
-        return Facts()
-
-    def look(self) -> Facts:
-        """The same of a file that nobody decoded: opens it, and reads its header alone.
+        """What the header says besides; nothing is decoded.
 
         Raises:
+            Misfit: its slices are no stack, or it says of its place what cannot be.
             Exception: what the libraries raise for a file that is none.
         """
+
+    def look(self) -> Facts:
+        """The same of a file that nobody decoded."""
         return self.facts()
 
 
@@ -122,7 +129,9 @@ class Picture(ImageFile):
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
         from PIL.ImageMode import getmode
-        from PIL.ImageOps import exif_transpose
+
+        from fairflare.data.geometry import tag_turn
+        from fairflare.data.orientation import turned
 
         with self.opened() as picture:
             if picture is None:
@@ -130,14 +139,26 @@ class Picture(ImageFile):
             mode = _plain_mode(picture.mode, is_mask)
             sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
             _check(picture.width * picture.height * max(sizes), limit)
-            exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
-            return np.asarray(picture if mode == picture.mode else picture.convert(mode))
+            tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
+            found = np.asarray(picture if mode == picture.mode else picture.convert(mode))
+            return turned(found, tag_turn(tag))  # what a camera wrote about how it was held
 
-    def look(self) -> Facts:
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid, tag_turn
+
         with self.opened() as picture:
             if picture is None:
-                _tiff(self.path, None)
-        return Facts()
+                height, width, tag = _tiff_head(self.path)
+            else:
+                height, width, tag = picture.height, picture.width, _tag_of(picture)
+                stored: Any = getattr(picture, "tag_v2", None)  # of a TIFF: Pillow 13 gives the turned size
+                if stored is not None:
+                    height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
+        strange = tag is not None and tag not in range(1, 9)
+        note = "an orientation tag that is none of 1 to 8 counts as 1" if strange else ""
+        tag = 1 if strange else tag
+        sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
+        return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
     @contextmanager
     def opened(self) -> Iterator[Image.Image | None]:
@@ -171,19 +192,22 @@ class Array(ImageFile):
         import numpy as np
 
         with self.path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            readers: dict[Any, Callable[[Any], Any]] = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }
-            if version not in readers:
-                raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
-            shape, _, dtype = readers[version](file)
+            shape, dtype = _npy_header(file)
             size = _count(shape) * dtype.itemsize
             _check(size, limit)
             if not dtype.hasobject:
                 _check_length(file.tell() + size, self.path.stat().st_size)
         return np.load(self.path, allow_pickle=False)
+
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid
+
+        with self.path.open("rb") as file:
+            shape, _ = _npy_header(file)
+        plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # channels first
+        slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
+        rows, columns = (*plane, 1, 1)[:2]
+        return Facts(Grid((rows, columns, slices)), shape=shape)
 
 
 class Volume(ImageFile):
@@ -195,39 +219,37 @@ class Volume(ImageFile):
         # From one stream, so that a compressed file is unpacked once, and no further than its header says.
         import numpy as np
         from nibabel.fileholders import FileHolder
-        from nibabel.nifti1 import Nifti1Image
-        from nibabel.nifti2 import Nifti2Image
 
-        packed = suffix_of(self.path) == ".nii.gz"
-        with gzip.open(self.path, "rb") if packed else self.path.open("rb") as stream:
-            head = stream.read(Nifti2Image.header_class.sizeof_hdr)
-            kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
-            if kind is None:
-                raise ValueError("it is no NIfTI file")
-            header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+        from fairflare.data.geometry import three_axes
+
+        with self.opened() as stream:
+            kind, header = _nifti_header(stream)
+            axes = three_axes(header.get_data_shape())
             offset, values = int(header["vox_offset"]), _count(header.get_data_shape())
             stored = values * header.get_data_dtype().itemsize
             scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
             # nibabel reads what lies before the volume too.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
-            if not packed:
+            if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
-            array = np.asanyarray(image.dataobj)
+            array = np.asanyarray(image.dataobj).reshape(axes)
             stream.seek(offset + stored)
             if stream.read(1):  # at its end gzip compares the checksum as well
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
-        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
+        return array.swapaxes(0, 1)  # rows first, as in pictures
+
+    def opened(self) -> Any:
+        """The unpacked bytes of the file."""
+        return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
-        import nibabel
-        import numpy as np
+        from fairflare.data.geometry import nifti_grid, three_axes
 
-        image: Any = nibabel.load(self.path)
-        said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
-        affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
-        shape = (*image.shape[1::-1], *image.shape[2:])
-        return Facts(shape[2] if len(shape) == 3 else None, affine, shape=shape)
+        with self.opened() as stream:
+            header = _nifti_header(stream)[1]
+        grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
+        return Facts(grid, grid.shape[2] if len(axes) == 3 else None, shape=grid.shape[: len(axes)])
 
 
 class Dicom(ImageFile):
@@ -245,14 +267,17 @@ class Dicom(ImageFile):
 
     def facts(self) -> Facts:
         from fairflare.data import dicom
+        from fairflare.data.geometry import Grid
 
         pictures = dicom.headers(self.path)
-        first = pictures[0]
+        first, found = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
         shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
-        affine = dicom.affine_of(pictures)
-        return Facts(frames if several else None, affine, first.inverted, first.window, shape)
+        said = () if found.affine is None else (("header", found.affine),)
+        of = ("series" if self.path.is_dir() else "frames") if said and frames > 1 else ""
+        grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
+        return Facts(grid, frames if several else None, first.inverted, first.window, shape)
 
 
 KINDS: dict[str, type[ImageFile]] = {
@@ -299,19 +324,44 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
-def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
-    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says.
+def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of an array, from the beginning of a file."""
+    import numpy as np
 
-    Without a limit nothing is decoded, and the array is empty.
-    """
+    version = np.lib.format.read_magic(file)
+    readers: dict[Any, Callable[[Any], Any]] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    shape, _, dtype = readers[version](file)
+    return tuple(shape), dtype
+
+
+def _nifti_header(stream: Any) -> tuple[Any, Any]:
+    """Kind of image and header, not checked, from the beginning of a file."""
+    from nibabel.nifti1 import Nifti1Image
+    from nibabel.nifti2 import Nifti2Image
+
+    head = stream.read(Nifti2Image.header_class.sizeof_hdr)
+    kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+    if kind is None:
+        raise ValueError("it is no NIfTI file")
+    return kind, kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+
+
+def _tiff(path: Path, limit: int) -> npt.NDArray[Any]:
+    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says."""
     import numpy as np
     import tifffile
+
+    from fairflare.data.geometry import tag_turn
+    from fairflare.data.orientation import turned
 
     with tifffile.TiffFile(path) as tiff:
         _check_pages(len(tiff.pages))
         page = tiff.pages.first
-        if limit is None:
-            return np.empty(0)
         _check(page.nbytes, limit)
         try:
             array = page.asarray()
@@ -323,10 +373,36 @@ def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
         alpha = sum(kind in ALPHA for kind in page.extrasamples)
         if alpha and array.ndim == 3:
             array = array[:, :, :-alpha]
-        turn = int(page.tags.valueof("Orientation", 1)) - 1
-    if turn >= len(TIFF_FLIPS):
-        array = array.swapaxes(0, 1)
-    return np.flip(array, TIFF_FLIPS[turn % len(TIFF_FLIPS)])
+        tag = page.tags.valueof("Orientation", None)
+    return turned(array, tag_turn(tag))
+
+
+def _tag_of(picture: Any) -> int | None:
+    """The orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
+    from PIL import Image
+
+    found = Image.Image.getexif(picture)  # that of PngImageFile decodes the pixels first
+    if picture.format == "PNG" and ORIENTATION not in found:  # it may stand behind them
+        at = picture.fp.tell()
+        picture.fp.seek(8)
+        while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":
+            picture.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
+        if head[4:] == b"eXIf":
+            found = Image.Exif()
+            found.load(picture.fp.read(int.from_bytes(head[:4], "big")))
+        picture.fp.seek(at)
+    tag = found.get(ORIENTATION)
+    return tag if isinstance(tag, int) else None
+
+
+def _tiff_head(path: Path) -> tuple[int, int, int | None]:
+    """Height, width and orientation tag as they are stored."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as tiff:
+        _check_pages(len(tiff.pages))
+        page = tiff.pages.first
+        return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
 
 
 def _check_pages(pages: int) -> None:

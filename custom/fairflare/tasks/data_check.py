@@ -21,7 +21,9 @@ from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.geometry import Misfit, by_kind, notes_of
 from fairflare.data.patients import on_both_sides
+from fairflare.data.reading import PLAIN, notes_on
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -115,6 +117,7 @@ class _Look:
     histogram: npt.NDArray[np.int64] | None = None
     features: npt.NDArray[np.floating] | None = None  # of a classification
     errors: list[DataError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of its place
 
 
 def check_sites(
@@ -181,6 +184,8 @@ class _Looker:
         self.seen: list[_Seen] = []
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
+        self._misfits: dict[str, tuple[str, Misfit]] = {}  # told together, a line a kind
+        self._notes: list[str] = []
 
     def look(self) -> Iterator[None]:
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
@@ -192,6 +197,10 @@ class _Looker:
                     self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
                     yield
                 self.finish(split)
+        for text in by_kind(self._misfits.values()):
+            self.say(text)
+        for text in notes_of(self._notes):
+            self.say(text, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
         """The image as it is in the file, and as the task gets it with its target."""
@@ -208,6 +217,7 @@ class _Looker:
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
             found.picture, found.target = flat_pair(*(one[0].numpy() for one in data.read(split, [0])))
             found.features = features_of(found.picture) if self.task.class_labels else None
+            found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
         except DataError as error:
             found.errors.append(error)
@@ -215,7 +225,12 @@ class _Looker:
 
     def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
         for error in found.errors:
-            self.say(_plain(self.report.site, error))
+            if error.misfit is None:
+                self.say(_plain(self.report.site, error))
+            else:
+                name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
+                self._misfits[name] = (name, error.misfit)
+        self._notes += found.notes
         if found.size is not None:
             self.report.sizes[found.size] += 1
         if found.size is None or found.picture is None or found.target is None or found.histogram is None:

@@ -109,6 +109,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         raise DataError(
             f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
         )
+    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None))
     problems: list[DataError] = []
     listed = load_datalist(
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",

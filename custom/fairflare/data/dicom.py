@@ -253,7 +253,14 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
     apart = {name: _text(head.get(name)) for name in FILES_APART}
     tilt, number = float(head.get("GantryDetectorTilt") or 0), head.get("InstanceNumber")
     offsets = head.get("GridFrameOffsetVector")
-    usual = Plane(f"'{path.name}'", number=None if number is None else int(number), tilt=tilt, alike=alike, apart=apart)
+    usual = Plane(
+        f"'{path.name}'",
+        number=None if number is None else int(number),
+        tilt=tilt,
+        modality=_text(head.get("Modality")),
+        alike=alike,
+        apart=apart,
+    )
     if not any(groups):  # of no functional groups
         top = replace(usual, **_place([head]))
         if frames == 1:

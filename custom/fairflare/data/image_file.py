@@ -275,7 +275,7 @@ class Dicom(ImageFile):
         several = frames > 1 or self.path.is_dir()
         shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
         said = () if found.affine is None else (("header", found.affine),)
-        of = ("series" if self.path.is_dir() else "frames") if said and frames > 1 else ""
+        of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
         grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
         return Facts(grid, frames if several else None, first.inverted, first.window, shape)
 

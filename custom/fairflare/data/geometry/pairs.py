@@ -118,16 +118,15 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         return _on_grid(image, mask)
     if image.statements or mask.statements:
         return _half_said(image, mask, drawn_on, orientation)
-    own, its = tag_turn(image.tag), tag_turn(mask.tag)
-    turn: Turn = PLAIN
-    if (image.tag is None) != (mask.tag is None) and (image.tag or mask.tag) != 1:
-        if drawn_on is None:
-            one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
-            value = f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing"
-            return Misfit("only one of image and mask says that it is turned", "", value, CHOOSE)
-        turn = _after(back(its), own) if drawn_on == "stored" else PLAIN
     note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
-    return _pixel_on_pixel(image, mask, Fit(turn, note=note))
+    upright = Fit(PLAIN, note=note)
+    if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
+        return _pixel_on_pixel(image, mask, upright)
+    stored = Fit(_after(back(tag_turn(mask.tag)), tag_turn(image.tag)))
+    one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
+    value = f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing"
+    misfit = Misfit("only one of image and mask says that it is turned", "", value, CHOOSE)
+    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
 
 
 def tag_turn(tag: int | None) -> Turn:
@@ -162,7 +161,7 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine | Mi
     if not np.isfinite(full).all() or not sides.all():
         value = f"its {name} has an axis without a length: {listed(sides)} mm"
         return Misfit("an affine without a size", "", value, ASK)
-    for axis in range(3):
+    for axis in (2, 0, 1):
         if shape[axis] == 1:
             continue
         own, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
@@ -304,17 +303,24 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
         return _pixel_on_pixel(
             image, mask, Fit(PLAIN, own, f"pixel on pixel, since the {other} says nothing of how it lies")
         )
+    turn = turn_of(affine, "canonical", slices)
+    turn = PLAIN if turn is None else turn
+    stored, upright = Fit(PLAIN, own), Fit(np.asarray(back(turn)) if said is image else turn, own)
     if image.of:
         value = f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end"
-        return Misfit("a mask of a DICOM volume without geometry", "", value, WITH_GEOMETRY)
-    if drawn_on is None:
-        value = f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing"
-        return Misfit("only one of image and mask says how it lies", "", value, f"{WITH_GEOMETRY}. Or: {CHOOSE}")
-    upright = turn_of(affine, "canonical", slices)
-    turn: Turn | None = PLAIN
-    if drawn_on == "upright":
-        turn = back(upright) if said is image else upright
-    return _pixel_on_pixel(image, mask, Fit(PLAIN if turn is None else turn, own))
+        misfit = Misfit("a mask of a DICOM volume without geometry", "", value, WITH_GEOMETRY)
+        return _as_drawn(image, mask, stored, upright, None, misfit)
+    value = f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing"
+    misfit = Misfit("only one of image and mask says how it lies", "", value, f"{WITH_GEOMETRY}. Or: {CHOOSE}")
+    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
+
+
+def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
+    """By what a site says of its masks; without its word the misfit, but sizes that go together in no way come first."""
+    found = {"stored": _pixel_on_pixel(image, mask, stored), "upright": _pixel_on_pixel(image, mask, upright)}
+    if drawn_on is not None:
+        return found[drawn_on]
+    return found["stored"] if all(isinstance(each, Misfit) for each in found.values()) else misfit
 
 
 def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:

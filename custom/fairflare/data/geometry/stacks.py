@@ -22,7 +22,9 @@ LOCALISER = 5.0  # degrees
 SEVERAL_SERIES, NO_ORDER, UNLIKE = "several series in one folder", "slices without an order", "slices that differ"
 NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes: the files may be images by themselves
 WHOLE_SERIES = "Fetch the whole series, or leave it out"
+UNTILTED = "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
 OWN_STACK = "Put each stack into a folder of its own"
+OWN_FILE = "Export each stack (echo, direction) as a file of its own, or leave it out"
 ONE_TIME = "Convert it with dcm2niix, then `nibabel.four_to_three` gives one file a time"
 
 
@@ -38,6 +40,7 @@ class Plane:
         decimals: digits behind the point of the position's text.
         number: InstanceNumber.
         tilt: GantryDetectorTilt, degrees. Nominal (PS3.3, C.8.2.1): used only where no position is said.
+        modality: such as ``"CT"``.
         alike: attributes that all planes of a stack share, in words.
         apart: attributes that tell planes at one place apart.
     """
@@ -49,6 +52,7 @@ class Plane:
     decimals: int = 0
     number: int | None = None
     tilt: float = 0.0
+    modality: str = ""
     alike: Mapping[str, str] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
 
@@ -153,7 +157,7 @@ def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
             place = f"{first.name} and {other.name}"
             value = f"{place} differ in {name}: {listed(own)} and {listed(its)}{scout}"
-            return Misfit(UNLIKE, place, value, OWN_STACK)
+            return Misfit(UNLIKE, place, value, OWN_STACK if what == "files" else OWN_FILE)
     return None
 
 
@@ -172,7 +176,8 @@ def _several(planes: Sequence[Plane], name: str, values: Sequence[str], two: tup
             if 0 < lie < len(planes)
             else f"its frames are {len(values)} stacks"
         )
-        return Misfit("frames of several stacks", "", f"{count}; they differ in {name} ({shown})", ONE_TIME)
+        value = f"{count}; they differ in {name} ({shown})"
+        return Misfit("frames of several stacks", "", value, _apart_by(name, what))
     place = f"{two[0].name} and {two[1].name}"
     value = f"{place} differ in {name}: {two[0].alike[name]} and {two[1].alike.get(name, 'nothing')}"
     return Misfit(UNLIKE, place, value, OWN_STACK)
@@ -243,7 +248,7 @@ def _uneven(
             f"its slices are stacked {tilt:.1f} degrees off their normal (tilted gantry): {step * cosine:.4g} mm from "
             f"plane to plane, {step:.4g} from place to place"
         )
-        remedy = "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
+        remedy = UNTILTED if planes[0].modality == "CT" else "Fetch the series as the scanner made it, or leave it out"
         return Misfit("slices stacked off their normal", "", value, remedy)
     beside = places - places[0] - np.arange(count)[:, None] * whole / (count - 1)
     beside = np.linalg.norm(beside - np.outer(beside @ grown, grown), axis=1)
@@ -269,4 +274,9 @@ def _twice(
         values = sorted({plane.apart.get(differ, "nothing") for plane in planes})
         why = f"they differ in {differ} ({', '.join(values[:SHOWN])}{', ...' if len(values) > SHOWN else ''})"
     value = f"{len(planes)} {what} lie at {len(planes) - len(twice)} places; {why}"
-    return Misfit("several slices at one place", place, value, ONE_TIME if what == "frames" else OWN_STACK)
+    return Misfit("several slices at one place", place, value, _apart_by(differ, what))
+
+
+def _apart_by(name: str | None, what: str) -> str:
+    """What takes stacks apart that differ in this attribute: of frames dcm2niix knows times alone."""
+    return OWN_STACK if what == "files" else ONE_TIME if name == "TemporalPositionIndex" else OWN_FILE

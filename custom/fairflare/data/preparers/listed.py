@@ -11,7 +11,7 @@ from typing import Any
 
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
-from fairflare.data.geometry import Misfit, by_kind, fit
+from fairflare.data.geometry import Misfit, by_kind, fit, notes_of
 from fairflare.data.image_file import image_file
 from fairflare.data.preparers.common import Item, file_name
 from fairflare.data.preparers.names import listing
@@ -242,8 +242,8 @@ def class_names(labels: Sequence[str], given: Sequence[str] | None = None) -> li
     return found
 
 
-def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> None:
-    """Opens the header of every file, and asks how each mask lies on its image.
+def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> list[str]:
+    """Opens the header of every file, and asks how each mask lies on its image; returns what is to be said of them.
 
     Raises:
         DataError: some are volumes (says what takes these), cannot be opened, or do not go together; a line a kind.
@@ -251,6 +251,7 @@ def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> None:
     bad: list[str] = []
     volumes: list[str] = []
     misfits: list[tuple[str, Misfit]] = []
+    notes: list[str] = []
     for item in items:
         grids = []
         for path in (path for path in (item.image, item.mask) if isinstance(path, Path)):
@@ -265,8 +266,13 @@ def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> None:
             if (facts.slices or 1) > 1:
                 volumes.append(f"'{path}' ({facts.slices} slices)")
             grids.append(facts.grid)
-        if len(grids) == 2 and isinstance(found := fit(grids[0], grids[1], drawn_on), Misfit):
-            misfits.append((f"'{item.mask}' of '{item.image}'", found))
+        notes += [grid.note for grid in grids]
+        if len(grids) == 2:
+            found = fit(grids[0], grids[1], drawn_on)
+            if isinstance(found, Misfit):
+                misfits.append((f"'{item.mask}' of '{item.image}'", found))
+            else:
+                notes.append(found.note)
     if volumes:
         raise DataError(f"{len(volumes)} file(s) are volumes, not pictures, such as {volumes[0]}; {VOLUMES}")
     if bad:
@@ -274,3 +280,4 @@ def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> None:
     if misfits:
         lines = "".join(f"\n- {line}" for line in by_kind(misfits))
         raise DataError(f"{len(misfits)} file(s) or pair(s) cannot be used:{lines}")
+    return notes_of(notes)

@@ -43,7 +43,7 @@ from fairflare.data.preparers.listed import (
 )
 from fairflare.data.preparers.options import ATTRIBUTES, COLUMNS, CSV, DRAWN_ON, GROUP, option, parse_pairs, words_of
 from fairflare.data.preparers.tables import Images
-from fairflare.data.preparers.writing import write_sites
+from fairflare.data.preparers.writing import Form, write_sites
 
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
 Pair = tuple[Path, Path]
@@ -99,8 +99,10 @@ def prepare_images(
         patient = row.get("patient") or patient_of(relative.as_posix(), by_site[site], site, relative)
         label = names.index(row["label"])
         items.append(listed_item(source, path, label, site=site, patient=patient, split=split, attributes=person))
-    check_pictures(items)
-    return write_pool(items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, **writing)
+    notes = check_pictures(items)
+    return write_pool(
+        items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, notes=notes, **writing
+    )
 
 
 def prepare_masks(
@@ -155,11 +157,11 @@ def prepare_masks(
             )
             for row, person in zip(rows, people, strict=True)
         ]  # fmt: skip
-    check_pictures(items, mask_drawn_on)
+    notes = check_pictures(items, mask_drawn_on)
     settings: dict[str, Any] = {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
     if mask_values:
         settings["mask_values"] = {value: int(label) for value, label in mask_values.items()}
-    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared}
+    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "notes": notes}
     return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
 
 
@@ -191,9 +193,9 @@ def prepare_folders(
         name: list(folder_items(name, Path(images), Path(masks), by_site[name]))
         for name, (images, masks) in sites.items()
     }
-    check_pictures((item for own in items.values() for item in own), mask_drawn_on)
+    notes = check_pictures((item for own in items.values() for item in own), mask_drawn_on)
     settings = None if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
-    return write_sites(items, out_dir, settings, **writing)
+    return write_sites(items, out_dir, settings, Form(notes=notes), **writing)
 
 
 def folder_items(site: str, images: Path, masks: Path, group: str | None = None) -> Iterator[Item]:

@@ -18,7 +18,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.geometry import DrawnOn, Fit, Misfit, by_kind, codes_of, fit, notes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
-from fairflare.data.orientation import PLAIN, Turn, turn_of, turned
+from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, write_pool
 from fairflare.data.preparers.layouts import Case, Tree, listed, pairs, trees_of
 from fairflare.data.preparers.listed import Groups, class_names, groups_by_site, patient_of, person_in_header
@@ -247,13 +247,9 @@ def look_at(
         () if labels is None else tuple(np.unique(labels).tolist()),
         kept,
         empty,
-        plane is None or np.array_equal(_or_plain(turn), _or_plain(turn_of(affine, "canonical", facts.shape[2]))),
+        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
         (facts.grid.note, "" if found is None else found.note),
     )
-
-
-def _or_plain(turn: Turn | None) -> Turn:
-    return PLAIN if turn is None else turn
 
 
 def labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:

@@ -295,18 +295,19 @@ def _named(image: Grid, mask: Grid) -> Misfit:
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
     """Of image and mask only one says how it lies."""
     said, other = (image, "mask") if image.statements else (mask, "image")
-    affine, slices = said.affine, said.shape[2]
-    asked = orientation if said is image else "canonical"
-    shown = turn_of(affine, asked, 1)
+    try:
+        affine, slices = said.affine, said.shape[2]
+    except Misfit as misfit:
+        return misfit
+    shown = turn_of(affine, orientation if said is image else "canonical", 1)
     own = affine if said is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
-        return _pixel_on_pixel(
-            image, mask, Fit(PLAIN, own, f"pixel on pixel, since the {other} says nothing of how it lies")
-        )
+        note = f"pixel on pixel, since the {other} says nothing of how it lies"
+        return _pixel_on_pixel(image, mask, Fit(PLAIN, own, note))
     turn = turn_of(affine, "canonical", slices)
     turn = PLAIN if turn is None else turn
     stored, upright = Fit(PLAIN, own), Fit(np.asarray(back(turn)) if said is image else turn, own)
-    if image.of:
+    if said.of:
         value = f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end"
         misfit = Misfit("a mask of a DICOM volume without geometry", "", value, WITH_GEOMETRY)
         return _as_drawn(image, mask, stored, upright, None, misfit)
@@ -316,7 +317,7 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
 
 
 def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
-    """By what a site says of its masks; without its word the misfit, but sizes that go together in no way come first."""
+    """By what a site says of its masks; without it the misfit, but sizes that go together in no way come first."""
     found = {"stored": _pixel_on_pixel(image, mask, stored), "upright": _pixel_on_pixel(image, mask, upright)}
     if drawn_on is not None:
         return found[drawn_on]

@@ -325,7 +325,10 @@ def test_21_two_forms_that_differ() -> None:
     assert [name for name, _ in same.statements] == ["sform"]
     near = s.copy()
     near[0, 3] += 0.3  # more than a tenth of a voxel, along the same axes
-    np.testing.assert_allclose(nifti_grid(header((5, 4, 3), s, near)).affine, s[:, [1, 0, 2, 3]])  # type: ignore[arg-type]
+    two_places = nifti_grid(header((5, 4, 3), s, near))
+    np.testing.assert_allclose(two_places.affine, s[:, [1, 0, 2, 3]])  # type: ignore[arg-type]
+    assert "the sform is read" in two_places.note
+    assert not same.note
 
 
 def test_22_axes_of_one_behind_the_third() -> None:
@@ -516,6 +519,8 @@ def test_frames_of_reference_and_postures() -> None:
     left, right = (Grid((4, 5, 1), posture=posture) for posture in ("L\\F", "R\\F"))
     refused(fit(left, right), "its PatientOrientation is R\\F, the image's L\\F")
     assert isinstance(fit(left, Grid((4, 5, 1))), Fit)
+    one, other = (Grid((4, 5, 6), SIX.statements, posture=posture) for posture in ("L\\F", "R\\F"))
+    assert isinstance(fit(one, other), Fit)  # places say more
 
 
 # --- words ------------------------------------------------------------------------------------------------

@@ -576,6 +576,10 @@ def test_check_data_says_a_kind_once(tmp_path: Path) -> None:
     assert said.count("it is shifted by (0, 0, 50) mm") == 3
     assert "and 2 more. Have the mask written anew" in said
     assert "1 problem(s)" in said
+    for number in range(7):  # the remedy: the mask is written anew on this very image
+        mask_of(tmp_path / f"i{number}", tmp_path / f"m{number}.nii.gz")
+    result = CliRunner().invoke(app, ["check-data", str(tmp_path), "--set", "image_size=[32,32]"])
+    assert result.exit_code == 0, result.output
 
 
 def test_predict_leaves_a_broken_series_out_with_the_reason(tmp_path: Path) -> None:

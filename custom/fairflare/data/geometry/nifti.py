@@ -61,8 +61,10 @@ def nifti_grid(header: Any) -> Grid:
         said.append((name, full))
     if len(said) > 1 and together(said[0][1], said[1][1], shape):
         said = said[:1]
-    note = f"voxels are given in {unit}; they are read in mm" if found and factor != 1 else ""
-    return Grid(shape, tuple(said), note=note)
+    notes = [f"voxels are given in {unit}; they are read in mm"] if found and factor != 1 else []
+    if len(said) > 1:
+        notes.append("qform and sform differ: the sform is read, unless the mask fits the qform alone")
+    return Grid(shape, tuple(said), note="; ".join(notes))
 
 
 def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:

@@ -111,11 +111,11 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
     if image.frame and mask.frame and image.frame != mask.frame:
         value = f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared"
         return Misfit("image and mask have different frames of reference", "", value, ANEW)
+    if image.statements and mask.statements:
+        return _on_grid(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
         value = f"its PatientOrientation is {mask.posture}, the image's {image.posture}"
         return Misfit("image and mask differ in PatientOrientation", "", value, ANEW)
-    if image.statements and mask.statements:
-        return _on_grid(image, mask)
     if image.statements or mask.statements:
         return _half_said(image, mask, drawn_on, orientation)
     note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
@@ -184,20 +184,15 @@ def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
 def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
     """By the affines of both, all that they say tried: at most two each."""
     fitting: list[tuple[Fit, str]] = []
-    for (own, a), (its, b) in product(image.statements, mask.statements):
-        a, b = _full(a, image.shape), _full(b, mask.shape)
+    for (own, said), (its, other) in product(image.statements, mask.statements):
+        a, b = _full(said, image.shape), _full(other, mask.shape)
         turn = _axes_of(a, b)
         if not _shape_fits(image.shape, mask.shape, turn):
             continue
         apart, side = _apart(a, b, turn, image.shape, mask.shape), float(np.linalg.norm(a[:3, :3], axis=0).min())
-        if apart <= TOGETHER * side or apart <= NEAR * side * (1 - 1e-6):
-            far = (
-                f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
-                if apart > TOGETHER * side
-                else ""
-            )
-            affine = next(each for name, each in image.statements if name == own)
-            fitting.append((Fit(turn, affine, far), f"{own} and {its}"))
+        if apart <= NEAR * side * (1 - 1e-6):
+            far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
+            fitting.append((Fit(turn, said, far if apart > TOGETHER * side else ""), f"{own} and {its}"))
     if not fitting:
         return _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
@@ -297,8 +292,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
     said, other = (image, "mask") if image.statements else (mask, "image")
     try:
         affine, slices = said.affine, said.shape[2]
-    except Misfit as misfit:
-        return misfit
+    except Misfit as two_forms:
+        return two_forms
     shown = turn_of(affine, orientation if said is image else "canonical", 1)
     own = affine if said is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):

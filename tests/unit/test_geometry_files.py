@@ -35,6 +35,7 @@ WAYS: dict[str, list[float]] = {
     "axial": [1, 0, 0, 0, 1, 0],
     "coronal": [1, 0, 0, 0, 0, -1],
     "sagittal": [0, 1, 0, 0, 0, -1],
+    "lying": [0, -1, 0, 1, 0, 0],  # axial, rows and columns exchanged: to be turned before anybody looks at it
     "oblique": [0.939692621, 0.342020143, 0, -0.296198133, 0.813797681, 0.5],
 }
 ROWS, COLUMNS, SLICES = 6, 7, 5
@@ -108,7 +109,7 @@ def enhanced(path: Path, volume: np.ndarray, places: Any, across: Any, each: Any
     frames = np.ascontiguousarray(np.moveaxis(volume, 2, 0))
     return dicom(
         path, frames, SharedFunctionalGroupsSequence=Items([shared]), PerFrameFunctionalGroupsSequence=Items(own),
-        SOPClassUID="1.2.840.10008.5.1.4.1.1.4.1",
+        SOPClassUID="1.2.840.10008.5.1.4.1.1.4.1", PatientID=path.parent.name,
     )  # fmt: skip
 
 
@@ -191,7 +192,9 @@ def sites_of(root: Path, kind: str) -> tuple[Path, Path]:
     """Images and masks of all ways and orders."""
     for way, order in itertools.product(WAYS, ORDERS[:2]):
         place = root / "images" / f"{way}-{order}"
-        image = scanned(place, way, kind, order, volume=distinct(way, order))
+        volume = distinct(way, order)
+        volume[4:], volume[:, 5:], volume[:, :, 3:] = 0, 0, 0  # not every slice has a label
+        image = scanned(place, way, kind, order, volume=volume)
         mask_of(image, root / "masks" / f"{way}-{order}.nii.gz")
         if kind == "nifti":
             image.rename(root / "images" / f"{way}-{order}.nii.gz")
@@ -207,14 +210,15 @@ def distinct(way: str, order: str) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2, (ROWS, COLUMNS, SLICES)).astype(np.int16) * 1000
 
 
-@pytest.mark.parametrize("kind", ["series", "nifti"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plane", [None, "axial", "sagittal"])
 def test_prepared_volumes_agree(tmp_path: Path, kind: str, plane: Any) -> None:
     images, masks = sites_of(tmp_path, kind)
     written = prepare_volumes(tmp_path / "out", folders={"a": (images, masks)}, slices=plane)
     found = load_datalist(written["a"], site="a")
     samples = [sample for split in SPLITS for sample in found.splits[split]]
-    assert len({sample.image for sample in samples}) == 8
+    assert len({sample.image for sample in samples}) == 2 * len(WAYS)
+    numbers: dict[Path, list[int]] = {}
     for sample in samples:
         if plane is None:
             whole = read_whole(sample, masked=True, site="a", split="test", how=EXACT)
@@ -223,7 +227,10 @@ def test_prepared_volumes_agree(tmp_path: Path, kind: str, plane: Any) -> None:
             how = Reading(orientation=plane, intensity="range")
             seen, label = read_pair(sample, site="a", split="test", how=how)
             np.testing.assert_array_equal(label, seen[:, :, 0] > 0.5)
-            assert label.any()  # slices without a label are left out, by their numbers on the image
+            numbers.setdefault(sample.label, []).append(sample.slice or 0)  # type: ignore[arg-type]
+    for mask, listed in numbers.items():  # those that have a label, from the feet or from the right
+        seen = sitk.GetArrayFromImage(sitk.DICOMOrient(sitk.ReadImage(str(mask)), "LPS"))
+        assert sorted(listed) == np.flatnonzero(seen.any(axis=(1, 2) if plane == "axial" else (0, 1))).tolist()
 
 
 def test_a_dicom_series_is_a_mask_too(tmp_path: Path) -> None:
@@ -250,10 +257,14 @@ def test_a_predicted_mask_lies_on_its_image(tmp_path: Path, way: str, kind: str,
     seen = [read_image(Sample(image, 0, k), site="a", split="test", how=EXACT)[:, :, 0] > 0.5 for k in range(SLICES)]
     path = tmp_path / "m_mask.nii.gz"
     write_mask(path, np.stack(seen, axis=2).astype(np.uint8), image, turn)
-    itk, mask = by_itk(image), sitk.ReadImage(str(path))
-    placed = sitk.Resample(mask, itk, sitk.Transform(), sitk.sitkNearestNeighbor, 9)
-    np.testing.assert_array_equal(sitk.GetArrayFromImage(placed), sitk.GetArrayFromImage(itk) > 500)
-    agrees(image, path)
+    whole = read_whole(Sample(image, 0), masked=False, site="a", split="test", how=EXACT).image
+    write_mask(tmp_path / "whole_mask.nii.gz", (whole > 0.5).astype(np.uint8), image)  # of a task on volumes
+    itk = by_itk(image)
+    for made in (path, tmp_path / "whole_mask.nii.gz"):
+        mask = sitk.ReadImage(str(made))
+        placed = sitk.Resample(mask, itk, sitk.Transform(), sitk.sitkNearestNeighbor, 9)
+        np.testing.assert_array_equal(sitk.GetArrayFromImage(placed), sitk.GetArrayFromImage(itk) > 500)
+        agrees(image, made)
     written: Any = nibabel.load(path)
     # By nibabel: each voxel of the mask, and what DICOM says there (LPS), looked up by hand.
     values = np.asarray(written.dataobj)

@@ -24,6 +24,7 @@ ANEW = (
     "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
     "SimpleITK)"
 )
+REDRAWN = "Take the mask that was drawn on this very image, in its own size"
 RESAMPLE = "`sitk.Resample(mask, image, sitk.Transform(), sitk.sitkNearestNeighbor)`"
 WITH_GEOMETRY = (
     "Write the mask with its geometry in the program that made the array: `mask.CopyInformation(image)` (SimpleITK), "
@@ -325,7 +326,9 @@ def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
     flat = image.shape[2] == mask.shape[2] == 1
     sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
     unit = "(width x height)" if flat else "voxels (rows, columns, slices)"
-    return Misfit("image and mask differ in size", "", f"it is {sizes[0]} {unit}, its image {sizes[1]}", ANEW)
+    return Misfit(
+        "image and mask differ in size", "", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
+    )
 
 
 def _after(first: Turn | None, second: Turn) -> Turn:

@@ -140,47 +140,47 @@ def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
     """The first attribute that differs and must not."""
     first = planes[0]
     for name in first.alike:
-        values = list(dict.fromkeys(plane.alike[name] for plane in planes if plane.alike.get(name)))
-        if len(values) > 1:
-            first, other = (next(plane for plane in planes if plane.alike.get(name) == value) for value in values[:2])
-            return _several(planes, name, values, (first, other), what)
-    for other in planes[1:]:
-        near = LENGTH * max(first.spacing or (1.0,))
-        for name, said, apart in (("ImageOrientationPatient", "across", DIRECTION), ("PixelSpacing", "spacing", near)):
-            own, its = getattr(first, said), getattr(other, said)
-            if own is None or its is None or np.abs(np.subtract(own, its)).max() <= apart:
-                continue
+        told = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
+        if len(told) > 1:
+            return _several(planes, name, told, what)
+    near = LENGTH * max(first.spacing or (1.0,))
+    for name, said, apart in (("ImageOrientationPatient", "across", DIRECTION), ("PixelSpacing", "spacing", near)):
+        known = [plane for plane in planes if getattr(plane, said) is not None]
+        values = np.array([getattr(plane, said) for plane in known or [first]], np.float64).reshape(len(known) or 1, -1)
+        odd = np.flatnonzero(np.abs(values - values[0]).max(axis=1) > apart)
+        if odd.size:
+            own, its = values[0].tolist(), values[odd[0]].tolist()
             scout = ""
             if said == "across":
                 cosine = abs(float(_directions(own)[2] @ _directions(its)[2]))
                 angle = math.degrees(math.acos(min(cosine, 1.0)))
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
-            place = f"{first.name} and {other.name}"
+            place = f"{known[0].name} and {known[odd[0]].name}"
             value = f"{place} differ in {name}: {listed(own)} and {listed(its)}{scout}"
             return Misfit(UNLIKE, place, value, OWN_STACK if what == "files" else OWN_FILE)
     return None
 
 
-def _several(planes: Sequence[Plane], name: str, values: Sequence[str], two: tuple[Plane, Plane], what: str) -> Misfit:
-    shown = ", ".join(sorted(values)[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
+def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what: str) -> Misfit:
+    """Planes with several values of an attribute that a stack has one of; ``told``: the first plane of each."""
+    values = sorted(told)
     if name == "SeriesInstanceUID":
-        value, remedy = (
-            f"the folder holds {len(values)} DICOM series",
-            "Give each a folder of its own, or name one file",
-        )
-        return Misfit(SEVERAL_SERIES, "", value, remedy)
+        value = f"the folder holds {len(values)} DICOM series"
+        return Misfit(SEVERAL_SERIES, "", value, "Give each a folder of its own, or name one file")
     if what == "frames":
         lie = len({tuple(np.round(plane.position, 3)) for plane in planes if plane.position is not None})
-        count = (
-            f"{len(planes)} frames lie at {lie} places"
-            if 0 < lie < len(planes)
-            else f"its frames are {len(values)} stacks"
-        )
-        value = f"{count}; they differ in {name} ({shown})"
+        count = f"{len(planes)} frames lie at {lie} places"
+        count = count if 0 < lie < len(planes) else f"its frames are {len(values)} stacks"
+        value = f"{count}; they differ in {name} ({_shortly(values)})"
         return Misfit("frames of several stacks", "", value, _apart_by(name, what))
-    place = f"{two[0].name} and {two[1].name}"
-    value = f"{place} differ in {name}: {two[0].alike[name]} and {two[1].alike.get(name, 'nothing')}"
+    one, other = sorted(told.values(), key=planes.index)[:2]
+    place = f"{one.name} and {other.name}"
+    value = f"{place} differ in {name}: {one.alike[name]} and {other.alike[name]}"
     return Misfit(UNLIKE, place, value, OWN_STACK)
+
+
+def _shortly(values: Sequence[str]) -> str:
+    return ", ".join(values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
 
 
 def _unplaced(planes: Sequence[Plane], what: str) -> Stack | Misfit:
@@ -272,7 +272,7 @@ def _twice(
     why = f"the first are {place}"
     if differ is not None:
         values = sorted({plane.apart.get(differ, "nothing") for plane in planes})
-        why = f"they differ in {differ} ({', '.join(values[:SHOWN])}{', ...' if len(values) > SHOWN else ''})"
+        why = f"they differ in {differ} ({_shortly(values)})"
     value = f"{len(planes)} {what} lie at {len(planes) - len(twice)} places; {why}"
     return Misfit("several slices at one place", place, value, _apart_by(differ, what))
 

@@ -201,7 +201,10 @@ def test_what_a_models_file_says(segmented: Path, classified: Path) -> None:
 
 
 def oblique() -> np.ndarray:
-    return np.array([[0.0, -0.7, 0.1, 5], [0.6, 0.0, 0.2, -8], [0.1, 0.1, 3.0, 40], [0, 0, 0, 1]])
+    found = np.array([[0.0, -0.7, 0.1, 5], [0.6, 0.0, 0.2, -8], [0.1, 0.1, 3.0, 40], [0, 0, 0, 1]])
+    axes, upper = np.linalg.qr(found[:3, :3])
+    found[:3, :3] = axes * np.sign(np.diag(upper)) * [0.6, 0.7, 3.0]  # at right angles
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from fairflare.data.dicom import Window
+    from fairflare.data.geometry import Grid
 
 TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
@@ -36,11 +37,11 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
-TIFF_FLIPS: tuple[tuple[int, ...], ...] = ((), (1,), (0, 1), (0,))  # by the orientation tag; 5 to 8 are transposed
 PHOTOMETRIC, SUB_PAGES = 262, 330  # tags of TIFF
 INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
 BY_PALETTE = "its palette's indices are the labels"
 PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
+ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
 
 
@@ -82,11 +83,11 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a header says besides the array's size.
+    """What a header says besides the values.
 
     Attributes:
+        grid: how the array lies.
         slices: how many the file holds; None: it is one picture.
-        affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
         inverted: the lowest value is white.
         windows: the first that the header has, of each slice or of all.
         padded: where the array is NaN there is no picture.
@@ -94,13 +95,18 @@ class Facts:
         shape: of the decoded array, of volumes.
     """
 
+    grid: Grid
     slices: int | None = None
-    affine: npt.NDArray[Any] | None = None
     inverted: bool = False
     windows: tuple[Window | None, ...] = (None,)
     padded: bool = False
     eight_bits: bool = False
     shape: tuple[int, ...] = ()
+
+    @property
+    def affine(self) -> npt.NDArray[Any] | None:
+        """See :attr:`Grid.affine`."""
+        return self.grid.affine
 
 
 @dataclass(frozen=True)
@@ -137,20 +143,21 @@ class ImageFile(ABC):
             OSError: it cannot be opened.
         """
 
+    @abstractmethod
     def facts(self) -> Facts:
-        """What the header says besides; of a file that could be decoded."""
-        return Facts()
+        """What the header says besides; nothing is decoded.
+
+        Raises:
+            Misfit: its slices are no stack, or it says of its place what cannot be.
+            ValueError: it is none.
+        """
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         """Return what is made of the file's values, or of what it holds besides, in words that are the same for all."""
         return ()
 
     def look(self) -> Facts:
-        """The same of a file that nobody decoded: opens it, and reads its header alone.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """The same of a file that nobody decoded."""
         return self.facts()
 
 
@@ -160,7 +167,9 @@ class Picture(ImageFile):
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
         from PIL.ImageMode import getmode
-        from PIL.ImageOps import exif_transpose
+
+        from fairflare.data.geometry import tag_turn
+        from fairflare.data.orientation import turned
 
         with self.opened() as picture:
             if picture is None:
@@ -171,8 +180,8 @@ class Picture(ImageFile):
             sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
             reduced = _is_reduced(picture)  # once decoded nobody knows
+            tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
             with reading_as("picture"):
-                exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
                 # A palette's indices say all that its transparency says.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
                 array = np.asarray(_in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
@@ -180,7 +189,8 @@ class Picture(ImageFile):
                 _check_opaque(clear, array, is_mask)
             if is_mask:
                 _check_mask(picture, array, reduced)
-            return _white_high(array) if _min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+            array = _white_high(array) if _min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+            return turned(array, tag_turn(tag))  # what a camera wrote about how it was held
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         with self.opened() as picture:
@@ -197,11 +207,22 @@ class Picture(ImageFile):
             }
             return tuple(note for note, true in said.items() if true)
 
-    def look(self) -> Facts:
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid, tag_turn
+
         with self.opened() as picture:
             if picture is None:
-                _tiff(self.path, None, False)
-        return Facts()
+                height, width, tag = _tiff_head(self.path)
+            else:
+                height, width, tag = picture.height, picture.width, _tag_of(picture)
+                stored: Any = getattr(picture, "tag_v2", None)  # of a TIFF: Pillow 13 gives the turned size
+                if stored is not None:
+                    height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
+        strange = tag is not None and tag not in range(1, 9)
+        note = "an orientation tag that is none of 1 to 8 counts as 1" if strange else ""
+        tag = 1 if strange else tag
+        sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
+        return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
     @contextmanager
     def opened(self) -> Iterator[Image.Image | None]:
@@ -239,23 +260,22 @@ class Array(ImageFile):
         import numpy as np
 
         with self.path.open("rb") as file:
-            with reading_as(".npy file"):
-                version = np.lib.format.read_magic(file)
-            readers: dict[Any, Callable[[Any], Any]] = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }
-            if version not in readers:
-                raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
-            with reading_as(".npy file"):
-                shape, _, dtype = readers[version](file)
-            if dtype.hasobject:
-                raise ValueError("it holds Python objects, not numbers")
+            shape, dtype = _npy_header(file)
             size = _count(shape) * dtype.itemsize
             _check(size, limit)
             _check_length(file.tell() + size, self.path.stat().st_size)
         with reading_as(".npy file"):
             return np.load(self.path, allow_pickle=False)
+
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid
+
+        with self.path.open("rb") as file:
+            shape, _ = _npy_header(file)
+        plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # channels first
+        slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
+        rows, columns = (*plane, 1, 1)[:2]
+        return Facts(Grid((rows, columns, slices)), shape=shape)
 
 
 class Volume(ImageFile):
@@ -267,48 +287,45 @@ class Volume(ImageFile):
         # From one stream, so that a compressed file is unpacked once, and no further than its header says.
         import numpy as np
         from nibabel.fileholders import FileHolder
-        from nibabel.nifti1 import Nifti1Image
-        from nibabel.nifti2 import Nifti2Image
 
-        packed = suffix_of(self.path) == ".nii.gz"
-        with gzip.open(self.path, "rb") if packed else self.path.open("rb") as stream:
+        from fairflare.data.geometry import three_axes
+
+        with self.opened() as stream:
+            kind, header = _nifti_header(stream)
+            axes = three_axes(header.get_data_shape())
             with reading_as("NIfTI file"):
-                head = stream.read(Nifti2Image.header_class.sizeof_hdr)
-            kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
-            if kind is None:
-                raise ValueError("it is no NIfTI file")
-            with reading_as("NIfTI file"):
-                header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-                offset, shape = int(header["vox_offset"]), header.get_data_shape()
-                item, slope = header.get_data_dtype().itemsize, header.get_slope_inter()
-            values = _count(shape)
+                offset, item, slope = (
+                    int(header["vox_offset"]),
+                    header.get_data_dtype().itemsize,
+                    header.get_slope_inter(),
+                )
+            values = _count(header.get_data_shape())
             stored = values * item
             scaled = slope not in ((None, None), (1.0, 0.0))
             # nibabel reads what lies before the volume too.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
-            if not packed:
+            if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             with reading_as("NIfTI file"):
                 image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
-                array = np.asanyarray(image.dataobj)
+                array = np.asanyarray(image.dataobj).reshape(axes)
                 stream.seek(offset + stored)
                 more = stream.read(1)  # at its end gzip compares the checksum as well
             if more:
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
-        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
+        return array.swapaxes(0, 1)  # rows first, as in pictures
+
+    def opened(self) -> Any:
+        """The unpacked bytes of the file."""
+        return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
-        import nibabel
-        import numpy as np
+        from fairflare.data.geometry import nifti_grid, three_axes
 
-        with reading_as("NIfTI file"):
-            image: Any = nibabel.load(self.path)
-        if isinstance(image, nibabel.Cifti2Image):
-            raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
-        said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
-        affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
-        shape = (*image.shape[1::-1], *image.shape[2:])
-        return Facts(shape[2] if len(shape) == 3 else None, affine, shape=shape)
+        with self.opened() as stream:
+            header = _nifti_header(stream)[1]
+        grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
+        return Facts(grid, grid.shape[2] if len(axes) == 3 else None, shape=grid.shape[: len(axes)])
 
 
 class Dicom(ImageFile):
@@ -326,17 +343,20 @@ class Dicom(ImageFile):
 
     def facts(self) -> Facts:
         from fairflare.data import dicom
+        from fairflare.data.geometry import Grid
 
         pictures = dicom.headers(self.path)
-        first = pictures[0]
+        first, found = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
         shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
-        affine = dicom.affine_of(pictures)
+        said = () if found.affine is None else (("header", found.affine),)
+        of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
+        grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
         windows = tuple(window for picture in pictures for window in picture.windows)
         return Facts(
+            grid,
             frames if several else None,
-            affine,
             first.inverted,
             windows,
             any(picture.padding is not None for picture in pictures),
@@ -394,13 +414,45 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
-def _tiff(path: Path, limit: int | None, is_mask: bool) -> npt.NDArray[Any]:
-    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says.
+def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of an array, from the beginning of a file."""
+    import numpy as np
 
-    Without a limit nothing is decoded, and the array is empty.
-    """
+    with reading_as(".npy file"):
+        version = np.lib.format.read_magic(file)
+    readers: dict[Any, Callable[[Any], Any]] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    with reading_as(".npy file"):
+        shape, _, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, not numbers")
+    return tuple(shape), dtype
+
+
+def _nifti_header(stream: Any) -> tuple[Any, Any]:
+    """Kind of image and header, not checked, from the beginning of a file."""
+    from nibabel.nifti1 import Nifti1Image
+    from nibabel.nifti2 import Nifti2Image
+
+    with reading_as("NIfTI file"):
+        head = stream.read(Nifti2Image.header_class.sizeof_hdr)
+    kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+    if kind is None:
+        raise ValueError("it is no NIfTI file")
+    return kind, kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+
+
+def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
+    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says."""
     import numpy as np
     import tifffile
+
+    from fairflare.data.geometry import tag_turn
+    from fairflare.data.orientation import turned
 
     with ExitStack() as files:
         with reading_as("TIFF"):
@@ -414,8 +466,6 @@ def _tiff(path: Path, limit: int | None, is_mask: bool) -> npt.NDArray[Any]:
         ):
             said = str(getattr(page.photometric, "name", page.photometric))
             raise ValueError(f"its values are stored as {said} (PhotometricInterpretation); save it as grey or RGB")
-        if limit is None:
-            return np.empty(0)
         _check(page.nbytes, limit)
         try:
             array = page.asarray()
@@ -429,11 +479,36 @@ def _tiff(path: Path, limit: int | None, is_mask: bool) -> npt.NDArray[Any]:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
             full = np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1
             _check_opaque(full - over, array, is_mask)
-        turn = int(page.tags.valueof("Orientation", 1)) - 1
-    array = _white_high(array) if white_low else array
-    if turn >= len(TIFF_FLIPS):
-        array = array.swapaxes(0, 1)
-    return np.flip(array, TIFF_FLIPS[turn % len(TIFF_FLIPS)])
+        tag = page.tags.valueof("Orientation", None)
+    return turned(_white_high(array) if white_low else array, tag_turn(tag))
+
+
+def _tag_of(picture: Any) -> int | None:
+    """The orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
+    from PIL import Image
+
+    found = Image.Image.getexif(picture)  # that of PngImageFile decodes the pixels first
+    if picture.format == "PNG" and ORIENTATION not in found:  # it may stand behind them
+        at = picture.fp.tell()
+        picture.fp.seek(8)
+        while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":
+            picture.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
+        if head[4:] == b"eXIf":
+            found = Image.Exif()
+            found.load(picture.fp.read(int.from_bytes(head[:4], "big")))
+        picture.fp.seek(at)
+    tag = found.get(ORIENTATION)
+    return tag if isinstance(tag, int) else None
+
+
+def _tiff_head(path: Path) -> tuple[int, int, int | None]:
+    """Height, width and orientation tag as they are stored."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as tiff:
+        _check_pages(len(tiff.pages))
+        page = tiff.pages.first
+        return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
 
 
 def _smaller(tag: Any) -> int:

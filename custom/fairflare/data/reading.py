@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +17,7 @@ from fairflare.base.checks import few
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
+from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit
 from fairflare.data.image_file import (
     BY_PALETTE,
     MAX_IMAGE_BYTES,
@@ -26,11 +29,10 @@ from fairflare.data.image_file import (
     kind_of,
 )
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
-from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
+from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
 NAMES_SHOWN = 3
 COLOURS_SHOWN = 5  # of a mask that is refused for them
-HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,14 @@ class Reading:
         intensity: what becomes 0 and 1; see :mod:`fairflare.data.intensity`.
         window: centre and width for ``"window"``; ``None``: those of the DICOM header.
         kept: decoded volumes on the site's disk.
+        drawn_on: how masks lie on images where only one of both says so; see :func:`fairflare.data.geometry.fit`.
     """
 
     orientation: Orientation = "canonical"
     intensity: Intensity = "auto"
     window: tuple[float, float] | None = None
     kept: DecodedVolumes | None = field(default=None, compare=False)
+    drawn_on: DrawnOn | None = None
 
     def in_words(self) -> str:
         """What is done with grey values."""
@@ -102,7 +106,14 @@ def read_image(
     Raises:
         DataError: the file is larger, damaged, or holds no image.
     """
-    return _image(_open(sample.image, "image", site, split, max_bytes, how), sample.slice, max_bytes, how)
+    where = (site, split, max_bytes, how)
+    try:
+        opened = _open(sample.image, "image", *where)
+    except DataError as error:
+        if error.misfit is None or error.misfit.cause != TWO_FORMS or isinstance(sample.label, int):
+            raise
+        opened = open_pair(sample, *where)[0]  # the mask tells which form is meant
+    return _image(opened, sample.slice, max_bytes, how)
 
 
 def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
@@ -207,13 +218,12 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
-    file = _mask_file(sample, site, split)
-    return _mask(_open(file, "mask", site, split, max_bytes, how), sample.slice)
+    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_pair`."""
+    return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
 
 def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
-    array = opened.plane(number)
+    array = opened.plane(None if opened.slices is None else number)  # the mask of one slice may be a picture
     if array.ndim == 3:
         if array.shape[2] != 1 and (array != array[:, :, :1]).any():
             colours, counts = np.unique(array.reshape(-1, array.shape[2]), axis=0, return_counts=True)
@@ -246,20 +256,50 @@ def _mask_file(sample: Sample, site: str, split: str) -> Path:
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Image and mask of ``sample``, checked to be of one size, and to lie the same way."""
-    opened = _open(sample.image, "image", site, split, max_bytes, how)
-    image = _image(opened, sample.slice, max_bytes, how)
-    labels = _open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how)
-    mask = _mask(labels, sample.slice)
-    if image.shape[:2] != mask.shape:
+    """Image and mask of ``sample``; the mask lies on the image, whichever way both are stored."""
+    image, mask = open_pair(sample, site, split, max_bytes, how)
+    return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
+
+
+def open_pair(
+    sample: Sample, site: str, split: str, limit: int, how: Reading, *, masks_only: bool = False
+) -> tuple[_Opened, _Opened]:
+    """Image and mask of a sample, both with the axes of the image.
+
+    Args:
+        sample, site, split, limit, how: as of :func:`read_pair`.
+        masks_only: the image is not decoded.
+
+    Raises:
+        DataError: one cannot be read, or they do not lie on each other.
+    """
+    file = _mask_file(sample, site, split)
+    image = _open(sample.image, "image", site, split, limit, how, alone=False, decoded=not masks_only)
+    mask = _open(file, "mask", site, split, limit, how, alone=False)
+    found = fit(image.facts.grid, mask.facts.grid, how.drawn_on, how.orientation)
+    if isinstance(found, Misfit):
         raise DataError(
-            f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
-            f"{_size(mask.shape)} (split '{split}'); they must have the same size",
-            f"site '{site}': an image of split '{split}' and its mask differ in size",
+            f"site '{site}': mask '{file}' of '{sample.image}' (split '{split}'): {found}",
+            f"site '{site}': an image of split '{split}' and its mask do not go together: {found.cause}",
+            f"its mask '{file.name}': {found}",
+            found,
         )
-    if how.orientation != "stored":
-        _check_way(opened, labels)
-    return image, mask
+    with _said_of(sample.image, "image", site, split):
+        turn = turn_of(found.affine, how.orientation, image.facts.slices or 1)
+    slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
+    brought = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
+    facts = replace(mask.facts, slices=slices)
+    return replace(image, turn=turn, fit=found), replace(mask, array=brought, facts=facts, turn=turn)
+
+
+def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
+    """What is to be said of a sample that can be read: of its image, its mask, and how they lie on each other."""
+    image = _facts(image_file(sample.image)).grid
+    if isinstance(sample.label, int):
+        return [image.note]
+    mask = _facts(image_file(sample.label)).grid
+    found = fit(image, mask, how.drawn_on, how.orientation)
+    return [image.note, mask.note, found.note if isinstance(found, Fit) else ""]
 
 
 def turn_and_size(
@@ -273,29 +313,6 @@ def turn_and_size(
     opened = _open(path, "image", "none", "none", max_bytes, how)
     plane = opened.plane(0 if opened.slices is not None else None)
     return opened.turn, plane.shape[0], plane.shape[1]
-
-
-def _check_way(image: _Opened, mask: _Opened) -> None:
-    """Refuses a mask that, by what its file says of how it lies, would be turned otherwise than its image."""
-    if _lie_alike(image, mask):
-        return
-    site, split = image.site, image.split
-    raise DataError(
-        f"site '{site}': image '{image.file.path}' and its mask '{mask.file.path}' (split '{split}') do not say the "
-        "same of how they lie in the body, and would be turned in different ways; correct the header of the mask (that "
-        "of its image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
-        f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
-        "its mask lies otherwise than it",
-    )
-
-
-def _lie_alike(image: _Opened, mask: _Opened) -> bool:
-    """Whether both are stored the same way round, or else first and last voxel lie together once they are turned."""
-    a, b = image.facts.affine, mask.facts.affine
-    if a is None or b is None:
-        return same_turn(image.turn, mask.turn)
-    apart = np.abs(image.ends(a) - mask.ends(b)).max()
-    return same_way(a, b) or bool(apart <= HALF * np.linalg.norm(a[:3, :3], axis=0).min())
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -316,6 +333,7 @@ class _Opened:
     array: npt.NDArray[Any]
     facts: Facts
     turn: Turn | None
+    fit: Fit | None = None  # of an image with its mask
 
     def unreadable(self, reason: str) -> DataError:
         """The error for this file."""
@@ -335,11 +353,6 @@ class _Opened:
         """Of the turned array; ``None``: one picture."""
         stored = self.facts.slices
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
-
-    def ends(self, affine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Where the first and the last voxel lie, as they are turned, (2, 3) mm."""
-        shape = (*self.array.shape[:2], self.facts.slices or 1)
-        return ends_of(affine, self.turn, shape)
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
         """One picture, (height, width) or (height, width, channels), the right way up."""
@@ -364,14 +377,27 @@ class _Opened:
         return array
 
 
-def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading) -> _Opened:
-    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides."""
-    try:
+def _open(
+    path: Path, what: str, site: str, split: str, limit: int, how: Reading, *, alone: bool = True, decoded: bool = True
+) -> _Opened:
+    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides.
+
+    Of one of a pair (not ``alone``) the turn is found by both.
+    """
+    with _said_of(path, what, site, split, limit):
         file = image_file(path)
         with _turn_for(file):
-            array = _decode(file, what == "mask", limit, how.kept)
+            array = _decode(file, what == "mask", limit, how.kept) if decoded else np.empty(0)
             facts = _facts(file)
-        turn = turn_of(facts.affine, how.orientation, facts.slices or 1)
+        turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
+    return _Opened(file, what, site, split, array, facts, turn)
+
+
+@contextmanager
+def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
+    """Turns what the libraries raise into a ``DataError`` about this file."""
+    try:
+        yield
     except TooLarge as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
@@ -382,11 +408,17 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
         ) from error
     except TaskStopped:
         raise
+    except Misfit as error:
+        raise DataError(
+            f"site '{site}': {what} '{path}' of split '{split}': {error}",
+            f"site '{site}': {_article(what)} of split '{split}' cannot be read: {error.cause}",
+            str(error),
+            error,
+        ) from error
     except Exception as error:
         known = isinstance(error, (ValueError, OSError))
         told = (getattr(error, "strerror", None) or str(error)) if known else "it is damaged, or holds what is not read"
         raise _unreadable(path, what, site, split, told) from error
-    return _Opened(file, what, site, split, array, facts, turn)
 
 
 def _turn_for(file: ImageFile) -> threading.Lock:
@@ -430,7 +462,3 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
 
 def _article(what: str) -> str:
     return f"an {what}" if what == "image" else f"a {what}"
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return f"{shape[1]}x{shape[0]} (width x height)"

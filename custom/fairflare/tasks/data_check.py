@@ -21,8 +21,9 @@ from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.geometry import Misfit, by_kind, notes_of
 from fairflare.data.patients import on_both_sides
-from fairflare.data.reading import ValueNotes
+from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -119,6 +120,7 @@ class _Look:
     full: bool = False  # one structure covers all
     features: npt.NDArray[np.floating] | None = None  # of a classification
     errors: list[DataError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of its place
 
 
 def check_sites(
@@ -186,6 +188,8 @@ class _Looker:
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
         self._values = ValueNotes()
+        self._misfits: dict[str, tuple[str, Misfit]] = {}  # told together, a line a kind
+        self._notes: list[str] = []
 
     def look(self) -> Iterator[None]:
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
@@ -197,6 +201,10 @@ class _Looker:
                     self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
                     yield
                 self.finish(split)
+        for text in by_kind(self._misfits.values()):
+            self.say(text)
+        for text in notes_of(self._notes):
+            self.say(text, grave=False)
         for line in self._values.lines():
             self.say(line, grave=False)
 
@@ -219,6 +227,7 @@ class _Looker:
             found.empty = not (structures > 0).any()
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.features = features_of(found.picture) if self.task.class_labels else None
+            found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
             self._values.add(sample)
         except DataError as error:
@@ -227,7 +236,12 @@ class _Looker:
 
     def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
         for error in found.errors:
-            self.say(_plain(self.report.site, error))
+            if error.misfit is None:
+                self.say(_plain(self.report.site, error))
+            else:
+                name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
+                self._misfits[name] = (name, error.misfit)
+        self._notes += found.notes
         if found.size is not None:
             self.report.sizes[found.size] += 1
         if found.size is None or found.picture is None or found.target is None or found.histogram is None:

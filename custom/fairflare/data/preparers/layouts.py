@@ -20,10 +20,6 @@ from fairflare.data.preparers.tables import Images, read_table
 CHANNEL = re.compile(r"_0000$")  # nnU-Net's number of the first channel
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
-CONVERTERS = {
-    "SEG": "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi)",
-    "RTSTRUCT": "plastimatch convert --input FILE --referenced-ct SERIES --output-labelmap MASK.nii.gz",
-}
 
 
 @dataclass(frozen=True)
@@ -121,12 +117,11 @@ def pairs(images: Path, masks: Path) -> Tree:
     ``_0000``. The mask of a DICOM series may have the name of the outer folder, where that holds this series alone.
 
     Raises:
-        DataError: a folder is not there, two files have one name, or masks are DICOM objects (says what converts them).
+        DataError: a folder is not there, or two files have one name.
     """
     together = images == masks
     pictures = _by_key(images, lambda marked: not marked or not together)
     partners = _by_key(masks, lambda marked: marked or not together)
-    _refuse_dicom(partners)
     for key in [key for key in pictures if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in pictures) == 1:
@@ -169,17 +164,6 @@ def _by_key(folder: Path, wanted: Any) -> dict[str, Path]:
             raise DataError(f"'{found[key]}' and '{path}' have the same name apart from the ending; rename one")
         found[key] = path
     return found
-
-
-def _refuse_dicom(masks: Mapping[str, Path]) -> None:
-    series = next((path for path in masks.values() if path.is_dir()), None)
-    if series is None:
-        return
-    import pydicom
-
-    kind = str(pydicom.dcmread(files_of_series(series)[0], specific_tags=["Modality"]).get("Modality", ""))
-    how = f"make NIfTI masks of them: {CONVERTERS[kind]}" if kind in CONVERTERS else "masks are NIfTI files"
-    raise DataError(f"'{series}' holds DICOM files ({kind or 'of no kind'}), which are not read as masks; {how}")
 
 
 def _bids(folder: Path, suffix: str | None) -> Tree:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, suffix_of
+from fairflare.data.geometry import Misfit, by_kind, fit, notes_of
 from fairflare.data.image_file import image_file
 from fairflare.data.preparers.common import Item, file_name
 from fairflare.data.preparers.names import listing
@@ -241,23 +242,42 @@ def class_names(labels: Sequence[str], given: Sequence[str] | None = None) -> li
     return found
 
 
-def check_pictures(items: Iterable[Item]) -> None:
-    """Opens the header of every file.
+def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> list[str]:
+    """Opens the header of every file, and asks how each mask lies on its image; returns what is to be said of them.
 
     Raises:
-        DataError: some are volumes (says what takes these), or cannot be opened.
+        DataError: some are volumes (says what takes these), cannot be opened, or do not go together; a line a kind.
     """
     bad: list[str] = []
     volumes: list[str] = []
-    for path in (path for item in items for path in (item.image, item.mask) if isinstance(path, Path)):
-        try:
-            slices = image_file(path).look().slices
-        except Exception as error:  # the libraries raise what they like for a damaged file
-            bad.append(f"'{path}' ({error})")
-            continue
-        if (slices or 1) > 1:
-            volumes.append(f"'{path}' ({slices} slices)")
+    misfits: list[tuple[str, Misfit]] = []
+    notes: list[str] = []
+    for item in items:
+        grids = []
+        for path in (path for path in (item.image, item.mask) if isinstance(path, Path)):
+            try:
+                facts = image_file(path).facts()
+            except Misfit as error:
+                misfits.append((f"'{path}'", error))
+                continue
+            except Exception as error:  # the libraries raise what they like for a damaged file
+                bad.append(f"'{path}' ({error})")
+                continue
+            if (facts.slices or 1) > 1:
+                volumes.append(f"'{path}' ({facts.slices} slices)")
+            grids.append(facts.grid)
+        notes += [grid.note for grid in grids]
+        if len(grids) == 2:
+            found = fit(grids[0], grids[1], drawn_on)
+            if isinstance(found, Misfit):
+                misfits.append((f"'{item.mask}' of '{item.image}'", found))
+            else:
+                notes.append(found.note)
     if volumes:
         raise DataError(f"{len(volumes)} file(s) are volumes, not pictures, such as {volumes[0]}; {VOLUMES}")
     if bad:
         raise DataError(f"{len(bad)} file(s) cannot be opened; repair them or take them out: {listing(bad)}")
+    if misfits:
+        lines = "".join(f"\n- {line}" for line in by_kind(misfits))
+        raise DataError(f"{len(misfits)} file(s) or pair(s) cannot be used:{lines}")
+    return notes_of(notes)

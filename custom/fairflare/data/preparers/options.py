@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -79,6 +79,11 @@ def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+DRAWN_ON = option(
+    "mask_drawn_on", Literal["stored", "upright"] | None,
+    "Where only one of image and mask says how it lies: the mask is drawn on the pixels as they are stored, or as they "
+    "are shown.", None,
+)  # fmt: skip
 CSV = option(
     "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None, metavar="FILE"
 )

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
+from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.common import (
     Dealing,
@@ -40,9 +41,9 @@ from fairflare.data.preparers.listed import (
     patient_of,
     table_file,
 )
-from fairflare.data.preparers.options import ATTRIBUTES, COLUMNS, CSV, GROUP, option, parse_pairs, words_of
+from fairflare.data.preparers.options import ATTRIBUTES, COLUMNS, CSV, DRAWN_ON, GROUP, option, parse_pairs, words_of
 from fairflare.data.preparers.tables import Images
-from fairflare.data.preparers.writing import write_sites
+from fairflare.data.preparers.writing import Form, write_sites
 
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
 Pair = tuple[Path, Path]
@@ -98,8 +99,10 @@ def prepare_images(
         patient = row.get("patient") or patient_of(relative.as_posix(), by_site[site], site, relative)
         label = names.index(row["label"])
         items.append(listed_item(source, path, label, site=site, patient=patient, split=split, attributes=person))
-    check_pictures(items)
-    return write_pool(items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, **writing)
+    notes = check_pictures(items)
+    return write_pool(
+        items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, notes=notes, **writing
+    )
 
 
 def prepare_masks(
@@ -111,6 +114,7 @@ def prepare_masks(
     attributes: Mapping[str, str] | None = None,
     group: Groups = None,
     mask_values: Mapping[str, int | str] | None = None,
+    mask_drawn_on: DrawnOn | None = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -126,6 +130,7 @@ def prepare_masks(
         out_dir: folder to write to.
         csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
+        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
         writing: see :func:`fairflare.data.preparers.common.write_sites`.
@@ -152,9 +157,11 @@ def prepare_masks(
             )
             for row, person in zip(rows, people, strict=True)
         ]  # fmt: skip
-    check_pictures(items)
-    settings = {"mask_values": {value: int(label) for value, label in mask_values.items()}} if mask_values else None
-    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared}
+    notes = check_pictures(items, mask_drawn_on)
+    settings: dict[str, Any] = {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
+    if mask_values:
+        settings["mask_values"] = {value: int(label) for value, label in mask_values.items()}
+    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "notes": notes}
     return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
 
 
@@ -163,6 +170,7 @@ def prepare_folders(
     out_dir: str | Path,
     *,
     group: Groups = None,
+    mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Any images with masks; the files are copied as they are.
@@ -174,6 +182,7 @@ def prepare_folders(
         sites: folders by site.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
+        mask_drawn_on: as in :func:`prepare_masks`.
         out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
@@ -184,8 +193,9 @@ def prepare_folders(
         name: list(folder_items(name, Path(images), Path(masks), by_site[name]))
         for name, (images, masks) in sites.items()
     }
-    check_pictures(item for own in items.values() for item in own)
-    return write_sites(items, out_dir, **writing)
+    notes = check_pictures((item for own in items.values() for item in own), mask_drawn_on)
+    settings = None if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
+    return write_sites(items, out_dir, settings, Form(notes=notes), **writing)
 
 
 def folder_items(site: str, images: Path, masks: Path, group: str | None = None) -> Iterator[Item]:
@@ -311,6 +321,8 @@ MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such fo
 FOLDERS_TEXT = "images with masks in two folders for each site, wherever they are (--site)"
 PREPARERS = (
     Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
-    Preparer("masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES), dealing=Dealing()),
-    Preparer("folders", FOLDERS_TEXT, prepare_folders, (SITE, GROUP), has_source=False),
+    Preparer(
+        "masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing()
+    ),
+    Preparer("folders", FOLDERS_TEXT, prepare_folders, (SITE, GROUP, DRAWN_ON), has_source=False),
 )

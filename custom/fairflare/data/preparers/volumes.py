@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,15 +16,15 @@ from fairflare.base.checks import choice
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
+from fairflare.data.geometry import DrawnOn, Fit, Misfit, by_kind, codes_of, fit, notes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
 from fairflare.data.intensity import labels_of
 from fairflare.data.orientation import same_turn, turn_of, turned
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, listing, write_pool
+from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, write_pool
 from fairflare.data.preparers.layouts import Case, Tree, listed, pairs, trees_of
 from fairflare.data.preparers.listed import Groups, class_names, groups_by_site, patient_of, person_in_header
-from fairflare.data.preparers.options import COLUMNS, CSV, GROUP, option
+from fairflare.data.preparers.options import COLUMNS, CSV, DRAWN_ON, GROUP, option
 from fairflare.data.preparers.pictures import CLASSES, sites_of
-from fairflare.data.reading import HALF
 
 Plane = Literal["axial", "coronal", "sagittal"]
 MOST_LABELS = 256
@@ -43,6 +42,7 @@ class Look:
         slices: those to be listed; None: the volume is listed whole.
         empty: slices that are left out.
         own_plane: slices are in the plane and in the order of the file.
+        notes: what is to be said of it.
     """
 
     spacing: tuple[float, ...] | None
@@ -52,6 +52,7 @@ class Look:
     slices: tuple[int, ...] | None = None
     empty: int = 0
     own_plane: bool = True
+    notes: tuple[str, ...] = ()
 
 
 Judged = tuple[str, Case, Look]  # with the site
@@ -69,16 +70,17 @@ def prepare_volumes(
     keep_empty: bool = False,
     leave_out: bool = False,
     suffix: str | None = None,
+    mask_drawn_on: DrawnOn | None = None,
     group: Groups = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Volumes with masks or classes, of one or several sites; the files are copied as they are.
 
-    Every header is opened and every mask is read. A volume and its mask have one shape, and lie in one place (corner by
-    corner, to half a voxel). Labels that are not 0, 1, ..., K-1 get these numbers in the order of their values, by
-    ``mask_values`` in ``fairflare.json``. Patients are those of the table, of ``group``, of BIDS (``sub-``) or of DICOM
-    headers (a hash of the key).
+    Every header is opened and every mask is read. A mask lies on its volume, corner by corner to half a voxel,
+    whichever way both are stored (:func:`fairflare.data.geometry.fit`). Labels that are not 0, 1, ..., K-1 get these
+    numbers in the order of their values, by ``mask_values`` in ``fairflare.json``. Patients are those of the table, of
+    ``group``, of BIDS (``sub-``) or of DICOM headers (a hash of the key).
 
     Args:
         out_dir: folder to write to.
@@ -90,6 +92,7 @@ def prepare_volumes(
         keep_empty: with ``slices``, also those in which the mask is 0.
         leave_out: go on without what cannot be used, and say it.
         suffix: of the images of a BIDS tree, such as ``T1w``.
+        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
         dealing: how volumes become those of sites; default: by the data's sites.
         writing: see :func:`fairflare.data.preparers.common.write_sites`.
@@ -120,19 +123,22 @@ def prepare_volumes(
     else:
         trees = {"": listed(Path(source_dir or ""), csv, columns or {})}
     notes = [note for tree in trees.values() for note in tree.notes]
-    good, bad = _judged(trees, plane, keep_empty)
+    good, bad, count = _judged(trees, plane, keep_empty, mask_drawn_on)
     if (bad and not leave_out) or not good:
-        raise DataError(
-            f"{len(bad)} volume(s) cannot be used; repair them, or go on without them (--leave-out): {listing(bad)}"
-        )
+        lines = "".join(f"\n- {line}" for line in bad)
+        raise DataError(f"{count} volume(s) cannot be used; repair them, or go on without them (--leave-out):{lines}")
     if bad:
-        notes.append(f"{len(bad)} volume(s) are left out: {listing(bad)}")
+        notes += [f"{count} volume(s) are left out", *bad]
+    notes += notes_of(note for *_, look in good for note in look.notes)
     labels = [case.label for _, case, _ in good if isinstance(case.label, str)]
     if len(labels) not in (0, len(good)):
         raise DataError("some volumes have masks and some have classes; prepare them one by one")
     names = class_names(labels, classes) if labels else None
     values = {value for *_, look in good for value in look.values}
-    task, settings = ({}, {}) if names else _labels(values, trees.values(), notes)
+    task: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    if not names:
+        task, settings = _labels(values, trees.values(), notes)
     if plane is not None and not all(look.own_plane for *_, look in good):
         task["orientation"] = plane
     empty, kept = sum(look.empty for *_, look in good), sum(len(look.slices or ()) for *_, look in good)
@@ -142,6 +148,8 @@ def prepare_volumes(
     seed = writing.get("seed", 0)
     items = [_item(site, case, look, names, by_site[site], seed) for site, case, look in good if look.slices != ()]
     whole = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
+    if mask_drawn_on is not None:
+        settings["mask_drawn_on"] = mask_drawn_on
     writing["record"] = {**writing.get("record", {}), **whole, "volumes": _in_figures(good)}
     return write_pool(
         items, out_dir, dealing, class_names=names, settings=settings, stratified=names is not None, task=task,
@@ -170,31 +178,41 @@ def _item(site: str, case: Case, look: Look, names: list[str] | None, group: str
 # --- a look at a volume and its mask ------------------------------------------------------------------------
 
 
-def _judged(trees: Mapping[str, Tree], plane: str | None, keep_empty: bool) -> tuple[list[Judged], list[str]]:
-    """The volumes that can be used, each with its site, and those that cannot, in words."""
+def _judged(
+    trees: Mapping[str, Tree], plane: str | None, keep_empty: bool, drawn_on: str | None
+) -> tuple[list[Judged], list[str], int]:
+    """The volumes that can be used, each with its site, those that cannot in words, a line a kind, and their number."""
     found = [(case.site or site, case) for site, tree in trees.items() for case in tree.cases]
     with ThreadPoolExecutor() as threads:
-        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty), found))
-    bad = [(site, words) for site, tree in trees.items() for words in tree.alone]
+        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty, drawn_on), found))
+    misfits = [
+        (f"site '{site}'" if site else "", Misfit("without a partner", "", words, "Name both in a table (--csv)"))
+        for site, tree in trees.items() for words in tree.alone
+    ]  # fmt: skip
     good: list[Judged] = []
     for (site, case), look in zip(found, looks, strict=True):
         if isinstance(look, Look):
             good.append((site, case, look))
         else:
-            bad.append((site, f"'{case.image}': {look}"))
-    return good, [f"site '{site}': {words}" if site else words for site, words in bad]
+            misfits.append((f"site '{site}': '{case.image}'" if site else f"'{case.image}'", look))
+    return good, by_kind(misfits), len(misfits)
 
 
-def _looked_at(case: Case, plane: str | None, keep_empty: bool) -> Look | str:
+def _looked_at(case: Case, plane: str | None, keep_empty: bool, drawn_on: str | None) -> Look | Misfit:
     try:
-        return look_at(case.image, case.label if isinstance(case.label, Path) else None, plane, keep_empty)
+        mask = case.label if isinstance(case.label, Path) else None
+        return look_at(case.image, mask, plane, keep_empty, drawn_on)
     except TooLarge as error:
-        return f"it or its mask would take {error.size} bytes"
+        return Misfit("too large", "", f"it or its mask would take {error.size} bytes", "Leave it out")
+    except Misfit as error:
+        return error
     except Exception as error:  # the libraries raise what they like for a damaged file
-        return str(error) or type(error).__name__
+        return Misfit("cannot be read", "", str(error) or type(error).__name__, "Repair the file, or leave it out")
 
 
-def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False) -> Look:
+def look_at(
+    image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False, drawn_on: str | None = None
+) -> Look:
     """A volume by its header, and its mask.
 
     Args:
@@ -202,17 +220,19 @@ def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool 
         mask: None: it has a class.
         plane: of the slices that are listed; None: it is listed whole.
         keep_empty: list slices without a label, too.
+        drawn_on: see :func:`fairflare.data.geometry.fit`.
 
     Raises:
         ValueError: it is no volume, or it and its mask do not go together.
         Exception: what the libraries raise for a damaged file.
     """
-    facts = image_file(image).look()
+    facts = image_file(image).facts()
     if len(facts.shape) != 3:
         raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
-    turn = None if plane is None else turn_of(facts.affine, plane, facts.shape[2])
-    labels = None if mask is None else mask_of_volume(facts, mask)
-    spacing = None if facts.affine is None else np.linalg.norm(facts.affine[:3, :3], axis=0).round(4)
+    found, labels = (None, None) if mask is None else labels_on(facts, mask, drawn_on)
+    affine = facts.affine if found is None else found.affine
+    turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
+    spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     kept, empty = None, 0
     if plane is not None:
@@ -224,50 +244,39 @@ def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool 
     return Look(
         None if spacing is None else tuple(spacing.tolist()),
         stored,
-        _way(facts),
+        "?" if affine is None else codes_of(affine),
         () if labels is None else tuple(np.unique(labels).tolist()),
         kept,
         empty,
-        plane is None or same_turn(turn, turn_of(facts.affine, "canonical", facts.shape[2])),
+        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
+        (facts.grid.note, "" if found is None else found.note),
     )
 
 
-def mask_of_volume(image: Facts, mask: Path) -> npt.NDArray[np.int64]:
-    """The labels of a mask that lies where its image lies.
+def labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:
+    """The labels of a mask along the axes of its image, and how it lies on it.
 
     Raises:
-        ValueError: it has another shape, lies elsewhere, or its values are not whole numbers.
+        Misfit: it does not lie on its image.
+        ValueError: its values are not whole numbers.
     """
-    told = image_file(mask).look()
-    if told.shape != image.shape:
-        raise ValueError(f"it has the shape {image.shape}, its mask {told.shape} (rows, columns, slices)")
-    if (told.affine is None) != (image.affine is None):
-        raise ValueError("of it and its mask only one says how it lies in the body; correct the other's header")
-    if told.affine is not None and image.affine is not None:
-        corners = np.array([[*corner, 1] for corner in product(*((0, length - 1) for length in image.shape))])
-        apart = float(np.linalg.norm((corners @ (told.affine - image.affine).T)[:, :3], axis=1).max())
-        if apart > HALF * np.linalg.norm(image.affine[:3, :3], axis=0).min():
-            raise ValueError(f"its mask lies elsewhere, by up to {apart:.3g} mm; bring it to the image's grid")
+    file = image_file(mask)
+    found = fit(image.grid, file.facts().grid, drawn_on)
+    if isinstance(found, Misfit):
+        raise Misfit(found.cause, found.place, f"its mask '{mask.name}': {found.value}", found.remedy)
     try:
-        return labels_of(image_file(mask).decode(is_mask=True, limit=MAX_IMAGE_BYTES))
-    except TooLarge:
+        values = labels_of(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
+    except (TooLarge, Misfit):
         raise
     except ValueError as error:
         raise ValueError(f"its mask '{mask.name}': {error}") from error
-
-
-def _way(facts: Facts) -> str:
-    from nibabel.orientations import aff2axcodes
-
-    return "?" if facts.affine is None else "".join(aff2axcodes(facts.affine[:, [1, 0, 2, 3]]))
+    return found, found.bring(values).reshape(image.grid.shape)
 
 
 # --- what is said of all ------------------------------------------------------------------------------------
 
 
-def _labels(
-    values: set[int], trees: Iterable[Tree], notes: list[str]
-) -> tuple[dict[str, Any], dict[str, dict[str, int]]]:
+def _labels(values: set[int], trees: Iterable[Tree], notes: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the task, and what ``fairflare.json`` says of every site.
 
     Args:
@@ -319,7 +328,7 @@ OPTIONS = (
     option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
     option("leave_out", bool, "Go on without volumes that cannot be used.", False, "--leave-out"),
     option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
-    CSV, COLUMNS, GROUP, CLASSES,
+    CSV, COLUMNS, GROUP, CLASSES, DRAWN_ON,
 )  # fmt: skip
 TEXT = "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)"
 PREPARERS = (Preparer("volumes", TEXT, prepare_volumes, OPTIONS, has_source=False, dealing=Dealing()),)

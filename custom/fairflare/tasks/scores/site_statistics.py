@@ -109,6 +109,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         raise DataError(
             f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
         )
+    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None))
     problems: list[DataError] = []
     listed = load_datalist(
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
@@ -193,8 +194,8 @@ def _spacings(sample: Sample) -> dict[str, float]:
     """Distances of rows and of slices in mm, as the list says, else the file's header."""
     spacing = sample.spacing
     facts = image_file(sample.image).facts()
-    if spacing is None and facts.affine is not None:
-        lengths = np.linalg.norm(facts.affine[:3, :3], axis=0)
+    if spacing is None and facts.grid.statements:
+        lengths = np.linalg.norm(facts.grid.statements[0][1][:3, :3], axis=0)
         spacing = tuple(float(length) for length in lengths[: 3 if facts.slices else 2])
     if spacing is None:
         return {}

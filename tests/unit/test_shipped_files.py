@@ -129,6 +129,8 @@ REASONS: dict[str, Callable[[Path], bool]] = {
         or other_of(path)(path).ndim == 4
         or other_of(path)(path).shape[-1] > 4
     ),
+    "it is a DICOM SEG, which is not read": lambda path: pydicom.dcmread(path).Modality == "SEG",
+    "volumes (its shape is": lambda path: other_of(path)(path).ndim > 3,
     "it is a CIFTI file": lambda path: isinstance(nibabel.load(path), nibabel.Cifti2Image),
     "values, not numbers": lambda path: other_of(path)(path).dtype.kind not in "biuf",
     "channels; 1 (grey) or 3 (colour)": lambda path: other_of(path)(path).shape[-1] not in (1, 3),

@@ -243,6 +243,27 @@ def test_each_slice_and_frame_by_its_own_window(tmp_path: Path) -> None:
     np.testing.assert_allclose(cut, np.broadcast_to(np.array(wanted[::-1])[:, None], (3, 5)), atol=1e-6)
 
 
+def test_frames_in_any_order_keep_their_windows_and_their_padding(tmp_path: Path) -> None:
+    """Stored from the head: at z 4, 2, 0 mm, with windows about 150, 100, 50; a corner of the lowest is padded."""
+    stored = np.full((3, 4, 5), 50, np.int16)
+    stored[2, 0, 0] = -2000
+    each = []
+    for z, centre in ((4, 150), (2, 100), (0, 50)):
+        group, place, window = Dataset(), Dataset(), Dataset()
+        place.ImagePositionPatient = [0, 0, z]
+        window.WindowCenter, window.WindowWidth, window.VOILUTFunction = centre, 400, "LINEAR_EXACT"
+        group.PlanePositionSequence, group.FrameVOILUTSequence = Items([place]), Items([window])
+        each.append(group)
+    shared, turn, size = Dataset(), Dataset(), Dataset()
+    turn.ImageOrientationPatient, size.PixelSpacing = [1, 0, 0, 0, 1, 0], [1, 1]
+    shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = Items([turn]), Items([size])
+    path = dicom(tmp_path / "a.dcm", stored, PixelPaddingValue=-2000, PerFrameFunctionalGroupsSequence=Items(each),
+                 SharedFunctionalGroupsSequence=Items([shared]))  # fmt: skip
+    assert np.argwhere(np.isnan(decoded(path))).tolist() == [[0, 0, 0]]
+    for number, value in enumerate((0.5, 0.375, 0.25)):
+        assert image(path, number, intensity="window")[1, 1] == pytest.approx(value)
+
+
 def test_a_table_for_the_display_is_named(tmp_path: Path) -> None:
     stored = np.arange(6, dtype=np.uint16).reshape(2, 3)
     path = dicom(tmp_path / "a.dcm", stored, VOILUTSequence=lut([0, 9, 200, 255], 0, 8))

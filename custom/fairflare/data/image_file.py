@@ -39,6 +39,7 @@ MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
 PHOTOMETRIC, SUB_PAGES = 262, 330  # tags of TIFF
 INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
+CIFTI = range(3000, 3100)  # intents of a NIfTI file
 BY_PALETTE = "its palette's indices are the labels"
 PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
@@ -443,7 +444,10 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
     kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
     if kind is None:
         raise ValueError("it is no NIfTI file")
-    return kind, kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+    header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+    if int(header["intent_code"]) in CIFTI:
+        raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
+    return kind, header
 
 
 def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:

@@ -246,6 +246,35 @@ def test_a_dicom_series_is_a_mask_too(tmp_path: Path) -> None:
     agrees(sample.image, sample.label)  # type: ignore[arg-type]
 
 
+def test_positions_that_were_rounded_when_they_were_written(tmp_path: Path) -> None:
+    image = scanned(tmp_path / "image", "axial", steps=[round(0.333 * k, 2) for k in range(SLICES)])
+    agrees(image, mask_of(image, tmp_path / "mask.nii.gz"))
+    uneven = scanned(tmp_path / "uneven", "axial", steps=[0, 0.333, 0.66, 1, 1.333])  # three digits
+    with pytest.raises(DataError, match="uneven"):
+        read_image(Sample(uneven, 0, 0), site="a", split="test")
+
+
+def test_a_mask_tells_which_of_two_forms_is_meant(tmp_path: Path) -> None:
+    """By the mask of its qform the image is that of its qform, also where it is read by itself in a datalist."""
+    volume = truth().swapaxes(0, 1) * 1000
+    q = np.array([[-1, 0, 0, 10], [0, -1, 0, 20], [0, 0, 2, 30], [0, 0, 0, 1.0]])
+    s = np.array([[1, 0, 0, -5], [0, 1, 0, -6], [0, 0, 2, -7], [0, 0, 0, 1.0]])
+    for name, forms in (("both", (q, s)), ("q", (q, q)), ("s", (s, s))):
+        image = nibabel.Nifti1Image(volume, None)
+        image.set_qform(forms[0], 1)
+        image.set_sform(forms[1], 2)
+        nibabel.save(image, tmp_path / f"{name}.nii.gz")
+    both = tmp_path / "both.nii.gz"
+    for name in ("q", "s"):
+        mask = mask_of(tmp_path / f"{name}.nii.gz", tmp_path / f"m{name}.nii.gz")
+        agrees(both, mask)
+        seen = read_image(Sample(both, mask, 1), site="a", split="test")
+        alone = read_image(Sample(tmp_path / f"{name}.nii.gz", 0, 1), site="a", split="test")
+        np.testing.assert_array_equal(seen, alone)
+    with pytest.raises(DataError, match="qform says LPS and sform RAS"):
+        read_image(Sample(both, 0, 1), site="a", split="test")
+
+
 # --- masks that are written -------------------------------------------------------------------------------
 
 

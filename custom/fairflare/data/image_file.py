@@ -19,6 +19,16 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.data.dicom_files import has_dicom_mark
+from fairflare.data.picture_values import (
+    check_mask,
+    check_opaque,
+    in_rgb,
+    is_reduced,
+    min_is_white,
+    plain_mode,
+    smaller_pages,
+    white_high,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +47,7 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
-PHOTOMETRIC, SUB_PAGES = 262, 330  # tags of TIFF
+SUB_PAGES = 330  # a tag of TIFF
 INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
 CIFTI = range(3000, 3100)  # intents of a NIfTI file
 BY_PALETTE = "its palette's indices are the labels"
@@ -175,22 +185,22 @@ class Picture(ImageFile):
         with self.opened() as picture:
             if picture is None:
                 return _tiff(self.path, limit, is_mask)
-            mode = _plain_mode(picture.mode, is_mask)
+            mode = plain_mode(picture.mode, is_mask)
             alpha = "A" in picture.getbands() or "transparency" in picture.info
             modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
             sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
-            reduced = _is_reduced(picture)  # once decoded nobody knows
+            reduced = is_reduced(picture)  # once decoded nobody knows
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
             with reading_as("picture"):
                 # A palette's indices say all that its transparency says.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
-                array = np.asarray(_in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
+                array = np.asarray(in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
             if not (is_mask and picture.mode == "P"):
-                _check_opaque(clear, array, is_mask)
+                check_opaque(clear, array, is_mask)
             if is_mask:
-                _check_mask(picture, array, reduced)
-            array = _white_high(array) if _min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+                check_mask(picture, array, reduced)
+            array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
             return turned(array, tag_turn(tag))  # what a camera wrote about how it was held
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
@@ -200,8 +210,8 @@ class Picture(ImageFile):
             said = {
                 BY_PALETTE: is_mask and picture.mode == "P",
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
-                "its 16 bits are read with 8": not is_mask and _is_reduced(picture),
-                "its lowest value is white, and it is inverted": _min_is_white(picture),
+                "its 16 bits are read with 8": not is_mask and is_reduced(picture),
+                "its lowest value is white, and it is inverted": min_is_white(picture),
                 "its ICC profile is not applied": "icc_profile" in picture.info and picture.mode != "LAB",
                 "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
@@ -239,7 +249,7 @@ class Picture(ImageFile):
                     picture = files.enter_context(Image.open(file))
                     pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
                     if picture.format == "TIFF":
-                        pages += _smaller(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined, operator]
+                        pages += smaller_pages(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined, operator]
                 except UnidentifiedImageError:
                     if suffix_of(self.path) not in TIFFS:
                         raise
@@ -462,7 +472,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         with reading_as("TIFF"):
             tiff = files.enter_context(tifffile.TiffFile(path))
             page = tiff.pages.first
-            pages = len(tiff.pages) + _smaller(page.tags.valueof(SUB_PAGES))
+            pages = len(tiff.pages) + smaller_pages(page.tags.valueof(SUB_PAGES))
         _check_pages(pages)
         white_low = page.photometric == 0
         if page.photometric not in (0, 1, 2) or (
@@ -482,9 +492,9 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         if alpha and array.ndim == 3:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
             full = np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1
-            _check_opaque(full - over, array, is_mask)
+            check_opaque(full - over, array, is_mask)
         tag = page.tags.valueof("Orientation", None)
-    return turned(_white_high(array) if white_low else array, tag_turn(tag))
+    return turned(white_high(array) if white_low else array, tag_turn(tag))
 
 
 def _tag_of(picture: Any) -> int | None:
@@ -515,79 +525,6 @@ def _tiff_head(path: Path) -> tuple[int, int, int | None]:
         return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
 
 
-def _smaller(tag: Any) -> int:
-    """How many pages the tag SubIFDs names: the steps of a pyramid, a preview."""
-    return len(tag) if isinstance(tag, tuple) else int(tag is not None)
-
-
-def _min_is_white(picture: Image.Image) -> bool:
-    return picture.format == "TIFF" and picture.tag_v2.get(PHOTOMETRIC) == 0  # type: ignore[attr-defined]
-
-
-def _white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values of which the lowest was white, with the highest white."""
-    import numpy as np
-
-    if array.dtype.kind not in "iu":
-        raise ValueError(
-            "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
-        )
-    if array.dtype.kind == "u" and array.dtype.itemsize > 2:
-        return np.asarray(array.max() - array)  # float32 holds what is near 0 better than what is near 2^32
-    return np.invert(array)  # of unsigned ones their highest less each, of signed ones -1 less each
-
-
-def _is_reduced(picture: Image.Image) -> bool:
-    """Whether Pillow reads colours, or grey with alpha, of 16 bits with 8."""
-    return picture.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))
-
-
-def _check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool) -> None:
-    """Refuse transparency, which carries something: ``clear`` is 0 where a pixel is opaque."""
-    share = float((clear != 0).mean())
-    if not share:
-        return
-    if is_mask and (array == array[:1, :1]).all():
-        raise ValueError(
-            "its labels are in its transparency, all colours are alike; save that channel as a grey picture"
-        )
-    raise ValueError(f"{100 * share:.3g} % of its pixels are transparent; save it without transparency")
-
-
-def _check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> None:
-    """Refuse a mask whose values are not those that somebody drew.
-
-    Args:
-        picture: decoded.
-        array: its values.
-        reduced: of 16 bits 8 are left.
-    """
-    import numpy as np
-
-    if picture.format in ("JPEG", "MPO") or picture.info.get("compression") in ("jpeg", "tiff_jpeg"):
-        raise ValueError(
-            f"it is a JPEG, which changes labels: it holds {len(np.unique(array))} different values; store the mask "
-            "again from its source, as PNG"
-        )
-    kind = "MinIsWhite (its lowest value is white)" if _min_is_white(picture) else picture.mode
-    if reduced:
-        kind = "colours of 16 bits"
-    elif kind in ("1", "L", "P", "PA", "LA", "RGB", "RGBA", "F") or kind.startswith("I"):
-        return
-    raise ValueError(f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture")
-
-
-def _in_rgb(picture: Image.Image) -> Image.Image:
-    """A picture in CIELAB (D50) in sRGB."""
-    from PIL import ImageCms
-
-    lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    exact = ImageCms.Flags.NOOPTIMIZE  # else dark colours are off by up to 12 of 255
-    found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
-    assert found is not None  # it is not changed in place
-    return found
-
-
 def _check_pages(pages: int) -> None:
     if pages > 1:
         raise ValueError(f"it holds {pages} pictures (pages); save each as a file of its own, or a volume as NIfTI")
@@ -607,10 +544,3 @@ def _count(shape: tuple[int, ...]) -> int:
     if any(length < 0 for length in shape):
         raise ValueError(f"the file is damaged: its header describes the shape {shape}")
     return math.prod(shape)
-
-
-def _plain_mode(mode: str, is_mask: bool) -> str:
-    """Colours instead of palette indices, no alpha; grey pictures as they are. Of a mask the indices are the labels."""
-    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
-        return "RGB"
-    return {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)

@@ -212,7 +212,8 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    return _open(path, "image", "none", "none", max_bytes, how).slices
+    alone = how.orientation not in ("canonical", "stored")  # these leave the slices as they are
+    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
 
 
 def read_mask(

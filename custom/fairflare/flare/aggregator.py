@@ -200,8 +200,9 @@ class FairAggregator(Bounds, ModelAggregator):
             self._fault = error
         except Exception as error:
             found = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
-            silent = "lacks" in str(error) and META_KEY not in (model.meta or {})
-            hint = "; its script is to report them by client.with_report(model, {...})" if silent else ""
+            silent = " report" in str(error) and META_KEY not in (model.meta or {})
+            needs = ", ".join(field.name for field in self.rule.report_fields)
+            hint = f"; {type(self.rule).__name__} reads {needs}: client.with_report(model, {{...}})" if silent else ""
             self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else found)
 
     def aggregate_model(self) -> FLModel:
@@ -225,7 +226,7 @@ class FairAggregator(Bounds, ModelAggregator):
         warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
         for warning in warnings:
             log.warning("round %s: %s", current_round, warning)
-        if is_update and not self._shape.only_updates:
+        if self._needs_updates and not self._shape.only_updates:
             sent_out = {name: _as_tensor(name, self._shape.received[name]) for name in state}
             state, is_update = add_update(sent_out, state), False
         kinds = set().union(*(self._kinds[site] for site in self.accepted))

@@ -183,7 +183,7 @@ class Collector:
             if not found.moved
         ]
         odd = self._round.counts.odd if self._round.counts.looked_at else {}
-        counted = [Warned(site, "count", None, None, odd[site]) for site, _ in trained if site in odd]
+        counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
         return [*self._influence.warnings, *unmoved, *counted, *short_step(self._round.step)]
 
     # -- reading what a site says

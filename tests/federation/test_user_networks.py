@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from fairflare.federation.server.first_model import build
+from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
-from tests.methods.support import at_site, request
+from tests.methods.support import SEGMENTATION, at_site, initial, request
 
 Make = Callable[[], nn.Module]
 
@@ -166,3 +167,26 @@ def test_initial_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None
 
     with pytest.raises(ValueError, match=r"with its initial weights: 'conv\.weight' is not finite"):
         check_network(with_nan(), "the network with its initial weights")
+
+
+@pytest.mark.parametrize("settings", [{"local_epochs": 2}, {"local_steps": 3}])
+def test_our_own_loop_without_a_batch_is_no_training(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A task of the user's own whose training list gives nothing, as with a loader that drops its last batch."""
+    task = SegmentationTask(**SEGMENTATION)
+    opened = task.open_site
+
+    def open_site(site: str, own: Any) -> Any:
+        data = opened(site, own)
+        batches = data.batches
+        data.batches = lambda split, **more: () if split == "training" else batches(split, **more)
+        return data
+
+    vars(task)["open_site"] = open_site
+    worker = at_site(tmp_path, LocalTraining(batch_size=4, **settings), task=task)
+    reply = worker.perform(request("train", initial()))
+    assert reply.status == "failed"
+    assert reply.update is None
+    assert reply.reason == (
+        "site 'site-1': it sent back the model that it received in round 0, and does not count as trained: "
+        "its training images gave no batch"
+    )

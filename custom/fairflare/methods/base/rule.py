@@ -39,7 +39,7 @@ class RoundInputs:
     current_round: int
     num_rounds: int
     sites: list[str]
-    num_samples: dict[str, int]
+    num_samples: Mapping[str, float]  # or, under stock controllers, steps
     reports: dict[str, dict[str, Any]]
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]

@@ -10,10 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.old_jobs import OLD_JOB, as_exported_before
-
-from .conftest import ROOT
-
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
@@ -133,13 +129,3 @@ def test_mistakes_in_the_job_folder_fail_it(job, simulate, edit, expected):
         assert word in run.log
     result = run.folder / "results.json"
     assert not result.exists() or run.results["status"] == "failed"
-
-
-def test_job_folder_of_an_older_version_is_refused(simulate, tmp_path):
-    folder = tmp_path / "fed_mrl"
-    shutil.copytree(ROOT / "jobs" / "fed_mrl", folder)
-    as_exported_before(folder, "fed_mrl")
-    run = simulate(folder, timeout=120)
-    assert run.code not in (0, -9)
-    assert f"FedMRL has no setting 'min_sites' any more: {OLD_JOB}" in run.log
-    assert not (run.folder / "results.json").exists()

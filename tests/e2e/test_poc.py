@@ -90,7 +90,7 @@ def test_published_job_runs_to_the_end(poc, job):
     assert (workspace / "FL_global_model.pt").exists()
     assert "worst site" in (workspace / "log.txt").read_text()
     page = (workspace / "fairflare" / "report.html").read_text(encoding="utf-8")
-    assert "The run of fed_lwr completed after 2 rounds." in page
+    assert "The run completed after 2 rounds." in page
 
 
 def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):

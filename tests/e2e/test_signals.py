@@ -231,7 +231,7 @@ def test_a_comparison(start: Callable[..., Running]) -> None:
     run.wait_for("rounds", lambda: all(rounds_done(place) > 0 for place in runs), 240)
     run.end(signal.SIGTERM)
     assert run.process.returncode == 143, run.said
-    assert "stopped; the same command goes on from here" in run.said
+    assert "Stopped. The same command goes on from here." in run.said
     for place in runs:
         found = results_of(place)
         assert found["status"] == "failed"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fairflare.data.datalist import Datalist, Sample
 from fairflare.exchange.messages import Message, says_nothing
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
@@ -19,6 +20,8 @@ from fairflare.federation.server.check import MAX_LISTS, read_check
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.training import LocalTraining
+from fairflare.reporting.notes import run_notes
+from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 
 from .network import SILENT, SITES, Line, Run, good, misbehave
@@ -52,11 +55,15 @@ def own_images(folder: Path, labels: int = 3, **more: Any) -> dict[str, str]:
     return {"data_root": str(folder)}
 
 
+def results_of(folder: Path) -> Path:
+    return folder / "server" / "simulate_job" / "fairflare" / "results.json"
+
+
 def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_avg", **options: Any) -> dict[str, Any]:
     """A run in one process, as ``fairflare run --in-process``; its results, also of one that failed."""
     settings = {**TINY, **options.pop("settings", {})}
-    plan = make_plan(method, task="classification", sites=sites, num_rounds=1, settings=settings, **options)
-    results = folder / "server" / "simulate_job" / "fairflare" / "results.json"
+    plan = make_plan(method, task="classification", sites=sites, settings=settings, **{"num_rounds": 1, **options})
+    results = results_of(folder)
     said = None
     try:
         run_local(plan, folder, local)
@@ -353,6 +360,44 @@ def test_nothing_but_a_small_message_is_sent(tmp_path: Path) -> None:
     assert run.results["rounds"][0]["phases"][0]["name"] == "train"
 
 
+def test_a_site_joins_and_another_comes_back_with_other_images(tmp_path: Path) -> None:
+    """Both go on with the experiment; a setting that only follows the number of sites forbids nothing."""
+    local: dict[str, Any] = {name: str(tmp_path / name) for name in ("state_root", "checkpoint_root")}
+    local["sites"] = {site: own_images(tmp_path / site) for site in SITES[:2]}
+    options: dict[str, Any] = {"settings": {"num_classes": 3}, "experiment": "study"}
+    assert run(tmp_path / "first", local, **options)["status"] == "completed"
+    local["sites"][SITES[2]] = own_images(tmp_path / SITES[2])
+    joined = run(tmp_path / "second", local, 3, num_rounds=2, **options)
+    assert joined["status"] == "completed", joined["reason"]
+    assert joined["info"]["resumed_with"] == [f"new in the job: {SITES[2]}", "num_rounds was 1, is 2"]
+    assert SITES[2] in joined["rounds"][1]["accepted"]
+    label = tmp_path / SITES[0] / "datalist.json"
+    entries = json.loads(label.read_text())
+    entries["training"][0]["label"] = 2 - entries["training"][0]["label"]
+    label.write_text(json.dumps(entries))
+    changed = run(tmp_path / "third", local, 3, num_rounds=3, **options)
+    assert changed["status"] == "completed", changed["reason"]
+    wanted = f"site '{SITES[0]}' has other images or labels than in its first round"
+    assert changed["info"]["resumed_with"] == ["num_rounds was 2, is 3", wanted]
+    assert f"Resumed: {wanted}." in run_notes(read_results(results_of(tmp_path / "third")))
+
+
+@pytest.mark.parametrize("where", [0, 5000, 9999])
+def test_one_byte_of_a_file_changes_its_list(tmp_path: Path, where: int) -> None:
+    """At its beginning, in its middle and at its end, with the same size; also of one file of a series."""
+    found = []
+    for number in range(2):
+        content = bytearray(10_000)
+        content[where] = number
+        (tmp_path / "a.npy").write_bytes(content)
+        (tmp_path / "series").mkdir(exist_ok=True)
+        (tmp_path / "series" / "0.dcm").write_bytes(content)
+        for image in ("a.npy", "series"):
+            sample = Sample(image=tmp_path / image, label=1)
+            found.append(Datalist("a", tmp_path, {"training": (sample,)}).fingerprint("training"))
+    assert len(set(found)) == 4
+
+
 # ------------------------------------------------------------------------------------------------ classes and priors
 
 
@@ -365,6 +410,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
         "images": {"training": 6, "validation": 6, "test": 6}, "synthetic": False, "num_classes": 3,
         "class_names": CLASSES, "class_groups": None, "prior": None, "device": "cpu", "computing": None,
         "personal": False, "suppressed": None, "min_cases": None, "global_list": None,
+        "other_images": None,
     }  # fmt: skip
     recalls = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
     assert recalls == {"recall_c0", "recall_c1", "recall_c2"}

@@ -368,12 +368,6 @@ def test_going_back_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.Mon
     assert "state-000001.json" in synced[0][1]
 
 
-def test_one_of_an_older_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"state\.json is a checkpoint of an older fairflare; remove"):
-        CheckpointFolder(tmp_path).load()
-
-
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:

@@ -779,3 +779,45 @@ def test_two_phase_rule_with_one_site_asks_nobody() -> None:
     assert weighing.sites == {"b": 1.0}
     for name, tensor in net_state(1).items():
         torch.testing.assert_close(state[name], tensor, atol=1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------ no training
+
+
+@pytest.mark.parametrize("is_update", [True, False])
+@pytest.mark.parametrize("num_steps", [None, 0])
+def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool, num_steps: Any) -> None:
+    """Statistics and counters may have moved: a pass without a step."""
+    collector = begun(FedAvg())
+    state = {**RECEIVED, "bn.running_var": RECEIVED["bn.running_var"] + 1}
+    message = train_message("a", state, num_steps=num_steps)
+    if not is_update:
+        message.params, message.is_update = state, False
+    with pytest.raises(ReportError, match="site 'a': it sent back the model that it received and counts no step"):
+        collector.read_training("a", message)
+    one = {**RECEIVED, "head.weight": RECEIVED["head.weight"].clone()}
+    one["head.weight"][1, 2] += 1e-3
+    take(collector, "b", train_message("b", one, num_steps=num_steps))  # one number is enough
+    assert collector.accepted == ["b"]
+
+
+def test_counted_steps_that_change_nothing_are_said() -> None:
+    """At a learning rate of 0: a warning by name, in every kind of run's results."""
+    collector = begun(FedAvg())
+    take(collector, "a", train_message("a", RECEIVED, num_steps=7))
+    take(collector, "b", train_message("b", net_state(1), num_steps=7))
+    collector.aggregate()
+    (warned,) = [w for w in collector.warnings if w.kind == "unchanged"]
+    assert warned.site == "a"
+    assert warned.text.startswith("its 7 steps left the model as it was received (a learning rate of 0")
+
+
+def test_a_count_that_nobody_told_is_said() -> None:
+    collector = begun(FedAvg())
+    take(collector, "a", train_message("a", samples=None))
+    take(collector, "b", train_message("b", samples=3))
+    _, weighing = collector.aggregate()
+    assert weighing.sites == {"a": 0.25, "b": 0.75}
+    assert [(w.site, w.text) for w in collector.warnings if w.kind == "count"] == [
+        ("a", "it tells no number of samples, and weighs as much as one sample")
+    ]

@@ -283,13 +283,14 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     assert section.words[0].startswith("By sex, ")
     assert (
         section.parts[0].alt.startswith("accuracy by sex: female from ")
-        or "auc by sex: female from " in section.parts[0].alt
+        or "AUC by sex: female from " in section.parts[0].alt
     )
     assert "sex of 2 test images is unknown: in no gap." in section.notes
     assert section.words[0] not in [part.caption for part in section.parts]  # the sentence stands once
     page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
     assert "Groups of people" in page
-    assert "accuracy_gap" in page
+    assert "gap in accuracy" in page
+    assert "accuracy_gap" not in page
 
 
 # ------------------------------------------------------------------------------------------------ what stays

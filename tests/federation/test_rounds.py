@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import json
 import math
 import re
 import threading
@@ -959,16 +958,6 @@ def test_resume_allows_other_sites_and_quorum(tmp_path: Path) -> None:
     rest = Run(tmp_path, num_rounds=2, experiment="e", min_sites=2, sites=SITES[:2])()
     assert rest.results["rounds"][1]["accepted"] == SITES[:2]
     assert rest.results["info"]["sites"] == SITES[:2]
-
-
-def test_a_checkpoint_of_an_older_version_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "kept" / "e1"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text("{")
-    run = Run(tmp_path, experiment="e1")
-    with pytest.raises(ValueError, match=r"state\.json is a checkpoint of an older fairflare.*another experiment id"):
-        run()
-    assert json.loads((run.folder / "fairflare" / "results.json").read_text())["status"] == "failed"
 
 
 def test_without_an_experiment_nothing_outlives_the_run(tmp_path: Path) -> None:

@@ -214,8 +214,6 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     (store.scratch / "cka-1").write_text("features")
     own = store.folder / f".moments.000001.pt.{os.getpid()}.partial"  # in a container all have one number
     own.write_text("half")
-    old = folder.folder / "optimizer.000001.pt.tmp123"
-    old.write_text("half")
     (folder.folder / ".b.gone").mkdir()
     (folder.folder / ".b.gone" / "moments.000001.pt").write_text("of a run that was being removed")
     with folder.opened(request("train", {}, run="a")) as store:
@@ -563,7 +561,7 @@ def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
     without.perform(request("train", state, 0))
     assert same(replies[2].update, without.perform(request("train", state, 2)).update)
     assert kept(here.state.store()) == [
-        "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
+        "lists", "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
     ]  # fmt: skip
 
 
@@ -590,7 +588,7 @@ def test_a_site_on_a_full_disk_is_left_out_and_comes_back(worker: Any) -> None:
     assert (first[0], test[0], after[0]) == ("ok", "ok", "ok")
     assert after[3] is None
     assert kept(worker().state.store()) == [
-        "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
+        "lists", "local_model.000002.pt", "lock", "optimizer.000000.pt", "optimizer.000002.pt"
     ]  # fmt: skip
 
 

@@ -42,7 +42,6 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.moved import MOVED
 from fairflare.tasks.base import Task
 from tests.federation.network import Line, Network, says_nothing
 from tests.methods.support import request
@@ -262,12 +261,8 @@ def _attempt(what: Any) -> None:
         what()
 
 
-#: The paths of the version before are the same classes, which test_moved.py shows.
-CLASSES = [path for path in job_classes() if path.rpartition(".")[0] not in MOVED]
-
-
 @pytest.mark.many
-@pytest.mark.parametrize("path", CLASSES)
+@pytest.mark.parametrize("path", job_classes())
 def test_no_setting_of_a_class_that_a_job_names_is_run(path: str, trap: Trap, tmp_path: Path) -> None:
     if path == MLFLOW:
         pytest.importorskip("mlflow")
@@ -291,7 +286,7 @@ def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, tr
     """FLARE calls functions as readily as classes, and whatever a module imports as its own."""
     build = Builder(tmp_path / "flare", job_classes())
     admitted, names = set(), 0
-    modules = [info.name for info in pkgutil.walk_packages(fairflare.__path__, "fairflare.")] + list(MOVED)
+    modules = [info.name for info in pkgutil.walk_packages(fairflare.__path__, "fairflare.")]
     for module in modules:
         if module.endswith("__main__") or module == MLFLOW.rpartition(".")[0]:
             continue
@@ -440,7 +435,6 @@ PLACES = {
     "federation/collecting/suspects.py reason.format": "a text of the module",
     "methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
     "methods/base/site_run.py re.fullmatch": "escaped",
-    "moved.py importlib.import_module": "a table of the module",
     "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
     "tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",
     "tasks/adapters.py re.search": "the same",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +22,6 @@ from fairflare.federation.plan.plan import site_list
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
 from fairflare.recipes import FairRecipe, FedAvgRecipe, FedLWRRecipe
-from tests.old_jobs import OLD_JOB, as_exported_before
 
 ROOT = Path(__file__).parents[2]
 
@@ -338,25 +335,6 @@ def test_task_file_without_a_task(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         FairRecipe("fed_avg", task_file=path)
-
-
-@pytest.mark.parametrize("name", list(all_methods()))
-def test_old_job_folders_are_refused(name, tmp_path, build):
-    shutil.copytree(ROOT / "jobs" / name, tmp_path / name)
-    as_exported_before(tmp_path / name, name)
-    server, _ = configs(tmp_path / name)
-    rule = type(FairRecipe(name).plan.rule).__name__
-    said = f"{rule} has no setting 'min_sites' any more: {OLD_JOB}"
-    with pytest.raises(ValueError, match=re.escape(said)) as raised:
-        build(tmp_path / name / "app", server["workflows"][0])
-    assert "\n" not in str(raised.value)
-    # Also where somebody has taken that setting out by hand.
-    del server["workflows"][0]["args"]["aggregator"]["args"]["min_sites"]
-    if name != "fed_mrl":
-        with pytest.raises(
-            ValueError, match="RoundsController has no setting 'aggregator' any more: this job folder was"
-        ):
-            build(tmp_path / name / "app", server["workflows"][0])
 
 
 def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:

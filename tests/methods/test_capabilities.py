@@ -10,8 +10,7 @@ import pytest
 
 from fairflare.methods.base import rule as room
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.rule import GONE, Rule
-from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.base.rule import Rule
 from fairflare.methods.parts.model_average import ReportsMean
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
@@ -20,7 +19,7 @@ CAPABILITIES = {
     for _, cls in inspect.getmembers(room, inspect.isclass)
     if issubclass(cls, Rule) and cls is not Rule and cls.__module__ == room.__name__
 } | {ReportsMean}
-OF_SETTINGS = {"acts", "retired"}  # of any class with settings
+OF_SETTINGS = {"acts"}  # of any class with settings
 
 
 def members(cls: type) -> set[str]:
@@ -51,12 +50,3 @@ def test_every_member_has_two_users(name: str) -> None:
         cls for method in all_methods().values() for cls in method.rule.__mro__ if cls is not Rule and name in vars(cls)
     }
     assert len(users) >= (1 if name == "move" else 2), users
-
-
-@pytest.mark.parametrize("name", sorted(GONE))
-def test_a_member_of_before_is_refused_and_not_ignored(name: str) -> None:
-    """Else a directive that was for one site would go to all of them."""
-    with pytest.raises(
-        TypeError, match=f"Old.{name} is no member of a rule any more; docs/architecture.md#what-a-rule"
-    ):
-        type("Old", (FedAvg,), {name: ()})()

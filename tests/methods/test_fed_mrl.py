@@ -85,7 +85,9 @@ class Server:
             state = (states or {}).get(site, net_state(ord(site[0]) + current_round))
             update = {name: state[name] - tensor for name, tensor in received.items()}
             count = (samples or {}).get(site, 10)
-            message = encode_reply(SiteReply(STATUS_OK, update=update, report=found, num_samples=count), current_round)
+            message = encode_reply(
+                SiteReply(STATUS_OK, update=update, report=found, num_samples=count, num_steps=1), current_round
+            )
             try:
                 self.collector.keep(self.collector.read_training(site, message, needs_metrics=False))
             except ReportError as error:

@@ -37,7 +37,6 @@ from fairflare.federation.plan.describe import sections
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.fed_mrl import FedMRL
 from fairflare.provision import job_classes
 from tests.bundles import write_bundle
 
@@ -230,7 +229,7 @@ def test_markdown_is_a_table_of_every_setting(name: str) -> None:
 
 def test_describe_suggests_the_method() -> None:
     assert "unknown method 'fedmrl'; did you mean 'fed_mrl'?" in one_line(fairflare("describe", "fedmrl"))
-    assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'. Available: afl, ")
+    assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'; `fairflare list` has all ")
 
 
 # ------------------------------------------------------------------------------------------------ wrong values
@@ -298,36 +297,6 @@ def test_wrong_values_are_one_line_that_names_the_setting(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_settings_of_fed_mrl_are_answered_with_the_new_names(tmp_path: Path) -> None:
-    from tests.old_jobs import OLD_FED_MRL
-
-    known = {setting.name for setting in described(FedMRL)}
-    gone = {key for key in OLD_FED_MRL if key not in known} | {"actions"}
-    assert {"use_som", "som_input", "agent_rate", "warmup", "agent_seed", "action_mode"} <= gone
-    for key in gone:
-        said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", f"{key}=1"))
-        assert said.startswith(f"method 'fed_mrl' has no setting '{key}' any more: ")
-        if key not in ("use_som", "action_mode", "cautious", "double_q"):
-            (name,) = re.findall(r"\b(?:mu_policy|weighting)\.\w+", said)
-            assert name in known, said
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "agent_rate=1"))
-    assert said.endswith("it is mu_policy.learning_rate now")
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "som_input=updates"))
-    assert said.endswith("it is weighting.space now")
-    said = one_line(fairflare("export", "fed_mrl", "--out", str(tmp_path), "--set", "use_som=false"))
-    assert "weighting=som or =samples" in said
-
-
-def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
-    """An old job folder differs in many ways; the sentence that helps comes first."""
-    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'min_sites' any more: .* export it again$"):
-        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5], min_sites=1)  # type: ignore[arg-type, call-arg]
-    with pytest.raises(ValueError, match=r"^FedMRL has no setting 'grid' any more: it is weighting\.grid now$"):
-        FedMRL(mu_policy="qmix", unheard_of=1, grid=[5, 5])  # type: ignore[arg-type, call-arg]
-    with pytest.raises(ValueError, match=r"^mu_policy must be a MuPolicy \(FixedMu, RandomMu, QMixMu, VdnMu\), got 'q"):
-        FedMRL(mu_policy="qmix")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -346,6 +315,11 @@ def test_a_retired_setting_is_named_before_what_is_wrong_beside_it() -> None:
         (["run", "fed_avg", "--timeout", "0"], "timeout must be a number > 0, got 0"),
         (["export", "fed_avg", "--out", "x", "--preinstalled", "--bundle"], "exclude each other"),
         (["show", "nowhere"], "no results.json in nowhere"),
+        (["compare", "fed_avg", "solo", "--seeds", "1,x"], "seeds must be an integer >= 1, got '[1,x]'"),
+        (
+            ["compare", "fed_lwr", "fed_ism_plus_s"],
+            "row 'fed_ism_plus_s': method 'fed_ism_plus_s' cannot learn segmentation: criterion='logit_adjusted' needs",
+        ),
     ],
 )
 def test_other_mistakes_are_one_line(
@@ -355,6 +329,22 @@ def test_other_mistakes_are_one_line(
     monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda *a: pytest.fail("the simulator was started"))
     assert message in one_line(fairflare(*arguments))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "fed_avg", "--gpu", "0"], "No such option: --gpu here. The device stands in each site's"),
+        (["export", "fed_avg", "--data", "x", "--out", "y"], "Where the data are stands in each site's"),
+        (["run", "fed_avg", "--set", "local_epochs", "2"], "--set wants KEY=VALUE: --set local_epochs=2"),
+        (["run", "fed_avg", "--paper", "fed_prox"], "Papers that --paper knows by name: fed_lwr, fed_lwr_rif,"),
+        (["run", "fed_avg", "another"], "Got unexpected extra argument(s) (another)"),
+    ],
+)
+def test_a_mistaken_option_is_answered_with_what_was_meant(arguments: list[str], told: str) -> None:
+    result = fairflare(*arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
@@ -388,6 +378,9 @@ class Task(SegmentationTask):
     ("body", "code", "message"),
     [
         ("return None", 2, "build_model() of the task (Task) must give a torch.nn.Module, got NoneType"),
+        ("import torch; return torch.nn.LazyConv2d(1, 1)", 2, "'weight' has no size before the first batch"),
+        ("import torch; return torch.nn.Conv2d(1, 7, 1)", 2, "gives (1, 7, 64, 64), and (1, 1, 64, 64) is needed"),
+        ("import torch; return torch.nn.Conv2d(2, 1, 1)", 0, "fails: RuntimeError: Given groups=1"),
         ("open('/no/such/weights.pt')", 0, "warning: build_model() of the task (Task) failed: FileNotFoundError"),
     ],
 )
@@ -565,7 +558,7 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
         lines[1],
     )
     assert lines[2:] == ["validate: 2 site(s) measure a final model"]
-    assert good.stdout.startswith("fed_avg, seed 0, 1 round\n")
+    assert good.stdout.startswith("FedAvg (fed_avg), seed 0, 1 round\n")
     assert "SYNTHETIC" in good.stdout
     assert "worst" in good.stdout
     assert max(map(len, good.stdout.split("results: ")[0].splitlines())) <= 80
@@ -618,9 +611,8 @@ def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> Non
     assert bad.exit_code == 1
     lines = bad.stderr.splitlines()
     assert lines[0] == "check: 2 site(s) open their data"
-    assert [line.split(":")[0] for line in lines[1:3]] == ["round 0, train"] * 2
-    assert lines[1].startswith("round 0, train: site-1 left out: ")
-    assert lines[3].startswith("failed: round 0, train: 0 usable result(s) of 2 asked")
+    assert lines[1].startswith("round 0, train: site-1, site-2 left out: ")  # of one reason: once
+    assert lines[2].startswith("failed: round 0, train: 0 usable result(s) of 2 asked")
     assert "lower learning_rate" in bad.stderr
     assert f"log: {runs['root'] / 'bad.log'}" in bad.stderr
     assert "Traceback" not in bad.stderr
@@ -871,8 +863,8 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
     assert signal.getsignal(signal.SIGINT) is before
     assert stopped.exit_code == 130, stopped.output
     assert "stopping; Ctrl-C again ends it at once" in stopped.stderr
-    wanted = "the same command goes on" if arguments else "it cannot be continued: that takes an --experiment NAME"
-    assert f"stopped: {wanted}" in stopped.stderr
+    wanted = "The same command goes on" if arguments else "It cannot be resumed; to be able to, start with --experiment"
+    assert f"Stopped. {wanted}" in stopped.stderr
     assert "Traceback" not in stopped.output
     document = json.loads((tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
     assert document["status"] == "failed"

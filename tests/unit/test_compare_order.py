@@ -79,9 +79,9 @@ def test_rows_not_yet_seen_are_said(tmp_path: Path) -> None:
     assert _left(runner) == ""
     put(runner.all[0], "running", 1, 10)
     put(runner.all[1], "running", 0, 10)
-    assert _left(runner) == ", about 2 min left, if the 2 rows not yet seen take as long as the others"
+    assert _left(runner) == ", about 2 min left (2 methods not timed yet)"
     put(runner.all[1], "running", 1, 10)
-    assert _left(runner).endswith(" left, if the row not yet seen takes as long as the others")
+    assert _left(runner).endswith(" left (1 method not timed yet)")
     put(runner.all[2], "failed", 0, 1)
     for progress in runner.all[3:]:
         put(progress, "completed", 3, 40)

@@ -181,14 +181,15 @@ def test_sites_that_name_the_classes_differently(tmp_path: Path) -> None:
     ]
 
 
-def test_many_problems_are_cut_unless_all_are_wanted(tmp_path: Path) -> None:
+def test_problems_of_a_kind_are_one_line_unless_all_are_wanted(tmp_path: Path) -> None:
     splits = site(tmp_path / "a", True, 1)
     splits["training"] += [{"image": f"images/none_{n}.png", "label": 0} for n in range(30)]
     write_datalist(tmp_path / "a/datalist.json", splits)
     code, text = check(tmp_path)
     assert code == 1
-    assert "problem: a: 10 more; --all shows them" in text
-    assert len(problems(text)) == 21
+    (line,) = problems(text)
+    assert "none_0.png', does not exist" in line
+    assert "29 more such: 'a/images/none_1.png', 'a/images/none_2.png', 'a/images/none_3.png' and 26 more" in line
     assert len(problems(check(tmp_path, "--all")[1])) == 30
 
 
@@ -199,3 +200,20 @@ def test_nothing_to_look_at(tmp_path: Path, content: str | None) -> None:
     code, text = check(tmp_path)
     assert code == 2
     assert "error" in text
+
+
+def test_swapped_folders_are_one_line(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    lists: dict[str, list[dict[str, str]]] = {}
+    for number, split in enumerate(["training"] * 4 + ["validation", "test"]):
+        name = f"p{number}.png"
+        for kind, pixels in (("images", np.eye(16) * 255), ("masks", rng.integers(0, 256, (16, 16)))):
+            (tmp_path / "a" / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a" / kind / name)
+        lists.setdefault(split, []).append({"image": f"images/{name}", "label": f"masks/{name}"})
+    write_datalist(tmp_path / "a/datalist.json", lists)
+    code, text = check(tmp_path)
+    (line,) = problems(text)
+    assert code == 1
+    assert "image and mask look swapped: the mask has" in line
+    assert "5 more such: 'a/images/p1.png', 'a/images/p2.png', 'a/images/p3.png' and 2 more" in line

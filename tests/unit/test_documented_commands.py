@@ -41,7 +41,7 @@ RUN = (
     "fairflare list", "fairflare describe", "fairflare show", "fairflare report", "fairflare check-data",
     "fairflare stats", "fairflare predict", "fairflare prepare images", "fairflare prepare masks",
     "fairflare prepare folders", "fairflare examples", "fairflare export", "fairflare adapt", "fairflare doctor",
-    "fairflare phantom", "fairflare similarity", "python -m fairflare.data.phantoms",
+    "fairflare phantom", "python -m fairflare.data.phantoms",
 )  # fmt: skip
 
 

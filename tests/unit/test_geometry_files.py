@@ -500,7 +500,7 @@ def test_leave_out_and_fetch_anew(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepare_volumes(tmp_path / "out", folders={"a": (images, masks)})
     told = str(caught.value)
-    for words in ("3 volume(s) cannot be used", "8 mm lie between slices 2 and 3 ('IM002.dcm', 'IM003.dcm')",
+    for words in ("3 of 8 volume(s) cannot be used", "8 mm lie between slices 2 and 3 ('IM002.dcm', 'IM003.dcm')",
                   "3 slices are missing. Fetch the whole series, or leave it out", "its steps are uneven",
                   "a file was copied: 'IM001.dcm' and 'again.dcm'"):  # fmt: skip
         assert words in told, told

@@ -282,3 +282,39 @@ def test_groups_of_some_sites_and_of_all_others() -> None:
     assert groups_by_site(["A=(x)", "(y)"], "ABC") == {"A": "(x)", "B": "(y)", "C": "(y)"}
     assert groups_by_site("id=(x)", ["A"]) == {"A": "id=(x)"}
     assert groups_by_site(None, ["A"]) == {"A": None}
+
+
+# ------------------------------------------------------------------------------------------------ a mistake in a file
+
+
+def test_a_mistake_in_the_data_file_is_named_with_key_and_file(tmp_path: Path) -> None:
+    settings = {"sites": {name: {"data_root": str(site(tmp_path / name))} for name in "ab"}}
+    file = tmp_path / "fairflare.json"
+    file.write_text(json.dumps({**settings, "data_rot": "x", "min_cases": 2}))
+    command = ["run", "fed_avg", "--in-process", "--workspace", tmp_path / "w", "--data"]
+    told = fairflare(*command, file)
+    assert f"--data {file}: unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root'?" in told
+    assert "(of a, b)" in told
+    assert told.count("data_rot'") == 1
+    assert told.endswith("[2]")
+    told = fairflare(*command, tmp_path / "a/datalist.json")
+    assert f"{tmp_path / 'a/datalist.json'} is a datalist, the list of one site; give the fairflare.json" in told
+    assert told.endswith("[2]")
+
+
+def test_sites_that_are_out_for_one_reason_are_one_line() -> None:
+    import io
+
+    from rich.console import Console
+
+    from fairflare.cli.run.view import RunView
+    from fairflare.federation.site.replies import reasons
+
+    out = io.StringIO()
+    told = {"current_round": 0, "num_rounds": 2, "phase": "check", "seconds": 1.5, "ok": False}
+    with RunView(list("abc"), "trial", Console(file=out, width=200)) as view:
+        for name, why in (("a", "no list {x}"), ("b", "no list {x}"), ("c", "no image")):
+            view.event("site", {**told, "site": name, "reason": f"site {name!r}: {why}"})
+    assert out.getvalue().splitlines() == ["check: a, b left out: no list {x}", "check: c left out: no image"]
+    left = [("b", "site 'b': x"), ("a", "site 'a': x"), ("c", "y"), ("d", "site 'd' has z")]
+    assert reasons(left) == "sites 'a', 'b': x; c: y; site 'd' has z"

@@ -493,6 +493,8 @@ def test_a_models_folder_is_found(segmented: Path, tmp_path: Path) -> None:
 def test_which_model_it_was_is_said(segmented: Path, kinds: Path, tmp_path: Path) -> None:
     best = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "a").stdout
     last = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "b", "--last").stdout
+    assert " label 1 " in " ".join(best.split())  # structures without names are called by their value in the mask
+    assert "class_1" not in best
     results = json.loads((segmented / "run/server/simulate_job/fairflare/results.json").read_text())
     assert f"(the best by validation (dice), of round {results['best']['round']}, FedAvg)" in best
     assert "(the last, of round 2, FedAvg)" in last

@@ -124,7 +124,7 @@ def test_a_table_with_sites_patients_and_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        (["image,grade", "i0,1"], {}, r"expected the columns image, label; missing: label; found: image,grade"),
+        (["image,grade", "i0,1"], {}, r"expected the columns image, label; missing: label; found: image, grade"),
         (
             ["image,label", "i0,1", "i9,0", "i8,0"],
             {},

@@ -408,7 +408,7 @@ def test_folder_errors(tmp_path: Path) -> None:
         pictures(tmp_path / "m", ["a.png", "b.png"]),
     )
     out = tmp_path / "out"
-    with pytest.raises(DataError, match=r"without partner: c\.png"):
+    with pytest.raises(DataError, match=r"without a mask of its name: .*i/c\.png"):
         prepare_folders({"x": (images, masks)}, out)
     pictures(masks, ["c_mask.png"])
     with pytest.raises(DataError, match="does not match group"):

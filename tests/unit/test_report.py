@@ -168,6 +168,9 @@ def test_sections_and_files_of_a_large_comparison(big):
     assert read.words.count("SYNTHETIC") > 15, "banner, notes, figures"
 
 
+IN_WORDS = {"p_holm": "p (Holm)", "smallest": "visible from"}  # headings of a file on the page
+
+
 def test_tables_are_what_their_files_hold(big):
     out, _, read = big
     for name, rows in read.tables.items():
@@ -177,7 +180,8 @@ def test_tables_are_what_their_files_hold(big):
             rows = [[*row[:3], row[3].partition(" ")[0], *row[4:]] for row in rows]
         assert len(rows) == min(len(lines), MAX_ROWS + 1), name
         spread = [k for k, head in enumerate(lines[0]) if head.endswith(" sd")]
-        assert [head.removesuffix(" mean") for k, head in enumerate(lines[0]) if k not in spread] == rows[0]
+        heads = [head.removesuffix(" mean") for k, head in enumerate(lines[0]) if k not in spread]
+        assert [IN_WORDS.get(head, head) for head in heads] == rows[0]
         for line, row in zip(lines[1:], rows[1:], strict=False):
             cells = [cell for k, cell in enumerate(line) if k not in spread]
             deviations = {k - 1 - sum(j < k - 1 for j in spread): line[k] for k in spread}
@@ -257,7 +261,8 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     assert (
         "The average: better than a: b (+0.100 [+0.099, +0.102]); worse than a: d (-0.200 [-0.201, -0.198]); "
         # c: sd 0.1, and among nine tests 0.05 / 9: (13.3604 + 1.0607) * 0.1 / sqrt(3) is more than any of the figures.
-        "cannot tell: c (only a difference of 0.833 would have been seen, more than the metric itself)." in read.words
+        "cannot tell, as only a difference larger than Dice itself could have been detected (use 5 seeds or more): c."
+        in read.words
     )
     assert "The worst site: better than a: b" in read.words
     none = "(a difference of 0.000 would have been seen)"
@@ -364,7 +369,7 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
     assert read.headings() == [
         "summary", "results", "rounds", "site_weights", "influence", "took_part", "cost", "settings",
     ]  # fmt: skip
-    assert "The run of fed_x completed after 2 rounds." in read.words
+    assert "The run completed after 2 rounds." in read.words
     assert "how much of it is luck of the seed, it cannot say" in read.words
     assert "In the run every site was in every round." in read.words
 
@@ -697,8 +702,8 @@ def test_a_download_and_a_folder_of_runs(tmp_path, quick_pictures):
     place = tmp_path / "download" / "workspace" / "fairflare"
     place.mkdir(parents=True)
     (place / "results.json").write_text(json.dumps(one()))
-    assert "Run of fed_x" in page_of(tmp_path / "download").words
-    assert "Run of fed_x" in Read(write_report(place / "results.json", tmp_path / "o").read_text()).words
+    assert "fed_x: " in page_of(tmp_path / "download").words
+    assert "fed_x: " in Read(write_report(place / "results.json", tmp_path / "o").read_text()).words
     for name, value in (("a", 0.3), ("b", 0.4)):
         write_run(tmp_path / "runs_here" / name, document(name, 0, dict.fromkeys(SITES, value)))
     assert "Comparison of 2 methods" in page_of(tmp_path / "runs_here").words
@@ -710,7 +715,7 @@ def test_the_server_writes_the_page_of_a_run(tmp_path, monkeypatch):
     path = run.folder / "fairflare" / PAGE_FILE
     assert any(re.fullmatch(rf"page: {re.escape(str(path))} \(\d+\.\d s\)", line) for line in run.net.said)
     read = Read(path.read_text(encoding="utf-8"))
-    assert "Run of FedAvg" in read.words
+    assert "FedAvg (fed_avg)" in read.words
     assert read.tables["sites"][1:] == [["site-1", "0.200"], ["site-2", "0.400"], ["site-3", "0.600"]]
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
 

@@ -42,11 +42,17 @@ def test_an_interval_decides_its_own_digits(low, high, mean, told):
     assert interval(low, high, mean) == told
 
 
-def _material(verdict: str, behind: list[str], higher: bool = True) -> Any:
+def _material(verdict: str, behind: list[str], higher: bool = True, together: float = 0.5) -> Any:
     sign = 1 if higher else -1
-    sites = {"A": {"value": 0.8, "expected": 0.8 - sign * 0.03}, "C": {"value": 0.6, "expected": 0.6 + sign * 0.07}}
-    said = {"metric": "dice", "test": "t", "behind": behind, "chance_gap": 0.05, "sites": sites}
-    rows = [SimpleNamespace(label="FedAvg", runs=[SimpleNamespace(document={"inequality": said})], summaries=[])]
+    sites = {"A": {"value": 0.7 + sign * 0.03, "expected": 0.7}, "C": {"value": 0.7 - sign * 0.07, "expected": 0.7}}
+    said = {
+        "metric": "dice", "test": "t", "behind": behind, "ahead": [], "chance_gap": 0.05, "sites": sites,
+        "p_value": together, "level": 0.95,
+    }  # fmt: skip
+    document = {"inequality": said, "info": {"label": "FedAvg", "primary_metric": "dice"}, "test": {}}
+    row = SimpleNamespace(label="FedAvg", runs=[SimpleNamespace(document=document)], summaries=[])
+    row.at = lambda site: SimpleNamespace(mean=sites[site]["value"])
+    rows = [row]
     rows.append(SimpleNamespace(label="B", runs=[], summaries=[]))
     one = SimpleNamespace(label="B", measure="std", verdict=verdict, mean=-0.0412, low=-0.0512, high=-0.0312)
     return SimpleNamespace(tested=True, reference="FedAvg", rows=rows, metric="dice", higher=higher, differences=[one])
@@ -54,26 +60,50 @@ def _material(verdict: str, behind: list[str], higher: bool = True) -> Any:
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_answer_says_who_is_fairer_and_who_is_behind(higher):
+    where = "the lowest Dice, 0.630, 0.07 below" if higher else "the highest Dice, 0.770, 0.07 above"
     assert words.answer(_material("within noise", ["C"], higher)) == (
-        "No method was shown to be fairer than FedAvg on these data; with FedAvg site C is behind by 0.07 (shown); "
-        "equal sites would show 0.05."
+        f"No method was shown to be fairer than FedAvg on these data. With FedAvg, site C has {where} the 0.700 "
+        "expected if all sites were equal. Chance does not explain that."
     )
     fairer = words.answer(_material("better", [], higher))
-    assert fairer.startswith("Fairer than FedAvg on these data: B (spread -0.04 ± 0.01); ")
-    assert "(not shown to be more than luck)" in fairer
+    assert fairer.startswith("Fairer than FedAvg on these data: B (spread -0.04 ± 0.01). With FedAvg, site C has ")
+    end = "lowest of equally good sites would be about 0.05 below" if higher else "would be about 0.05 above"
+    assert "That may be chance: the " in fairer
+    assert fairer.endswith(f"{end}.")
+
+
+def test_a_headline_has_the_verdict_of_the_test_under_it():
+    """Where no site is behind and all together are too unequal, the two may not contradict each other."""
+    said = words.answer(_material("within noise", [], together=0.015))
+    assert said.endswith("Together the sites are more unequal than chance explains (p = 0.015).")
+    assert "may be chance" not in said
+    assert "more unequal" not in words.answer(_material("within noise", ["C"], together=0.015))
+
+
+@pytest.mark.parametrize("share", [1, 0.5])
+def test_a_model_that_finds_nothing_is_not_praised(share):
+    material = _material("within noise", [])
+    run = material.rows[0].runs[0].document
+    info = {**run["info"], "higher_is_better": {"dice": True}}
+    zero = {**run, "info": info, "test": {"A": {"dice": 0.0}, "C": {"dice": 0.0}}}
+    other = zero if share == 1 else {**zero, "test": {"A": {"dice": 0.0}, "C": {"dice": 0.1}}}
+    material.rows[0].runs = [SimpleNamespace(document=zero), SimpleNamespace(document=other)]
+    said = words.answer(material)
+    assert said.endswith("With FedAvg, nothing was learnt: Dice is 0 at every site.") == (share == 1)
 
 
 @pytest.mark.parametrize(
     ("site", "gap", "behind", "told"),
     [
-        ("C", 0.07, [], "With FedAvg site C is behind by 0.07 (not shown to be more than luck); equal"),
-        ("site-3", 0.07, ["site-3"], "With FedAvg site-3 is behind by 0.07 (shown); equal sites"),
-        ("C", 0.0041, [], "With FedAvg no site is behind by 0.01 or more; equal sites would show 0.05."),
-        ("C", 0.0041, ["C"], "With FedAvg site C is behind by 0.004 (shown); equal"),
+        ("C", 0.07, [], "FedAvg: site C has the lowest Dice, 0.600, 0.07 below the 0.670 expected if all sites were"),
+        ("site-3", 0.07, ["site-3"], "FedAvg: site-3 has the lowest Dice, 0.600, 0.07 below"),
+        ("C", 0.0041, [], "FedAvg: no site is 0.01 or more below expectation. That may be chance: the lowest of equal"),
+        ("C", 0.0041, ["C"], "FedAvg: site C has the lowest Dice, 0.600, 0.004 below"),
     ],
 )
 def test_of_one_run_the_answer_is_a_sentence_that_says_something(site, gap, behind, told):
     material = _material("within noise", behind)
+    material.reference = ""
     del material.rows[1:]
     found = material.rows[0].runs[0].document["inequality"]["sites"]
     found[site] = {"value": 0.6, "expected": 0.6 + gap}
@@ -111,9 +141,9 @@ def _rules(css: str) -> dict[str, str]:
     return found
 
 
-def test_paper_has_what_is_folded_and_whole_rows():
+def test_paper_has_what_the_words_mean_and_whole_rows():
     rules = _rules((TEMPLATES / "page.css").read_text(encoding="utf-8"))
-    assert "content-visibility: visible" in rules["details::details-content"]
+    assert "content-visibility: visible" in rules[".terms::details-content"]
     assert "display: none" not in rules.get("details", "")
     assert "break-inside: avoid" in rules["tr"]
     assert "table-header-group" in rules["thead"]

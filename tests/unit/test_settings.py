@@ -8,7 +8,7 @@ import math
 import pickle
 import re
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_parameters
@@ -79,8 +79,6 @@ class Dish:
             at most an hour.
         warm, cold: how it is served | eaten.
     """
-
-    retired: ClassVar[dict[str, str]] = {"oven": "it was sold"}
 
     minutes: PositiveInt = 10
     warm: Flag = True
@@ -217,8 +215,6 @@ def test_others_are_refused_in_one_line(cls: type, name: str, value: Any) -> Non
         ({"prices": {"egg": 0}}, "prices must be a dict of a text to an integer >= 1; entry 'egg' is 0"),
         ({"minute": 1}, "Soup has no setting 'minute'; did you mean 'minutes'? Available: cold, guests, layers, "),
         ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; Available: cold, "),
-        ({"oven": 1}, "Soup has no setting 'oven' any more: it was sold"),
-        ({"oven": 1, "minutes": 0}, "Soup has no setting 'oven' any more: it was sold"),
         ({"minutes": 61}, "minutes: nobody waits that long"),
     ],
 )
@@ -227,17 +223,10 @@ def test_mistakes_name_setting_and_entry(given: dict[str, Any], message: str) ->
         Soup(**given)
 
 
-def test_a_missing_setting_is_named_and_a_retired_one_goes_first() -> None:
+def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"^Needy needs the setting 'must'$"):
         Needy()
     assert Needy(must=2).may == 1
-
-    @settings
-    class Newer(Needy):
-        retired: ClassVar[dict[str, str]] = {"old": "export it again"}
-
-    with pytest.raises(ValueError, match=r"^Newer has no setting 'old' any more: export it again$"):
-        Newer(old=1)  # 'must' is missing too, which tells nothing
 
 
 def test_settings_are_keyword_only() -> None:

@@ -142,7 +142,7 @@ def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
     first = found["sites"]["site-1"]
     low = [stats.binomtest(k, n).proportion_ci(method="wilson").low for k, n in ((90, 100), (32, 40))]
     assert first["low"] == pytest.approx(0.85 - 0.5 * ((0.9 - low[0]) ** 2 + (0.8 - low[1]) ** 2) ** 0.5)
-    assert who_is_behind({"inequality": found})[0].startswith("Behind: site-3 (0.")
+    assert who_is_behind({"inequality": found})[0].startswith("Behind: site-3, 0.")
 
 
 def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
@@ -234,7 +234,9 @@ def test_the_table_has_intervals_and_names_who_is_behind() -> None:
     assert ["site-3", "0.450", f"[{low:.3f},", f"{high:.3f}]", "30", "0.550"] in lines
     assert ["worst", "site", "site-3", "-", "-", "site-3?"] in lines  # of the loss nobody says it
     assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.3f}", "-", "-", "-"] in lines
-    assert "Behind: site-3 (0.267 behind the 0.717 expected of equal sites, p < 0.001)" in fairness_table(made)
+    assert "Behind: site-3, 0.267 below the 0.717 expected if all sites were equal (p < 0.001); " in fairness_table(
+        made
+    )
     console = Console(file=io.StringIO(), width=120)
     console.print(rich_table(made))
     assert f"[{low:.3f}, {high:.3f}]" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -245,7 +247,7 @@ def test_the_table_does_not_name_a_site_that_chance_put_last() -> None:
     text = fairness_table(made)
     assert ["worst", "site", "site-3?", "-", "-", "site-3?"] in [line.split() for line in text.splitlines()]
     assert "?: has the worst value; that the site is behind the others is not shown." in text
-    assert "No site can be told to be behind the others: the furthest is site-3" in text
+    assert "No site is shown to be behind. The lowest is site-3, 0.030 below the 0.810 " in text
     assert "Behind" not in text
     rows = list(csv.DictReader(io.StringIO(fairness_table(made, style="csv"))))
     assert float(rows[2]["high"]) == made["inequality"]["sites"]["site-3"]["high"]
@@ -297,21 +299,21 @@ def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tm
     old = run(None)
     assert "inequality" not in old
     text = fairness_table(old)
-    assert "Whether the worst site is behind or unlucky cannot be told" in text
+    assert "Whether the worst site is behind or just unlucky is not known" in text
     assert "interval" not in text.splitlines()[1]
     page = write_report(write_run(tmp_path / "run", old), tmp_path / "page").read_text(encoding="utf-8")
-    assert "Whether the worst site is behind or unlucky cannot be told" in page
+    assert "Whether the worst site is behind or just unlucky is not known" in page
     assert "Standard deviation that equal sites" not in compare([old])
 
 
 def test_the_page_says_it_in_the_summary_the_picture_and_a_table(tmp_path: Path) -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
     page = build(of_one(page_run(made)))
-    assert "Behind: site-3 (0.267 behind the 0.717 expected of equal sites" in " ".join(page.summary)
+    assert "Behind: site-3, 0.267 below the 0.717 expected if all sites were equal" in " ".join(page.summary)
     assert "Measured on 90 test cases, 30 at a site." in page.summary
     section = page.sections[0]
     assert not any(note.startswith("Behind") for note in section.notes)  # once is enough
-    assert any("equal ones show" in note for note in section.notes)
+    assert any("equal sites would show" in note for note in section.notes)
     results, picture, sites = section.parts[:3]
     assert results.rows[0][4].mean == made["inequality"]["chance_std"]  # type: ignore[union-attr]
     found = made["inequality"]["sites"]["site-3"]

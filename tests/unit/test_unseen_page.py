@@ -178,7 +178,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     assert leads[1].text == f"Between groups of people: {told}"
     assert leads[1].picture is not None
     assert leads[1].picture.alt == (
-        "auc by sex: F from 0.800 (site-1) to 0.800 (site-1), 0.800 over all sites; "
+        "AUC by sex: F from 0.800 (site-1) to 0.800 (site-1), 0.800 over all sites; "
         "M from 0.600 (site-1) to 0.600 (site-1), 0.600 over all sites."
     )
     assert leads[1].picture.caption.startswith("Of fed_avg, seed 0. ")

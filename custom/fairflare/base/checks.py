@@ -135,10 +135,19 @@ def choice(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
-def nearest(value: Any, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or nothing."""
-    near = difflib.get_close_matches(str(value), list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(value: Any, known: Iterable[str], most: int = 1) -> str:
+    """Return ``"; did you mean 'x'?"``, or nothing.
+
+    Args:
+        value: that none of the names is; also the initials of one (``lr``).
+        known: the names.
+        most: so many where none is close.
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    near = near or [name for name in names if "".join(word[:1] for word in name.split("_")) == value][:most]
+    near = near or (difflib.get_close_matches(str(value), names, n=most, cutoff=0.4) if most > 1 else [])
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def not_empty(name: str, values: S, of: str = "site") -> S:

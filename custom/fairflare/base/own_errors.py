@@ -12,8 +12,8 @@ MOST = 160  # characters of the error's own text
 #: Name of the package and the extra that brings it, by what is imported.
 EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
-    "pydicom": ("pydicom", "data"), "matplotlib": ("matplotlib", "page"), "jinja2": ("jinja2", "page"),
-    "tensorboard": ("tensorboard", "tensorboard"), "peft": ("peft", "adapters"),
+    "pydicom": ("pydicom", "data"), "pandas": ("pandas", "data"), "matplotlib": ("matplotlib", "page"),
+    "jinja2": ("jinja2", "page"), "tensorboard": ("tensorboard", "tensorboard"), "peft": ("peft", "adapters"),
 }  # fmt: skip
 
 

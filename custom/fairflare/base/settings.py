@@ -302,13 +302,8 @@ def _ranged(kind: Any, notes: Sequence[Any]) -> str:
 
 
 def _in_one_line(cls: type, error: ValidationError) -> str:
-    """The first problem that pydantic found, in our words; a retired setting goes first, as it explains the others."""
-    problems = error.errors(include_url=False)
-    unknown = {str(p["loc"][0]) for p in problems if p["type"] == "unexpected_keyword_argument"}
-    for name, now in getattr(cls, "retired", {}).items():
-        if name in unknown:
-            return f"{cls.__name__} has no setting {name!r} any more: {now}"
-    problem = problems[0]
+    """Return the first problem that pydantic found, in our words."""
+    problem = error.errors(include_url=False)[0]
     kind, place, value = problem["type"], problem["loc"], problem["input"]
     if kind == "value_error":  # our own words, from __post_init__ or a validator
         text = str(problem["ctx"]["error"])

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fairflare.base.disk.files import system_error
+from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.base.own_errors import lacking_package
 from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
@@ -16,13 +18,13 @@ from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
-from fairflare.cli.model.landscape import landscape
 from fairflare.cli.model.predict import predict
-from fairflare.cli.model.similarity import similarity
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import report, show
+
+ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,18 +60,19 @@ app.command("list")(list_methods)
 for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor, policies):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
-for more in (compare, examples, landscape, report, similarity):
+for more in (compare, examples, report):
     app.command(cls=Command)(more)
 
 
 def main() -> None:
-    """Entry point. A package of an extra that is not installed is one line."""
+    """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
     try:
         app()
     except Exception as error:
-        if (lacking := lacking_package(error)) is None:
+        said = system_error(error) if isinstance(error, OSError) else lacking_package(error)
+        if said is None:
             raise
-        say(lacking, mark="[red]error[/red]: ")
+        say(said, mark="[red]error[/red]: ")
         raise SystemExit(2) from error
 
 

@@ -36,10 +36,7 @@ def examples(
         target = folder or Path(name)
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ValueError(f"{target} is there already and not empty; give another folder")
-        try:
-            with as_file(files("fairflare") / "examples" / name) as source:
-                ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-                shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"{target} cannot be written: {error.strerror or error}") from error
+        with as_file(files("fairflare") / "examples" / name) as source:
+            ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
     say(f"{target}: {EXAMPLES[name]}. Read {target / 'README.md'}; bash {target / 'run.sh'} runs it", console)

@@ -26,6 +26,10 @@ OWN_IMAGES = "On own images (--data) image_size and in_channels follow the image
 TRAINING, SITES_THAT_FAIL, RUN, TABLES = "Task and training", "Sites that fail or come late", "The run", "Tables"
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
+#: Options that people look for and no command, or not this one, has.
+OF_SITES = {"--gpu": "The device stands", "--device": "The device stands", "--data": "Where the data are stands"}
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries along, which has no public name
+
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
 Rounds = Annotated[
     int | None,
@@ -88,10 +92,6 @@ Metric = Annotated[
     str | None, typer.Option("--metric", "-m", metavar="NAME", help="Of the tables; default: the task's own.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
-Runs = Annotated[
-    list[Path],
-    typer.Argument(help="Folders of runs, downloads, or model files.", autocompletion=completion.runs),
-]
 OfModels = Annotated[
     bool | None,
     typer.Option("--best/--last", help="The best model by validation, or the last; default: best, else last."),
@@ -118,13 +118,34 @@ class Command(TyperCommand):
             f"{arg}={FIRST_PAPER}" if arg == "--paper" and _no_paper(after) else arg
             for arg, after in zip(args, [*args[1:], ""], strict=False)
         ]
-        return super().parse_args(ctx, given)
+        words = [*args]
+        try:
+            return super().parse_args(ctx, given)
+        except USAGE_ERROR as error:
+            if (name := getattr(error, "option_name", "")) in OF_SITES:
+                error.message += f" here. {OF_SITES[name]} in each site's local/fairflare.json."
+                error.possibilities = []
+            elif "extra argument" in error.message:
+                error.message += _meant(words)
+            raise
+
+
+def _meant(words: Sequence[str]) -> str:
+    """Return what to write where a word stands alone that belongs to ``--set`` or ``--paper``; or nothing."""
+    from fairflare.methods.base.papers import experiments
+
+    for option, word, after in zip(words, words[1:], [*words[2:], ""], strict=False):
+        if option == "--set" and "=" not in word:
+            return f". --set wants KEY=VALUE: --set {word}={after}"
+        if option == "--paper" and word not in experiments():
+            return f". Papers that --paper knows by name: {', '.join(experiments())}."
+    return ""
 
 
 def _place_in_help(parameter: Any) -> tuple[int, str]:
     if parameter.param_type_name == "argument":  # as they are typed
         return -1, ""
-    return PANELS.index(parameter.rich_help_panel or ""), parameter.opts[0]
+    return PANELS.index(parameter.rich_help_panel or ""), [*parameter.opts, *parameter.secondary_opts][0]
 
 
 def _no_paper(word: str) -> bool:
@@ -156,15 +177,13 @@ def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") ->
     """Exports a recipe into a folder, which an option named.
 
     Raises:
-        ValueError: the job is there already, or the folder cannot be written.
+        ValueError: the job is there already.
+        OSError: the folder cannot be written.
     """
     folder = out / recipe.name
     if folder.exists() and not overwrite:
         raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another {option}")
-    try:
-        recipe.export(str(out))
-    except OSError as error:
-        raise ValueError(f"{option} {out} cannot be written: {error.strerror or error}") from error
+    recipe.export(str(out))
     say(f"job folder: {folder}", console)
 
 
@@ -200,7 +219,8 @@ def plan_options(
     require_all_sites: Annotated[
         bool,
         typer.Option(
-            help="End the run before training when the data or settings of a site cannot be used (the default).",
+            " /--no-require-all-sites",
+            help="Go on without a site whose data or settings cannot be used; default: the run ends before training.",
             rich_help_panel=SITES_THAT_FAIL,
             show_default=False,
         ),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from fairflare.base.disk.files import system_error
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -34,13 +37,17 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """A mistake of the user is one red line; anything else is a bug and keeps its traceback."""
+def user_errors(out: Path | None = None) -> Iterator[None]:
+    """Say a mistake of the user, or a path that cannot be used, in one red line; a bug keeps its traceback.
+
+    Args:
+        out: that the command writes to, for an error of the disk that names no path.
+    """
     try:
         yield
-    except ValueError as e:
-        say(str(e), mark="[red]error[/red]: ")
-        raise typer.Exit(2) from e
+    except (ValueError, OSError) as error:
+        say(system_error(error, out) if isinstance(error, OSError) else str(error), mark="[red]error[/red]: ")
+        raise typer.Exit(2) from error
 
 
 @contextmanager

@@ -99,13 +99,9 @@ def report(
 
     Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
     """
-    with user_errors():
+    with user_errors(out or folder):
         from fairflare.reporting.page.write import write_report
 
         beside = folder if folder.is_dir() else folder.parent
-        try:
-            page = write_report(folder, out or beside / "report", metric=metric, reference=reference,
-                                overwrite=overwrite)  # fmt: skip
-        except OSError as error:
-            raise ValueError(f"{error.filename or folder}: {error.strerror or error}") from error
+        page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)
     say(f"page: {page}", console)

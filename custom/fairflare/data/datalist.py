@@ -126,7 +126,7 @@ def _read_json(file: Path, site: str) -> Any:
             f"site '{site}': the datalist does not exist",
         )
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_bytes())  # UTF-8 or UTF-16, with a mark or without
     except (OSError, ValueError, RecursionError) as error:
         why = "lists within lists without end" if isinstance(error, RecursionError) else error
         raise DataError(

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.data.dicom_files import has_dicom_mark
+from fairflare.data.dicom_files import DICOM, has_dicom_mark
 from fairflare.data.picture_values import (
     check_mask,
     check_opaque,
@@ -41,7 +41,6 @@ TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
-DICOM = (".dcm", ".dicom", ".ima")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
@@ -166,10 +165,6 @@ class ImageFile(ABC):
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         """Return what is made of the file's values, or of what it holds besides, in words that are the same for all."""
         return ()
-
-    def look(self) -> Facts:
-        """The same of a file that nobody decoded."""
-        return self.facts()
 
 
 class Picture(ImageFile):

@@ -1,0 +1,6 @@
+"""FLARE's side: transport, executor, aggregator, Client API, exported jobs."""
+
+from fairflare.base.machine.environment import ignore_matplotlib_settings, started_by_flare
+
+if started_by_flare():
+    ignore_matplotlib_settings()

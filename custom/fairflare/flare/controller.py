@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
@@ -40,7 +40,7 @@ from fairflare.flare.messages.sending import sent_in_turns
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.reports import shortened
-from fairflare.methods.base.rule import OLD_JOB, Rule
+from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
 _UNKNOWN = ReturnCode.TASK_UNKNOWN
@@ -58,8 +58,6 @@ class RoundsController(RunSettings, ModelController):
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
-
-    retired: ClassVar[dict[str, str]] = {"aggregator": OLD_JOB}
 
     task: Task
     rule: Rule

@@ -145,7 +145,7 @@ class StatisticsPage(StatisticsWriter):
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
     """Classes where the datalist has a number as a label, else masks; what is wrong with the list is said later."""
     try:
-        content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_text("utf-8"))
+        content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
         entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
         numbers = [type(entry.get("label")) is int for entry in entries if isinstance(entry, Mapping)]
         return "classification" if any(numbers) else "segmentation"

@@ -29,7 +29,7 @@ from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Fiel
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_prox import JOB, SETTINGS
 from fairflare.methods.parts.fair_training import FairProximalTraining
-from fairflare.methods.parts.mu_policy import NO_USE, SHOWN, MuPolicy, QMixMu
+from fairflare.methods.parts.mu_policy import SHOWN, MuPolicy, QMixMu
 from fairflare.methods.parts.probes import MAX_LOSS
 from fairflare.methods.parts.weightings import BySamples, BySom, Weighting
 
@@ -52,11 +52,6 @@ def winsorised(values: Mapping[str, float]) -> dict[str, float]:
     middle = statistics.median(values.values())
     low, high = max(middle / WIDTH, middle - REACH), min(middle * WIDTH, middle + REACH)
     return {site: min(max(value, low), high) for site, value in values.items()}
-
-
-def _moved(**parts: str) -> dict[str, str]:
-    pairs = ((part, *name.partition(":")) for part, names in parts.items() for name in names.split())
-    return {old: f"it is {part}.{new or old} now" for part, old, _, new in pairs}
 
 
 @settings
@@ -116,13 +111,6 @@ class FedMRL(Rule):
         "the other's",
         "mu": "the proximal coefficient of this site in this round; nothing of the others",
     }
-
-    retired: ClassVar[dict[str, str]] = {**Rule.retired, "use_som": "it is weighting=som or =samples now", **_moved(
-        mu_policy="actions zeta gamma agent_rate:learning_rate agent_hidden:hidden warmup updates explore "
-        "share_agents:agents agent_seed:seed",
-        weighting="grid som_init:init som_input:space sigma_0 kappa sigma_min eta_som:eta som_epochs:epochs sigma_w "
-        "som_restart:restart",
-    ), **dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE)}  # fmt: skip
 
     mu_policy: MuPolicy = field(default_factory=QMixMu)
     weighting: Weighting = field(default_factory=BySom)

@@ -73,7 +73,7 @@ class ContrastiveTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if task.has_classes is False:
-            raise ValueError("it contrasts one vector of features for each image, which a classifier has")
+            raise ValueError("it compares the features of whole images, so it needs a classifier")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("embed", "head"), NEEDED)

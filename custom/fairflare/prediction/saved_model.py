@@ -38,6 +38,7 @@ class SavedModel:
         personal: the run was measured with what each site has of its own, not with this model.
         at_sites: how many of its tensors no site sent: they are as they were in the beginning.
         exchange: which of the model's tensors the file holds, and how the others are built; empty: all.
+        validated: whether a site told a validation figure of the best model; without one it is just the last.
         adapted: pictures that its norm statistics were measured on afterwards; 0: they are the run's.
     """
 
@@ -50,6 +51,7 @@ class SavedModel:
     at_sites: int = 0
     adapted: int = 0
     exchange: Mapping[str, Any] = field(default_factory=dict)
+    validated: bool = True
 
     def network(self, task: Task, remedy: str = "") -> torch.nn.Module:
         """The task's network with the model in it.
@@ -62,9 +64,10 @@ class SavedModel:
     def in_words(self) -> str:
         """Where it comes from, in a line."""
         which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
+        which = which if self.validated else "the last, as no site told a validation figure"
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
         metric = self.record.get("metric")
-        by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE else ""
+        by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE and self.validated else ""
         own = f"norm statistics of {self.adapted} other pictures" if self.adapted else ""
         return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method, own) if text)
 
@@ -148,6 +151,7 @@ def read_model(path: Path) -> SavedModel:
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),
         exchange=dict(conf.get("exchange") or {}),
+        validated=conf.get("validated") is not False,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairflare.reporting.compare.no_effect import zero_everywhere
+from fairflare.reporting.compare.no_effect import nothing_learnt
 from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import counted, number, ranges
@@ -23,6 +23,7 @@ from fairflare.reporting.values import (
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
+NOT_VALIDATED = "No model was compared, as no site told a validation figure; the last one is used."
 BEST = "best"
 #: By ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
@@ -37,22 +38,22 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     """
     info = results["info"] or {}
     notes = ["No test results."]
+    without = [f"{info['without']}."] if info.get("without") else []
     if results.get("test"):
-        notes = _of_models(results, metrics_of(results) if metric is None else [metric])
+        notes = nothing_learnt(results)
+        notes += _of_models(results, metrics_of(results) if metric is None else [metric])
         notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
     absent = [*attendance(results), *_left_out(results)]
     notes += absent or ["No site was left out of a round."] * bool(results["rounds"])
+    notes += [f"Resumed: {text}." for text in info.get("resumed_with") or ()]
     if info.get("classes_at_home"):
         notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
     warned = [
         f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {ranges(numbers)}: {text}"
         for site, _, numbers, text in worst_warnings(results["rounds"])
     ]
-    notes += ["Warnings, in the words of the worst round:", *warned] if warned else []
-    if test := results.get("test"):  # seldom a result, and mostly a model that has learned nothing
-        zero = zero_everywhere(test, [name for name in metrics_of(results) if declared_direction(results, name)])
-        told = f"0 at EVERY site: {_listed(zero)}. Nothing of it was found anywhere: look at the training first."
-        notes += [told] if zero else []
+    notes += ["Warnings (worst round):", *warned] if warned else []
+    notes = [*without, *notes]
     return [*notes, SYNTHETIC_NOTE] if info.get("synthetic") else notes
 
 
@@ -72,7 +73,7 @@ def attendance(results: Results) -> list[str]:
 
 
 def worst_warnings(rounds: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, list[int], str]]:
-    """What one site could do or would have done: of each site and kind the rounds, and the words of the worst."""
+    """The influence of a single site, real or refused: of each site and kind the rounds, and the words of the worst."""
     found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
     for record in rounds:
         for warned in record.get("warnings") or ():  # older results have none
@@ -123,14 +124,16 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     notes = ["Higher is better."]
     if lower:
         every = len(lower) == len(metrics)
-        notes = [f"Lower is better: {_listed(lower)}." if every else f"Higher is better, but for: {_listed(lower)}."]
+        notes = [f"Lower is better: {_listed(lower)}." if every else f"Higher is better, except for {_listed(lower)}."]
     if unknown:
         notes.append(f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.")
     best, last = results.get("best"), results.get("last_rounds")
-    if best and best["is_last"]:
+    if best and best["value"] is None:
+        notes.append(NOT_VALIDATED)
+    elif best and best["is_last"]:
         notes.append("The best model by the validation splits is the last one.")
     elif best:
-        value = "" if best["value"] is None else f" {number(best['value'])}, {counted(len(best['sites']), 'site')}"
+        value = f" {number(best['value'])}, {counted(len(best['sites']), 'site')}"
         notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
         if results["test_best"] is None:
             notes[-1] += " It was not tested: what the sites had of their own then is not kept."

@@ -27,6 +27,7 @@ from fairflare.reporting.documents import (
     encode,
     round_as_json,
 )
+from fairflare.reporting.layout import counted, listed
 from fairflare.reporting.reading import refuse_odd_parts
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
@@ -295,7 +296,10 @@ def find_results(path: Path) -> Path:
         ValueError: there is none.
     """
     if (found := results_in(path)) is None:
-        raise ValueError(f"no results.json in {path}")
+        places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
+        runs = [str(place) for place in places if place.is_dir() and results_in(place)]
+        held = f"; it holds {counted(len(runs), 'run')}: {listed(runs)}" if runs else ""
+        raise ValueError(f"no results.json in {path}{held}")
     return found
 
 

@@ -28,6 +28,7 @@ from fairflare.reporting.values import (
     primary_of,
     summary_of,
     suppressed_of,
+    title_of,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _title(results: Results) -> str:
     info, status = results["info"] or {}, results["status"]
     reason = f": {results['reason']}" if results.get("reason") else ""
     parts = {
-        label_of(results): True,
+        title_of(results): True,
         f"experiment {info.get('experiment')}": info.get("experiment"),
         f"seed {info.get('seed')}": info.get("seed") is not None,
         counted(len(results["rounds"]), "round"): True,

@@ -12,6 +12,8 @@ from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_
 GLOBAL = "global/"  # in front of metrics of the global test, wherever they stand among those of the sites
 MAX_COLUMNS = 20  # of metrics, whose names the sites choose
 
+SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD"}  # in sentences
+
 Results = Mapping[str, Any]  # of fairflare.reporting.results.read_results
 BySite = Mapping[str, Any]  # {site: {metric: value}}
 
@@ -20,6 +22,23 @@ def label_of(results: Results) -> str:
     """What a reader calls a run's method and settings."""
     info = results["info"] or {}
     return str(info.get("label") or info.get("method") or "unknown method")
+
+
+def title_of(results: Results) -> str:
+    """Return the method's name and, beside it, what the run was called; of older results the class at the server."""
+    info, label = results["info"] or {}, label_of(results)
+    rule = str(info.get("method") or "")
+    told = label.replace("_", "").lower().startswith(rule.replace("_", "").lower())
+    return str(info.get("title") or (label if told else f"{label} ({rule} at the server)"))
+
+
+def in_words(metric: str) -> str:
+    """``es_dice`` -> ``equity-scaled Dice``, ``auc_gap`` -> ``gap in AUC``: a metric's name in a sentence."""
+    if metric.startswith("es_"):
+        return f"equity-scaled {in_words(metric.removeprefix('es_'))}"
+    if metric.endswith("_gap"):
+        return f"gap in {in_words(metric.removesuffix('_gap'))}"
+    return " ".join(SPELT.get(word, word) for word in metric.split("_"))
 
 
 def primary_of(results: Results) -> str | None:

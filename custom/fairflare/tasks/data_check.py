@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, by_kind, notes_of
+from fairflare.data.kinds import odd_pair, shown
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
@@ -42,11 +44,13 @@ class Problem:
         site: where; empty: at several.
         text: what, and what to do about it.
         grave: training must not begin like this; False: it may be meant so.
+        about: the image, with two folders; empty: it is about several, or about a list.
     """
 
     site: str
     text: str
     grave: bool = True
+    about: str = ""
 
 
 @dataclass
@@ -232,12 +236,15 @@ class _Looker:
             self._values.add(sample)
         except DataError as error:
             found.errors.append(error)
+        if found.errors and isinstance(sample.label, Path) and sample.slice is None and self.task.spatial_dims == 2:
+            odd = odd_pair(sample.image, sample.label)
+            found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
         return found
 
     def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
         for error in found.errors:
             if error.misfit is None:
-                self.say(_plain(self.report.site, error))
+                self.say(_plain(self.report.site, error), about=shown(sample.image))
             else:
                 name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
                 self._misfits[name] = (name, error.misfit)
@@ -247,7 +254,7 @@ class _Looker:
         if found.size is None or found.picture is None or found.target is None or found.histogram is None:
             return
         if found.content is None:
-            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", grave=False)
+            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
         is_class = self.task.class_labels
         if found.features is not None:
             self.features.append((found.features, int(found.target)))
@@ -276,10 +283,10 @@ class _Looker:
             shown = ", ".join(names[n] if names and n < len(names) else str(n) for n in lacking)
             self.say(f"classes of '{split}' without an image in 'training': {shown}", grave=False)
 
-    def say(self, text: str, grave: bool = True) -> None:
+    def say(self, text: str, grave: bool = True, about: str = "") -> None:
         if text not in self._said:
             self._said.add(text)
-            self.problems.append(Problem(self.report.site, text, grave))
+            self.problems.append(Problem(self.report.site, text, grave, about))
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:

@@ -5,18 +5,20 @@ else reads: models trained on a site's data, and the figures about them, are as 
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-#: What :func:`write_whole` writes to, and what it was called before version 0.2.
-_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.(partial|tmp)|.+\.tmp(?P<old_pid>\d*)")
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.partial")  # what :func:`write_whole` writes to
 LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
 
 
@@ -78,8 +80,13 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         if durable:
             to_disk(partial)
         partial.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(partial)) and error.filename2 is None:
+            error.filename = str(path)  # of the file that was wanted; writing into an open one names none
+        raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
     if durable:
         to_disk(path.parent)
 
@@ -118,11 +125,10 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
 
 def _is_alive(partial: Path) -> bool:
     match = _PARTIAL.fullmatch(partial.name)
-    pid = (match["pid"] or match["old_pid"]) if match else None
-    if not pid:
+    if not match:
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(int(match["pid"]), 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -137,6 +143,34 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+#: What to do about an error of the operating system, by its number.
+_REMEDIES = {
+    errno.ENOSPC: "free space on that disk, or name a place on another one",
+    errno.EDQUOT: "free space there, or name a place on another disk",
+    errno.EFBIG: "name a place where large files may be written",
+    errno.EACCES: "have its owner give you access, or name another place",
+    errno.EPERM: "have its owner give you access, or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.EEXIST: "it is a file, and a folder is needed; give another name",
+    errno.ENOTDIR: "a part of it is a file; give another name",
+}
+
+
+def system_error(error: OSError, where: Path | None = None) -> str:
+    """Return the path that an operation failed on, why, and what to do, in one line.
+
+    Args:
+        error: of the operating system.
+        where: the path of an error that names none, as of writing into an open file.
+    """
+    path = error.filename2 or error.filename or where  # of a rename: where to
+    why = f"{error.strerror or error or type(error).__name__}"
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of several files
+        _, path, why = error.args[0][0]
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{f'{path}: ' if path else ''}{why}{f'; {remedy}' if remedy else ''}"
 
 
 def unreadable(error: OSError | ValueError | RecursionError) -> str:

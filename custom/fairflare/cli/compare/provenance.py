@@ -123,7 +123,7 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:
-    content = json.loads((root / datalist).read_text(encoding="utf-8"))
+    content = json.loads((root / datalist).read_bytes())
     every = hashlib.sha256()
     files = sorted({file for file in _texts(content) if (root / file).is_file()})
     for file in files:

@@ -29,7 +29,7 @@ def plan_in_words(runner: Runner) -> str:
     missing = sum(p.state != DONE for p in runner.all)
     return (
         f"{rows} x {seeds}{turns}: {missing} runs to do, "
-        f"{min(missing, runner.at_once)} at once, in {runner.folder}; a line when one gets on"
+        f"{min(missing, runner.at_once)} at once, in {runner.folder}; one line per step"
     )
 
 
@@ -130,5 +130,5 @@ def _left(runner: Runner) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     about = f"{f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'}"
-    others = f"{n} rows not yet seen take" if (n := runner.unseen()) > 1 else "row not yet seen takes"
-    return f", about {about} left" + (f", if the {others} as long as the others" if n else "")
+    n = runner.unseen()
+    return f", about {about} left" + (f" ({counted(n, 'method')} not timed yet)" if n else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -13,15 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from fairflare.base.disk.files import csv_text, unreadable
+from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
+from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
 
-MOST = 20  # lines of a site, unless --all
+MOST = 20  # kinds of problems of a site, unless --all
 COUNTS = "counts.csv"
+QUOTED = re.compile(r"'([^']*)'")
 
 
 def check_data(
@@ -44,7 +46,7 @@ def check_data(
         Path | None,
         typer.Option("--out", "-o", help="Folder for counts.csv and a contact sheet and a histogram of each site."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help=f"Every problem, not only {MOST} of each site.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every problem, not one line for each kind.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +54,7 @@ def check_data(
     from fairflare.tasks.data_check import check_sites
 
     with one_document(as_json) as put:
-        with user_errors():
+        with user_errors(out):
             sites = sites_of(data)
             made, names = make_task(sites, task, parse_settings(settings), task_file, data)
             targets = {} if out is None else _pictures(out, list(sites), overwrite)
@@ -67,7 +69,8 @@ def check_data(
             for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
                 _tell(text)
         if out is not None:
-            _write_pictures(report.sites, out, targets, names)
+            with user_errors(out):
+                _write_pictures(report.sites, out, targets, names)
         if as_json:
             from fairflare.cli.as_json import of_data
 
@@ -119,7 +122,7 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
     for own in sites.values():
         try:
             file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(file.read_bytes())
             entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
             found = [entry["label"] for entry in entries if isinstance(entry, Mapping) and "label" in entry]
             numbers += [number for number in found if type(number) is int and number >= 0]
@@ -137,16 +140,29 @@ _tell = partial(say, where=console)
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
+    """A line for each kind of problem of a site, with three more images' names; ``every``: one for each problem."""
     for grave, word in ((True, "problem"), (False, "note")):
-        shown: Counter[str] = Counter()
+        by_site: dict[str, list[Any]] = {}
         for problem in problems:
             if problem.grave is grave:
-                shown[problem.site] += 1
-                if every or shown[problem.site] <= MOST:
-                    _tell(f"{word}: {problem.site or 'all sites'}: {problem.text}")
-        for site, count in shown.items():
-            if not every and count > MOST:
-                _tell(f"{word}: {site or 'all sites'}: {count - MOST} more; --all shows them")
+                by_site.setdefault(problem.site, []).append(problem)
+        for site, own in by_site.items():
+            kinds = grouped((problem.about, problem.text) for problem in own)
+            lines = [_of_a_kind(kind) for kind in kinds] if not every else [problem.text for problem in own]
+            for line in lines if every else lines[:MOST]:
+                _tell(f"{word}: {site or 'all sites'}: {line}")
+            if not every and len(lines) > MOST:
+                _tell(f"{word}: {site or 'all sites'}: {len(lines) - MOST} more kinds; --all shows them")
+
+
+def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
+    """The first one's text and the others' names."""
+    first = problems[0][1]
+    if len(problems) == 1:
+        return first
+    # What a list says of an entry has no name beside it, but in its text.
+    more = [name or next((p for p in QUOTED.findall(text) if p not in first), "") for name, text in problems[1:]]
+    return f"{first} -- {len(more)} more such: {named([shown(Path(name)) for name in more])} (--all)"
 
 
 def _print_counts(report: Any, names: Sequence[str] | None) -> None:
@@ -184,10 +200,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
     there = [path for path in (out / COUNTS, *chain(*targets.values())) if path.exists()]
     if there and not overwrite:
         raise ValueError(f"{there[0]} is there already; give --overwrite to replace it, or another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {out} {unreadable(error)}") from error
+    out.mkdir(parents=True, exist_ok=True)
     return targets
 
 

@@ -85,6 +85,7 @@ def suited(
     """
     from fairflare.federation.transports.shared_images import refuse_shared_images
 
+    refuse_unknown_keys(plan, local, data)
     refuse_shared_images(plan.sites or (), local)
     images = looked_at(plan, local)
     if not images:  # whole volumes are not looked at, but their manifest is
@@ -93,6 +94,27 @@ def suited(
     found = {name: value for name, value in found.items() if name not in given}
     say(in_words(plan, images, found, trial=trial))
     return found
+
+
+def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None) -> None:
+    """Refuse keys of the data file that no task and no site reads, before a run of one's own begins.
+
+    Raises:
+        ValueError: names the file, the key, and the sites in whose blocks the key stands.
+    """
+    from fairflare.data.datalist import DataError
+    from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
+    from fairflare.tasks.shared.site_settings import check_keys
+
+    kind: Any = getattr(plan.task, "site_settings", None)
+    found: dict[str, list[str]] = {}
+    for site in plan.sites or () if kind is not None and data is not None else ():
+        try:
+            check_keys(kind, site, own_settings(local, site), SHELL_SETTINGS)
+        except DataError as error:
+            found.setdefault(str(error).removeprefix(f"site '{site}': "), []).append(site)
+    for text, sites in found.items():
+        raise ValueError(f"--data {data}: {text} (of {', '.join(sites)})")
 
 
 def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def phantom(
     from fairflare.data.preparers.__main__ import counting_files, say
     from fairflare.data.preparers.phantoms import PROSTATE, VOLUMES, prepare_phantom
 
-    with user_errors():
+    with user_errors(out):
         given: dict[str, Any] = parse_settings(settings or [])
         if given and name in (PROSTATE, VOLUMES):
             raise ValueError(f"--set is of phantoms with classes; {name} has --size, --cases and --seed")

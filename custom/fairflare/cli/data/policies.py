@@ -26,10 +26,7 @@ def policies(
     with user_errors():
         builder = SitePolicyBuilder(**(_arguments(project) if project else {}))
         for kit in kits:
-            try:
-                name = builder.lay(kit)
-            except OSError as error:
-                raise ValueError(f"{kit} cannot be written: {error.strerror or error}") from error
+            name = builder.lay(kit)
             say(f"{name}: policies are in {kit / 'local'}", console)
 
 

@@ -107,7 +107,7 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
         ValueError: there is none (names the file behind ``what``, and says what is ``wanted``).
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())  # UTF-8 or UTF-16, with a mark or without
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{what}{file} {unreadable(error)}") from error
     if not isinstance(content, dict):

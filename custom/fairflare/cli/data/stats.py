@@ -50,7 +50,7 @@ def stats(
     """Counts, classes, intensities and sizes by site and pooled, as a page, by FLARE's federated statistics."""
     from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE
 
-    with user_errors(), one_document(as_json) as put:
+    with user_errors(out), one_document(as_json) as put:
         given = parse_settings(settings)
         names = names_of(sites)
         if job is not None:
@@ -69,10 +69,7 @@ def stats(
             return
         from fairflare.reporting.sites.page import write_statistics
 
-        try:
-            page = write_statistics(document, out)
-        except OSError as error:
-            raise ValueError(f"--out {out} cannot be written: {error.strerror or error}") from error
+        page = write_statistics(document, out)
         for sentence in document.sentences:
             say(sentence, console)
         say(f"page: {page}", console)

@@ -1,1 +1,1 @@
-"""``fairflare predict``, ``adapt``, ``landscape`` and ``similarity``: what is done with a finished model."""
+"""``fairflare predict`` and ``adapt``: what is done with a finished model."""

@@ -33,7 +33,7 @@ def adapt(
     no weight changes. It takes models with norm_statistics=site, which no new
     site could use otherwise. Exit code 1 when an image could not be used.
     """
-    with user_errors():
+    with user_errors(out):
         from fairflare.prediction.adapt import adapt as measured
         from fairflare.prediction.adapt import save
         from fairflare.prediction.predictor import load_predictor

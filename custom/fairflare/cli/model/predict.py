@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def predict(
     NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
     be used.
     """
-    with user_errors():
+    with user_errors(out):
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
         wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay), probabilities)
@@ -318,7 +319,11 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
         for number, of in zip(numbers, counts, strict=True)
     ]
     total = np.sum(counts, axis=0) / stacked.size
-    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(predictor.names, total, strict=True))
+    values = [f"label {' and '.join(map(str, sorted(structure)))}" for structure in task.structures]
+    named = [
+        label if re.fullmatch(r"class_\d+", name) else name for name, label in zip(predictor.names, values, strict=True)
+    ]
+    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(named, total, strict=True))
     slices = f" of {len(planes)} slices" if sliced else ""
     return rows, [(str(image.file), str(mask.relative_to(wanted.out)), shares + slices)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +118,7 @@ def _recipe(**plan: Any) -> Any:
 
 def report(workspace: Path, code: int, log: Path) -> int:
     """Prints the table, or why there is none; the exit code."""
+    from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.results import PAGE_FILE, find_results, read_results
     from fairflare.reporting.table import rich_table
 
@@ -139,6 +141,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
         say(f"page: {page}", console)
     elif lacking := lacking_for_pages():
         say(f"no page: {lacking}", console)
+    if not find_spec("tensorboard"):
+        say(NO_CURVES, console)
     return 0
 
 
@@ -161,7 +165,7 @@ def export(
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
     from fairflare.flare.export.recipes import FairRecipe
 
-    with user_errors():
+    with user_errors(out):
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
@@ -184,11 +188,14 @@ def export(
 
 
 def _try_network(task: Any) -> None:
-    """A user's own network that is none is refused; one that fails here may need what only the sites have."""
+    """Refuse a user's own network that does not fit; one that fails here may need what only the sites have."""
     from fairflare.federation.server.first_model import build
+    from fairflare.tasks.images import ImageTask
 
     try:
-        build(task)
+        model = build(task)
+        if isinstance(task, ImageTask):
+            task.check_outputs(model)
     except ValueError as error:
         if error.__cause__ is None:
             raise

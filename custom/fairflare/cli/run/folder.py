@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.cli.data.sites import file_in, read_object
+from fairflare.data.datalist import SPLITS
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
+OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # in front of our own words
 MOST_TEXTS = 3
 
 
@@ -19,7 +21,12 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
-        local = read_object(file_in(site_file), "--data ")
+        local = read_object(file := file_in(site_file), "--data ")
+        if "sites" not in local and "data_root" not in local and any(split in local for split in SPLITS):
+            raise ValueError(
+                f"--data {file} is a datalist, the list of one site; give the fairflare.json that names every site's "
+                "folder: `fairflare prepare` writes one, docs/data.md shows it"
+            )
     if experiment:
         state = workspace.with_name(workspace.name + ".state")
         local.setdefault("state_root", str(state / "sites"))
@@ -100,5 +107,6 @@ def last_errors(log: Path, count: int = 5) -> list[str]:
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    marked = [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
-    return (marked or lines)[-count:]
+    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # what else is marked leads there
+    marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
+    return [OURS.sub("", line) for line in (marked or lines)[-count:]]

@@ -94,12 +94,13 @@ def run_plan(
         Exit code: 0, 1 when the run failed (the reason is in the results, where it came from in the log), 130 when it
         was stopped by Ctrl-C, 143 by SIGTERM.
     """
+    from fairflare.federation.record.curves import EventFiles
     from fairflare.federation.server.rounds import Stopped
-    from fairflare.federation.transports.local import run_local
+    from fairflare.federation.transports.local import RUN_DIR, run_local
 
     try:
-        with warned_once():
-            run_local(plan, workspace, dict(local), listeners=listeners, should_stop=stop, jobs=jobs)
+        with warned_once(), EventFiles(workspace / RUN_DIR, plan.task.directions()) as curves:
+            run_local(plan, workspace, dict(local), listeners=[*listeners, curves], should_stop=stop, jobs=jobs)
     except (KeyboardInterrupt, Stopped):
         return stop.code
     except (RuntimeError, ValueError):

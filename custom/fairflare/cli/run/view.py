@@ -50,6 +50,7 @@ class RunView(Listener):
         self._console = console or Console(stderr=True)
         self._bars = _Bars(sites, name, self._console) if self._console.is_terminal else None
         self._scores: dict[str, tuple[str, float]] = {}
+        self._out: dict[str, list[str]] = {}  # sites that were left out just now, by phase and reason
         self._started = time.monotonic()
 
     def __enter__(self) -> RunView:
@@ -58,10 +59,13 @@ class RunView(Listener):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._say_who_is_out()
         if self._bars is not None:
             self._bars.stop()
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
+        if kind != "site" or details["ok"]:
+            self._say_who_is_out()
         score = self._score(details.get("metrics") or {}) if kind == "site" else None
         if self._bars is not None:
             self._bars.event(kind, details, score)
@@ -79,9 +83,15 @@ class RunView(Listener):
 
     def _site(self, details: Mapping[str, Any], score: tuple[str, float] | None) -> None:
         if not details["ok"]:
-            self._line(f"{_where(details)}: {details['site']} left out: {_reason(details)}")
+            self._out.setdefault(f"{_where(details)}: {{}} left out: {_reason(details)}", []).append(details["site"])
         elif score is not None and details["phase"] == "train":
             self._scores[details["site"]] = score
+
+    def _say_who_is_out(self) -> None:
+        """A line for each reason: a mistake of all sites is one mistake."""
+        for text, sites in self._out.items():
+            self._line(text.replace("{}", ", ".join(sites), 1))
+        self._out.clear()
 
     def _round_done(self, details: Mapping[str, Any]) -> None:
         number, rounds = details["current_round"], details["num_rounds"]

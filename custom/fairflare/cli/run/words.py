@@ -17,7 +17,8 @@ def say_plan(plan: Plan, own_data: bool = False) -> None:
     say_whose_setting(plan)
     say_what_lacks(plan.lacks, own_data)
     if plan.brought:
-        say(f"local training, from the bundle: {', '.join(plan.brought)}")
+        whose = "from the bundle" if plan.monai_bundle is not None else "as the task has it"
+        say(f"local training, {whose}: {', '.join(plan.brought)}")
     say_what_is_shared(plan, plan.method.name)
 
 
@@ -49,11 +50,11 @@ def say_what_is_shared(plan: Plan, row: str) -> None:
 def say_how_to_go_on(workspace: Path, experiment: str) -> None:
     """After Ctrl-C."""
     how = (
-        "the same command goes on after the last finished round"
+        "The same command goes on after the last finished round."
         if experiment
-        else "it cannot be continued: that takes an --experiment NAME from the start"
+        else "It cannot be resumed; to be able to, start with --experiment NAME."
     )
-    say(how, mark="[yellow]stopped[/yellow]: ")
+    say(how, mark="[yellow]Stopped.[/yellow] ")
     say(f"what there is: {workspace}")
 
 

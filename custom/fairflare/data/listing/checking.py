@@ -164,7 +164,7 @@ class CheckedList:
         if not self.class_labels:
             label = self.path(entry, "label", where)
         elif not _is_count(label):
-            masks = "masks are learned by another task, such as --task segmentation; " if isinstance(label, str) else ""
+            masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""
             raise self.bad(
                 f"{masks}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"{masks}'label' of {where} is not the number of a class",
@@ -233,8 +233,13 @@ class CheckedList:
                 f"'{key}' of {where} is no path that can be opened at the site",
             ) from error
         if not there and not series:
+            how = (
+                "write folders with '/', not with a backslash"
+                if "\\" in value
+                else "correct the path or take the entry out"
+            )
             raise self.bad(
-                f"'{key}' of {where}, '{path}', does not exist; correct the path or take the entry out",
+                f"'{key}' of {where}, '{path}', does not exist; {how}",
                 f"'{key}' of {where} does not exist",
             )
         self.check_inside(path, key, where)

@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from fairflare.base.disk.files import system_error
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
 from fairflare.data.preparers import PREPARERS, dealing
@@ -68,7 +69,8 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
         try:
             _prepare(preparer, values_of(given, options))
         except (OSError, ValueError, re.error) as error:
-            print(f"{prog}: {error}", file=sys.stderr)
+            why = system_error(error, Path(options["out_dir"])) if isinstance(error, OSError) else error
+            print(f"{prog}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             draft = Path(options["out_dir"], FOLDER)
@@ -140,8 +142,8 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         needs.append("--set " + shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}"))
     if needs:
         print(f"A run on it needs: {' '.join(needs)}")
-    taken = "; all three take what a run needs from manifest.json" if needs else ""
-    print(f"What to give as --data to run, compare and doctor: {out / 'fairflare.json'}{taken}")
+    taken = " (it takes these from manifest.json)" if needs else ""
+    print(f"Next: fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
 def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:

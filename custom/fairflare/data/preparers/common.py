@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.data.datalist import DataError
+from fairflare.data.dicom_files import is_companion
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import existing_folder, file_name, listing
@@ -52,6 +53,8 @@ def files_by_ending(folder: Path, endings: Collection[str]) -> list[tuple[str, P
     """Name without its ending, and path, of the files that have one of the endings; in the order of their names."""
     found = []
     for path in sorted(existing_folder(folder).iterdir()):
+        if is_companion(path.name):
+            continue
         ending = max((e for e in endings if path.name.lower().endswith(e)), key=len, default=None)
         if ending is not None and path.is_file():
             found.append((path.name[: -len(ending)], path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,4 +96,6 @@ def draw(counts: Counts, names: Sequence[str] | None, path: Path) -> None:
             colour = "white" if np.log10(1 + count) > middle else "black"
             axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=colour)
     axes.set_title("images (training, validation, test)", fontsize=9)
-    figure.savefig(path, format="png", dpi=120)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks: counts.csv has the names
+        figure.savefig(path, format="png", dpi=120)

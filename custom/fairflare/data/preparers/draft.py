@@ -21,8 +21,9 @@ import numpy as np
 from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.disk.locks import Held, locked
-from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
+from fairflare.data.preparers.contents import known_ending
 from fairflare.data.preparers.items import Source, pixels_of, stamp
 
 FOLDER = ".prepare-draft"
@@ -64,7 +65,7 @@ class Draft:
             for file in files_of_series(source):
                 self._submit(f"{name}/{file.name}", file)
             return name
-        name += suffix_of(source) if isinstance(source, Path) else ".png"
+        name += known_ending(source) if isinstance(source, Path) else ".png"
         self._submit(name, source)
         return name
 

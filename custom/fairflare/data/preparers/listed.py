@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairflare.base.checks import nearest
-from fairflare.data.datalist import SPLITS, DataError, suffix_of
-from fairflare.data.geometry import Misfit, by_kind, fit, notes_of
-from fairflare.data.image_file import image_file
-from fairflare.data.preparers.common import Item, file_name
-from fairflare.data.preparers.names import listing
-from fairflare.data.preparers.tables import Images, read_table
+from fairflare.data.datalist import SPLITS, DataError, Sample
+from fairflare.data.dicom_files import files_of_series
+from fairflare.data.geometry import DrawnOn, Misfit, fit, notes_of
+from fairflare.data.image_file import Dicom, image_file, kind_of
+from fairflare.data.kinds import by_kind, odd_pair, shown
+from fairflare.data.listing.attributes import MOST_GROUPS
+from fairflare.data.preparers.contents import VOLUMES_TAKEN
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.names import composed, listing
+from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare.data.reading import PLAIN, read_pair
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +35,12 @@ SPLIT_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 OPTIONAL = ("site", "patient", "split")
 FURTHER = "column "
-NOT_KNOWN = ("", "unknown", "na", "nan", "none")  # what tables have in place of a value, in small letters
-VOLUMES = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"
+# What tables have in place of a value, in small letters; of people also words that may be the name of a class.
+NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
+NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
+WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
+MOST_CLASSES = 1000  # a higher number is a patient's, or a date
+ONE_PATIENT = 3  # images: of fewer a site cannot be split in any case
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
@@ -60,20 +74,23 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
     return {site: found.get(site, found.get("")) for site in sites}
 
 
-def patient_of(text: str, group: str | None, site: str, image: Path) -> str | None:
-    """The patient in a text, by the expression of its site; None: there is no expression.
+def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
+    """The patient of an image, by the expression of its site in a text, else by a DICOM header; None: nobody says.
 
     Raises:
-        DataError: it does not match; says the ``site`` and the ``image``.
+        DataError: the expression does not match; says the ``site`` and the ``image``.
     """
-    match = re.search(group, text) if group is not None else None
-    if group is not None and match is None:
+    if group is None:
+        files = files_of_series(image) if image.is_dir() else [image] if kind_of(image) is Dicom else []
+        return person_in_header(files[0], seed) if files else None
+    match = re.search(group, text)
+    if match is None:
         where = f"site '{site}': " if site else ""
         raise DataError(
             f"{where}'{image}' does not match group '{group}', so its patient is not known; give the site an "
             f"expression of its own (--group '{site or 'SITE'}=EXPR')"
         )
-    return match.group(1) if match else None
+    return match.group(1)
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
@@ -84,19 +101,36 @@ def person_in_header(path: Path, seed: int) -> str | None:
         header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
     except Exception as error:  # pydicom raises what it likes for a damaged file
         raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-    own = str(header.get("PatientID", ""))
+    own = str(header.get("PatientID", "")).strip()
     return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None
 
 
-def listed_item(
-    source: Path, image: Path, target: int | Path, *, site: str = "", patient: str | None = None, split: str = "",
-    attributes: Mapping[str, str | float] | None = None,
-) -> Item:  # fmt: skip
-    """An image below the source; what has no patient is its own group."""
-    name = file_name(image.relative_to(source).as_posix()[: -len(suffix_of(image)) or None])
-    key = f"{site}/{patient}" if patient else name
-    splits = (split,) if split else ()
-    return Item(name, key, image, target, patient or None, site, splits, attributes=attributes)
+def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
+    """Refuse a site all of whose images are of one patient: no split is possible, and the number is often a stand-in.
+
+    Raises:
+        DataError: names the site, what said whose the images are, and what to say instead.
+    """
+    by_site: dict[str, list[Item]] = {}
+    for item in items:
+        by_site.setdefault(item.site, []).append(item)
+    for site, own in by_site.items():
+        if len(own) < ONE_PATIENT or len({item.patient for item in own} - {None}) != 1 or own[0].patient is None:
+            continue
+        image = own[0].image
+        first = next(iter(files_of_series(image)), image) if isinstance(image, Path) and image.is_dir() else image
+        of_header = isinstance(first, Path) and not group and kind_of(first) is Dicom
+        said = f"'{own[0].patient}' by " + ("--group" if group else "the column or folder of patients")
+        how = "name another column (--columns patient=COLUMN), or give --group an expression that tells them apart"
+        if of_header:
+            said = "the one PatientID in their DICOM headers, perhaps an anonymised one"
+            how = (
+                "where each image is of another patient: --group '^(.*)$'; else name the patients by --group or a table"
+            )
+        where = f"site '{site}': " if site else ""
+        raise DataError(
+            f"{where}all {len(own)} images are of one patient ({said}), who can be in one split alone; {how}"
+        )
 
 
 def table_file(source: Path, csv: str | Path) -> Path:
@@ -114,9 +148,12 @@ def table_file(source: Path, csv: str | Path) -> Path:
 
 def listed_rows(
     source: Path, file: Path, columns: Mapping[str, str], of: str, images: Images | None = None,
-    more: Collection[str] = (),
-) -> list[dict[str, str]]:  # fmt: skip
-    """The rows of a CSV file: ``path`` of the image, what stands beside it (``of``), ``site``, ``patient``, ``split``.
+    attributes: Mapping[str, str] | None = None, classes: Collection[str] | None = None,
+) -> list[Row]:  # fmt: skip
+    """The rows of a table: ``path`` and ``text`` (below the source) of the image, what stands beside it (``of``),
+    ``site``, ``patient``, ``split``.
+
+    A row that says again what an earlier one says is passed over, and a warning counts them.
 
     Args:
         source: folder that the images lie below.
@@ -124,27 +161,83 @@ def listed_rows(
         columns: what columns are called, where not so.
         of: ``"label"``, or ``"mask"``, which becomes a path too.
         images: that it may name; default: all of the folder.
-        more: further columns; their texts are in the rows with :data:`FURTHER` in front of their names.
+        attributes: as in :func:`columns_of`; texts of their columns have :data:`FURTHER` in front of the names.
+        classes: their names, where they are given.
 
     Raises:
-        DataError: a column or an image is not there, or a split is not known.
+        DataError: a column or an image is not there, a label is missing, a split is not known, or two rows say
+            different things of one image.
     """
     called = called_columns(columns, ("image", of, *OPTIONAL))
+    more = [column for column, _ in columns_of(attributes).values()]
     remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
-    table = read_table(file, [called["image"], called[of], *more], remedy)
+    needed = dict.fromkeys([called["image"], called[of], *(called[key] for key in columns), *more])
+    table = read_table(file, list(needed), remedy)
     images = images or Images(source)
     paths = images.all([row[called["image"]] for row in table], file)
     rows = []
-    for number, (row, path) in enumerate(zip(table, paths, strict=True), 2):
-        found = {key: row.get(called[key], "") for key in (of, *OPTIONAL)}
+    for row, path in zip(table, paths, strict=True):
+        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)})
         found |= {FURTHER + name: row[name] for name in more}
+        found.line, found.where = row.line, row.where
         if not found[of]:
-            raise DataError(f"'{file}', line {number}: the {of} is missing")
-        rows.append({**found, "path": str(path), "split": split_name(found["split"], file, number)})
+            raise DataError(f"{row.where}: the {of} is missing")
+        if of == "label" and found[of].lower() in NO_VALUE and found[of] not in (classes or ()):
+            raise DataError(
+                f"{row.where}: the label is '{found[of]}', which mostly means that there is none; take such rows out "
+                f"or, where it is a class, name all classes (--classes {found[of]} ...)"
+            )
+        found |= {
+            "path": str(path),
+            "text": path.relative_to(source).as_posix(),
+            "split": split_name(found["split"], row),
+        }
+        found["site"] = composed(found["site"])
+        rows.append(found)
     if of == "mask":
         masks = images.all([row[of] for row in rows], file)
-        rows = [{**row, of: str(mask)} for row, mask in zip(rows, masks, strict=True)]
-    return rows
+        for row, mask in zip(rows, masks, strict=True):
+            row[of] = str(mask)
+    return _once(rows, file, of)
+
+
+def _once(rows: Sequence[Row], file: Path, of: str) -> list[Row]:
+    """The rows without those that repeat an earlier one.
+
+    Raises:
+        DataError: two name one image, and say different things.
+    """
+    first: dict[str, Row] = {}
+    labels = [row.get("label", "") for row in rows]
+    values = dict(zip(labels, by_value(labels), strict=True))
+    again = []
+    for row in rows:
+        before = first.setdefault(row["path"], row)
+        if before is row:
+            continue
+        again.append(row.line)
+        for key, text in row.items():
+            if text != before[key] and not (key == "label" and values[text] == values[before[key]]):
+                raise DataError(
+                    f"'{file}', lines {before.line} and {row.line}: both name '{row['path']}', with the "
+                    f"{key.removeprefix(FURTHER) if key != of else of} '{before[key]}' and '{text}'; take one out"
+                )
+    if again:
+        log.warning("'%s': %d rows repeat an earlier one, such as line %d", file, len(again), again[0])
+    return list(first.values())
+
+
+def by_value(labels: Sequence[str]) -> list[str]:
+    """Labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
+
+    >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
+    (['0', '1', '2'], ['00', 'x'])
+    """
+    return (
+        [str(int(text.partition(".")[0])) for text in labels]
+        if all(WHOLE.fullmatch(text) for text in labels)
+        else list(labels)
+    )
 
 
 def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, list[float]]]:
@@ -167,40 +260,48 @@ def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, lis
 
 
 def attributes_of(
-    attributes: Mapping[str, str] | None, rows: Sequence[Mapping[str, str]], file: Path, prefix: str = ""
+    attributes: Mapping[str, str] | None, rows: Sequence[Row], prefix: str = FURTHER
 ) -> tuple[dict[str, Any], list[dict[str, str | float]]]:
     """How the attributes are declared in a datalist, and those of each row; what is not known is left out.
 
     Args:
         attributes: as in :func:`columns_of`.
         rows: of the table.
-        file: that they are from.
         prefix: in front of the columns' names in the rows.
 
     Raises:
-        DataError: a value that is no number where there are bins.
+        DataError: a value that is no number where there are bins, or too many values where there are none.
     """
     declared: dict[str, Any] = {}
     found: list[dict[str, str | float]] = [{} for _ in rows]
     for name, (column, edges) in columns_of(attributes).items():
         texts = [row.get(prefix + column, "") for row in rows]
-        known = [None if text.lower() in NOT_KNOWN else text for text in texts]
-        if not edges:
-            declared[name] = {"kind": "category", "values": sorted({text for text in known if text is not None})}
-        else:
-            declared[name] = {"kind": "number", "bins": edges}
-        for number, (own, text) in enumerate(zip(found, known, strict=True), 2):
-            if text is not None:
-                own[name] = _as_number(text, f"'{file}', line {number}: column '{column}'") if edges else text
-        log.info("%s: %d of %d images without a value of %r", file, known.count(None), len(rows), name)
+        plain = dict(
+            zip(said := [text for text in texts if text.lower() not in NOT_KNOWN], by_value(said), strict=True)
+        )
+        known = [plain.get(text) for text in texts]
+        values = sorted(set(plain.values()))
+        if not edges and len(values) >= MOST_GROUPS:
+            raise DataError(
+                f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers "
+                f"give the edges of groups (--attributes {name}={column}:EDGE,EDGE)"
+            )
+        declared[name] = {"kind": "number", "bins": edges} if edges else {"kind": "category", "values": values}
+        for row, own, text in zip(rows, found, texts, strict=True):
+            if text in plain:
+                own[name] = _as_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
+        log.info("%d of %d images without a value of %r", known.count(None), len(rows), name)
     return declared, found
 
 
 def _as_number(text: str, where: str) -> float:
     try:
-        return float(text)
+        if math.isfinite(found := float(text)):
+            return found
     except ValueError:
-        raise DataError(f"{where} must be a number, got '{text}'") from None
+        pass
+    comma = "; write it with a decimal point" if "," in text else ""
+    raise DataError(f"{where} must be a number, got '{text}'{comma}")
 
 
 def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -215,69 +316,157 @@ def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, 
     return {name: given.get(name, name) for name in known}
 
 
-def split_name(text: str, file: Path, line: int) -> str:
+def split_name(text: str, row: Row) -> str:
     """A split by one of its usual names; nothing stays nothing."""
     if text and text.lower() not in SPLIT_NAMES:
-        raise DataError(f"'{file}', line {line}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
+        raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
 
 
-def class_names(labels: Sequence[str], given: Sequence[str] | None = None) -> list[str]:
-    """The names of the classes, in the order of their numbers.
+def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tuple[list[str], list[int]]:
+    """The names of the classes, in the order of their numbers, and the number of each image's class.
 
     Raises:
-        DataError: there are fewer than two, or a label is none of those that are given.
+        DataError: there are fewer than two, a label is none of those that are given, or numbers are no classes' ones.
     """
-    found = sorted(set(labels))
-    if given:
-        if len(set(given)) != len(given):
-            raise ValueError(f"classes must be different names, got {list(given)}")
-        if strange := [label for label in found if label not in given]:
-            raise DataError(f"an image has the label '{strange[0]}'; the classes are {', '.join(given)}")
-        return list(given)
-    if len(found) < 2:
-        raise DataError(f"expected at least two classes, found {listing(found)}")
-    if all(label.isdigit() for label in found):
-        return [str(number) for number in range(max(map(int, found)) + 1)]
-    return found
+    if given and len(set(given)) != len(given):
+        raise ValueError(f"classes must be different names, got {list(given)}")
+    plain = by_value([*labels, *(given or ())])
+    found, names = plain[: len(labels)], plain[len(labels) :]
+    if names and len(set(names)) == len(names):
+        strange = next((label for label, own in zip(labels, found, strict=True) if own not in names), None)
+        if strange is not None:
+            raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
+        return list(given or ()), [names.index(label) for label in found]
+    if names:
+        raise ValueError(f"classes must be different numbers, got {list(given or ())}")
+    names = sorted(set(found))
+    if len(names) < 2:
+        raise DataError(f"expected at least two classes, found {listing(names)}")
+    if all(WHOLE.fullmatch(name) for name in names):
+        numbers = sorted(map(int, names))
+        if numbers[0] < 0 or numbers[-1] >= MOST_CLASSES:
+            raise DataError(
+                f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
+                f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)"
+            )
+        return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in found]
+    return names, [names.index(label) for label in found]
 
 
-def check_pictures(items: Iterable[Item], drawn_on: str | None = None) -> list[str]:
-    """Opens the header of every file, and asks how each mask lies on its image; returns what is to be said of them.
+def check_pictures(
+    items: Iterable[Item],
+    leave_out: bool | None = None,
+    notes: list[str] | None = None,
+    drawn_on: DrawnOn | None = None,
+) -> tuple[list[Item], set[int]]:
+    """Open every file: the header of an image with a class, and an image and its mask as training reads them.
+
+    Args:
+        items: to be looked at.
+        leave_out: go on without those that cannot be used.
+        notes: gets what is left out, and what is to be said of the files.
+        drawn_on: how masks lie on images where only one of both says so.
+
+    Returns:
+        the items that can be used, and the values of their masks.
 
     Raises:
-        DataError: some are volumes (says what takes these), cannot be opened, or do not go together; a line a kind.
+        DataError: some are volumes (says what takes these), or cannot be used; a line for each kind.
     """
-    bad: list[str] = []
-    volumes: list[str] = []
-    misfits: list[tuple[str, Misfit]] = []
-    notes: list[str] = []
-    for item in items:
-        grids = []
-        for path in (path for path in (item.image, item.mask) if isinstance(path, Path)):
-            try:
-                facts = image_file(path).facts()
-            except Misfit as error:
-                misfits.append((f"'{path}'", error))
-                continue
-            except Exception as error:  # the libraries raise what they like for a damaged file
-                bad.append(f"'{path}' ({error})")
-                continue
+    given = list(items)
+    with ThreadPoolExecutor() as threads:
+        looks = list(threads.map(lambda item: _looked_at(item, drawn_on), given))
+    good = [item for item, look in zip(given, looks, strict=True) if isinstance(look, Looked)]
+    bad = [(_name_of(item), look) for item, look in zip(given, looks, strict=True) if not isinstance(look, Looked)]
+    said = refuse_bad(bad, len(given), "image(s)", bool(good) if leave_out else leave_out)
+    usable = [look for look in looks if isinstance(look, Looked)]
+    if notes is not None:
+        notes += [said] * bool(said) + notes_of(note for look in usable for note in look.notes)
+    return good, {value for look in usable for value in look.values}
+
+
+def refuse_bad(bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None) -> str:
+    """What cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
+
+    Args:
+        bad: name of each file, and what is wrong with it.
+        number: of all.
+        what: they are.
+        leave_out: go on without them; None: the command cannot.
+
+    Raises:
+        DataError: the same, where one does not go on.
+    """
+    if not bad:
+        return ""
+    lines = "".join(f"\n  {line}" for line in by_kind(bad))
+    if leave_out:
+        return f"{len(bad)} of {number} {what} are left out:{lines}"
+    how = "" if leave_out is None else ", or go on without them (--leave-out)"
+    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}")
+
+
+def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
+    """Refuse to lose a site with all that is left out.
+
+    Args:
+        sites: that the source has.
+        left: those of images that can be used.
+
+    Raises:
+        DataError: names the sites without any.
+    """
+    if gone := sorted(set(sites) - set(left)):
+        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
+
+
+def _name_of(item: Item) -> str:
+    return shown(item.image) if isinstance(item.image, Path) else item.name
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What an image and its mask are: the values of the mask, and what is to be said of both."""
+
+    values: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def _looked_at(item: Item, drawn_on: DrawnOn | None) -> Looked | Misfit | str:
+    """Return what an image and its mask are; else why they cannot be used."""
+    image, mask = item.image, item.mask
+    if not isinstance(image, Path):
+        return Looked()
+    grids = []
+    try:
+        for path in (path for path in (image, mask) if isinstance(path, Path)):
+            facts = image_file(path).facts()
             if (facts.slices or 1) > 1:
-                volumes.append(f"'{path}' ({facts.slices} slices)")
+                return f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})"
             grids.append(facts.grid)
-        notes += [grid.note for grid in grids]
-        if len(grids) == 2:
-            found = fit(grids[0], grids[1], drawn_on)
-            if isinstance(found, Misfit):
-                misfits.append((f"'{item.mask}' of '{item.image}'", found))
-            else:
-                notes.append(found.note)
-    if volumes:
-        raise DataError(f"{len(volumes)} file(s) are volumes, not pictures, such as {volumes[0]}; {VOLUMES}")
-    if bad:
-        raise DataError(f"{len(bad)} file(s) cannot be opened; repair them or take them out: {listing(bad)}")
-    if misfits:
-        lines = "".join(f"\n- {line}" for line in by_kind(misfits))
-        raise DataError(f"{len(misfits)} file(s) or pair(s) cannot be used:{lines}")
-    return notes_of(notes)
+    except Misfit as error:
+        return error
+    except Exception as error:  # the libraries raise what they like for a damaged file
+        return f"it cannot be opened ({_plain(error)})"
+    notes = tuple(grid.note for grid in grids)
+    if not isinstance(mask, Path):
+        return Looked(notes=notes)
+    try:
+        pair = read_pair(Sample(image, mask), site="", split="none", how=replace(PLAIN, drawn_on=drawn_on))
+    except DataError as error:
+        whose = "its mask: " if str(error).startswith("site '': mask ") else ""
+        return odd_pair(image, mask) or error.misfit or whose + _plain(error)
+    values = frozenset(np.unique(pair[1]).tolist())
+    if len(values) > 2 and (odd := odd_pair(image, mask)):
+        return odd
+    found = fit(grids[0], grids[1], drawn_on)
+    return Looked(values, notes if isinstance(found, Misfit) else (*notes, found.note))
+
+
+def _plain(error: Exception) -> str:
+    """Why a file cannot be used, without the names that stand beside it and without a Python object."""
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "damaged, or no picture"
+    text = error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
+    return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")

@@ -1,12 +1,15 @@
-"""Names of files and folders, as messages show them and as file systems take them."""
+"""Names of files, folders and sites, as messages show them and as file systems and FLARE take them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fairflare.data.datalist import DataError
+
+SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes for the name of a site
 
 
 def existing_folder(folder: Path) -> Path:
@@ -22,6 +25,40 @@ def listing(names: Iterable[str]) -> str:
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "nothing"
 
 
+def composed(name: str) -> str:
+    """A name with composed letters (NFC): macOS writes an umlaut as two signs, Windows and Linux as one."""
+    return unicodedata.normalize("NFC", name)
+
+
 def file_name(name: str) -> str:
-    """A name without the characters that some file systems refuse."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    """A name of letters and digits of any script, ``.``, ``_`` and ``-``; others, which disks refuse, as ``_``."""
+    return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
+
+
+def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
+    """What each site is called in FLARE, and its folder: blanks and other signs become ``_``.
+
+    Args:
+        sites: as the source calls them.
+        numbered: call them ``site-1``, ``site-2``, ...
+
+    Raises:
+        DataError: a name has letters that FLARE does not take, or two would be called the same.
+    """
+    found = {site: f"site-{number}" for number, site in enumerate(sites, 1)}
+    if numbered:
+        return found
+    found = {site: file_name(site).replace(".", "_") for site in found}
+    for site, name in found.items():
+        if not SITE_NAME.fullmatch(name):
+            raise DataError(
+                f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
+                "site-1, site-2, ... (--number)"
+            )
+    same = [site for site, name in found.items() if list(found.values()).count(name) > 1]
+    if same:
+        raise DataError(
+            f"two sites would have the same folder: {', '.join(sorted(same))}; rename one, or have all called site-1, "
+            "site-2, ... (--number)"
+        )
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -84,9 +85,28 @@ DRAWN_ON = option(
     "Where only one of image and mask says how it lies: the mask is drawn on the pixels as they are stored, or as they "
     "are shown.", None,
 )  # fmt: skip
+
+
+def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
+    """The folders of each ``--site``.
+
+    Raises:
+        ValueError: one has not three words, or a name is there twice.
+    """
+    sites = [words_of(value) for value in values or ()]
+    if wrong := [words for words in sites if len(words) != 3]:
+        raise ValueError(f"--site takes NAME and two places, got {' '.join(wrong[0])}")
+    given = {name: (Path(images), Path(masks)) for name, images, masks in sites}
+    if len(given) != len(sites):
+        raise ValueError(f"--site names a site twice: {', '.join(name for name, _, _ in sites)}")
+    return given
+
+
 CSV = option(
     "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None, metavar="FILE"
 )
+CLASSES = option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME")
+LEAVE_OUT = option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out")
 COLUMNS = option(
     "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",
     None, metavar="NAME=COLUMN", made=parse_pairs,

@@ -2,51 +2,60 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import nearest
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
-from fairflare.data.dicom_files import files_of_series
 from fairflare.data.geometry import DrawnOn
-from fairflare.data.image_file import SUFFIXES
-from fairflare.data.preparers.common import (
-    Dealing,
-    Item,
-    Preparer,
-    Writing,
-    check_pairs,
-    existing_folder,
-    file_name,
-    files_by_ending,
-    listing,
-    write_pool,
+from fairflare.data.kinds import named
+from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, write_pool
+from fairflare.data.preparers.contents import (
+    VOLUMES_TAKEN,
+    Contents,
+    contents,
+    folders_in,
+    refuse_no_sites,
+    without_ending,
 )
+from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
     FURTHER,
     OPTIONAL,
-    VOLUMES,
     Groups,
     attributes_of,
+    called_columns,
     check_pictures,
-    class_names,
+    classes_of,
     columns_of,
     groups_by_site,
-    listed_item,
     listed_rows,
     patient_of,
+    refuse_bad,
+    refuse_empty,
+    refuse_one_patient,
+    split_name,
     table_file,
 )
-from fairflare.data.preparers.options import ATTRIBUTES, COLUMNS, CSV, DRAWN_ON, GROUP, option, parse_pairs, words_of
-from fairflare.data.preparers.tables import Images
+from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
+from fairflare.data.preparers.options import (
+    ATTRIBUTES,
+    CLASSES,
+    COLUMNS,
+    CSV,
+    DRAWN_ON,
+    GROUP,
+    LEAVE_OUT,
+    option,
+    parse_pairs,
+    sites_of,
+)
+from fairflare.data.preparers.pairing import Pair, alone, keyed, pair_in
+from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.writing import Form, write_sites
-
-MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
-Pair = tuple[Path, Path]
 
 
 def prepare_images(
@@ -87,22 +96,39 @@ def prepare_images(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
-    rows = _class_folders(source) if csv is None else _rows(source, csv, columns, "label", attributes)
     check_columns(csv, columns or attributes)
-    declared, people = attributes_of(attributes, rows, source / (csv or ""), FURTHER)
-    names = class_names([row["label"] for row in rows], classes)
-    by_site = groups_by_site(group, {row.get("site", "") for row in rows})
+    images = Images(source)
+    if csv is None:
+        rows = _class_folders(images.contents, classes)
+    else:
+        rows = listed_rows(source, table_file(source, csv), columns or {}, "label", images, attributes, classes)
+    declared, people = attributes_of(attributes, rows)
+    names, labels = classes_of([row["label"] for row in rows], classes)
+    notes = images.contents.notes()
+    items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)), notes=notes)
+    refuse_one_patient(items, group)
+    form: dict[str, Any] = {"class_names": names, "attributes": declared, "notes": notes}
+    return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
+
+
+def _items(
+    rows: Sequence[Row],
+    targets: Sequence[int | Path],
+    people: Sequence[Mapping[str, str | float]],
+    group: Groups,
+    seed: int,
+) -> list[Item]:
+    """The images of rows with a ``path``, the ``text`` that patients are searched in, and perhaps a ``name``."""
+    by_site = groups_by_site(group, {row["site"] for row in rows})
     items = []
-    for row, person in zip(rows, people, strict=True):
-        path, site, split = Path(row["path"]), row.get("site", ""), row.get("split", "")
-        relative = path.relative_to(source)
-        patient = row.get("patient") or patient_of(relative.as_posix(), by_site[site], site, relative)
-        label = names.index(row["label"])
-        items.append(listed_item(source, path, label, site=site, patient=patient, split=split, attributes=person))
-    notes = check_pictures(items)
-    return write_pool(
-        items, out_dir, dealing or Dealing(), class_names=names, attributes=declared, notes=notes, **writing
-    )
+    for row, target, person in zip(rows, targets, people, strict=True):
+        path, site = Path(row["path"]), row["site"]
+        patient = row["patient"] or patient_of(row["text"], by_site[site], site, path, seed)
+        name = file_name(row.get("name") or without_ending(row["text"]))
+        splits = (row["split"],) if row["split"] else ()
+        key = f"{site}/{patient}" if patient else name
+        items.append(Item(name, key, path, target, patient, site, splits, attributes=person))
+    return items
 
 
 def prepare_masks(
@@ -142,80 +168,196 @@ def prepare_masks(
         DataError: the source is not as expected.
     """
     source = Path(source_dir)
+    notes: list[str] = []
     check_columns(csv, columns or attributes)
-    declared: dict[str, Any] = {}
     if csv is None:
-        pairs = _sites(source)
-        by_site = groups_by_site(group, pairs)
-        items = [item for site, pair in pairs.items() for item in _of_site(site, source, pair, by_site[site])]
+        rows = []
+        for site, pair in _sites(source).items():
+            for row in pair_rows(site, *pair, notes):
+                row["name"] = f"{site}_{row['text']}".lstrip("_")
+                rows.append(row)
     else:
-        rows = _rows(source, csv, columns, "mask", attributes)
-        declared, people = attributes_of(attributes, rows, source / csv, FURTHER)
-        items = [
-            listed_item(
-                source, Path(row["path"]), Path(row["mask"]), **{key: row[key] for key in OPTIONAL}, attributes=person
-            )
-            for row, person in zip(rows, people, strict=True)
-        ]  # fmt: skip
-    notes = check_pictures(items, mask_drawn_on)
-    settings: dict[str, Any] = {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
-    if mask_values:
-        settings["mask_values"] = {value: int(label) for value, label in mask_values.items()}
-    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "notes": notes}
-    return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
+        images = Images(source)
+        rows = listed_rows(source, table_file(source, csv), columns or {}, "mask", images, attributes)
+        notes += images.contents.notes()
+    declared, people = attributes_of(attributes, rows)
+    masks = [Path(row["mask"]) for row in rows]
+    items, values = check_pictures(
+        _items(rows, masks, people, group, writing.get("seed", 0)), notes=notes, drawn_on=mask_drawn_on
+    )
+    refuse_one_patient(items, group)
+    task, settings = labels_of(values, {}, notes, mask_values)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
+    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "task": task}
+    return write_pool(items, out_dir, dealing or Dealing(), notes=notes, **form, **writing)
 
 
 def prepare_folders(
     sites: Mapping[str, tuple[str | Path, str | Path]],
     out_dir: str | Path,
     *,
+    csv: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str] | None = None,
+    classes: Sequence[str] | None = None,
+    leave_out: bool = False,
     group: Groups = None,
     mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Any images with masks; the files are copied as they are.
+    """Images with masks or classes, of sites that are named one by one; the files are copied as they are.
 
-    An image and its mask have the same file name, apart from the ending and from ``_mask``, ``_label``,
+    An image and its mask have the same path below their folders, apart from the ending and from ``_mask``, ``_label``,
     ``_seg`` or ``_segmentation``. Files are 2D: see :mod:`fairflare.data.datalist`.
 
     Args:
-        sites: folders by site.
+        sites: by site the folder of images, and that of masks or a table of classes (or masks): ``image``, ``label``.
+        out_dir: folder to write to.
+        csv: a table of what else is known of the images of all sites: ``image``, perhaps ``site``, ``patient``,
+            ``split``, and the columns of ``attributes``.
+        columns, attributes, classes: as in :func:`prepare_images`.
+        leave_out: go on without what cannot be used or has no partner, and say it.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
         mask_drawn_on: as in :func:`prepare_masks`.
-        out_dir, writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
         the folder of each site.
+
+    Raises:
+        DataError: the folders or tables are not as expected.
     """
-    by_site = groups_by_site(group, sites)
-    items = {
-        name: list(folder_items(name, Path(images), Path(masks), by_site[name]))
-        for name, (images, masks) in sites.items()
-    }
-    notes = check_pictures((item for own in items.values() for item in own), mask_drawn_on)
-    settings = None if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
-    return write_sites(items, out_dir, settings, Form(notes=notes), **writing)
+    if not sites:
+        raise ValueError("at least one site is needed")
+    places = {name: (Path(images), Path(labels)) for name, (images, labels) in sites.items()}
+    tables = {name: labels for name, (_, labels) in places.items() if labels.is_file()}
+    check_columns(csv or next(iter(tables.values()), None), columns or attributes)
+    if len(tables) not in (0, len(places)):
+        raise DataError(f"{', '.join(tables)} has a table and the others have folders; prepare them one by one")
+    notes: list[str] = []
+    own = dict(columns or {})
+    rows: list[Row] = []
+    of = "label" if tables else "mask"
+    for name, (images, labels) in places.items():
+        if not tables:
+            rows += pair_rows(name, images, labels, notes, leave_out)
+            continue
+        found = Images(images)
+        notes += found.contents.notes()
+        of = "mask" if own.get("mask", "mask") in read_table(labels)[0] else "label"
+        columns_there = {key: column for key, column in own.items() if csv is None or key in ("image", of)}
+        listed = listed_rows(images, labels, columns_there, of, found, None if csv else attributes, classes)
+        rows += [_of_site(row, name) for row in listed]
+    if csv is not None:
+        _add_known(
+            rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
+        )
+    declared, people = attributes_of(attributes, rows)
+    names: list[str] | None = None
+    targets: list[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
+    if of == "label":
+        names, targets = classes_of([row["label"] for row in rows], classes)
+    elif classes:
+        raise ValueError("--classes are those of a table of classes; masks have structures")
+    items, values = check_pictures(
+        _items(rows, targets, people, group, writing.get("seed", 0)), leave_out, notes, mask_drawn_on
+    )
+    refuse_one_patient(items, group)
+    task, settings = ({}, {}) if names else labels_of(values, {}, notes)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
+    form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
+    by_site = {name: [item for item in items if item.site == name] for name in places}
+    refuse_empty(places, {item.site for item in items})
+    return write_sites(by_site, out_dir, settings, form, **writing)
 
 
-def folder_items(site: str, images: Path, masks: Path, group: str | None = None) -> Iterator[Item]:
-    """The pairs of two folders.
+def _of_site(row: Row, site: str) -> Row:
+    """The row with its site; a table of one site may not name another.
+
+    Raises:
+        DataError: it does.
+    """
+    if row["site"] not in ("", site):
+        raise DataError(f"{row.where}: the site is '{row['site']}', in the table of site '{site}'")
+    row["site"] = site
+    return row
+
+
+def _add_known(
+    rows: Sequence[Row], images: Mapping[str, Images], file: Path, columns: Mapping[str, str],
+    attributes: Mapping[str, str] | None, notes: list[str],
+) -> None:  # fmt: skip
+    """Add to the rows of images what a table of all sites says of them.
+
+    Raises:
+        DataError: it names an image that is not there, is at several sites or stands in it twice.
+    """
+    called = called_columns(columns, ("image", *OPTIONAL))
+    more = [column for column, _ in columns_of(attributes).values()]
+    by_path = {row["path"]: row for row in rows}
+    told: dict[str, Row] = {}
+    missing = []
+    for line in read_table(file, [called["image"], *(called[key] for key in columns), *more]):
+        name, site = line[called["image"]], line.get(called["site"], "")
+        if site and site not in images:
+            raise DataError(f"{line.where}: there is no site '{site}'{nearest(site, list(images))}")
+        places = [path for own, known in images.items() if site in ("", own) if (path := known.find(name)) is not None]
+        if len(places) > 1:
+            raise DataError(f"{line.where}: '{name}' is at several sites; name the site in a column 'site'")
+        if not places:
+            missing.append(name)
+            continue
+        before = told.setdefault(str(places[0]), line)
+        if before is not line:
+            raise DataError(f"'{file}', lines {before.line} and {line.line}: both name '{places[0]}'; take one out")
+        if (row := by_path.get(str(places[0]))) is not None:
+            row |= {key: line[called[key]] for key in ("patient",) if line.get(called[key])}
+            row["split"] = row["split"] or split_name(line.get(called["split"], ""), line)
+            row |= {FURTHER + column: line[column] for column in more}
+            row.where = line.where
+    if missing:
+        raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
+    if lacking := [Path(path).name for path in by_path if path not in told]:
+        notes.append(f"{len(lacking)} of {len(rows)} images are not in '{file}': {named(lacking)}")
+
+
+def pair_rows(site: str, images: Path, masks: Path, notes: list[str], leave_out: bool | None = None) -> list[Row]:
+    """The pairs of two folders, which may be one: path and name of the image, and its mask.
 
     Args:
         site: for messages.
-        images, masks: the folders; may be one.
-        group: as in :func:`prepare_folders`.
+        images, masks: the folders.
+        notes: gets what is passed over.
+        leave_out: go on without files that have no partner.
 
     Raises:
-        DataError: a file without partner, or whose patient is not known.
+        DataError: there is no pair, files have no partner, or a folder holds volumes.
     """
     together = images == masks
-    pictures = _by_name(site, images, skip="masks" if together else None)
-    partners = _by_name(site, masks, skip="images" if together else None)
-    check_pairs(site, images, pictures, partners, f"an image in '{images}' and a mask of the same name in '{masks}'")
-    for stem, path in pictures.items():
-        patient = patient_of(stem, group, site, path)
-        yield Item(file_name(stem), patient or stem, path, partners[stem], patient)
+    seen = contents(images, besides=[] if together else [masks])
+    marked = seen if together else contents(masks, besides=[images])
+    where = f"site '{site}': " if site else ""
+    if series := [*seen.series, *marked.series]:
+        raise DataError(f"{where}'{series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
+    pictures = keyed(((seen.key(path), path) for path in seen.images), "images" if together else None)
+    partners = keyed(((marked.key(path), path) for path in marked.images), "masks" if together else None)
+    passed = [note for found in dict.fromkeys((seen, marked)) for note in found.notes()]
+    bad = alone(pictures, partners)
+    if not set(pictures) & set(partners):
+        raise DataError(
+            f"{where}expected an image in '{images}' and a mask of the same name in '{masks}'; "
+            + (f"without partner: {listing(name for name, _ in bad)}" if bad else "found no image")
+            + "".join(f"; {note}" for note in passed)
+        )
+    said = refuse_bad(bad, len(pictures), f"image(s) of {where.removesuffix(': ') or repr(str(images))}", leave_out)
+    notes += [*passed, *([said] if said else [])]
+    rows = []
+    for key in sorted(set(pictures) & set(partners)):
+        texts = {"path": str(pictures[key]), "mask": str(partners[key]), "site": site, "text": key}
+        rows.append(Row(texts, patient="", split=""))
+        rows[-1].where = f"'{pictures[key]}'"
+    return rows
 
 
 def check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:
@@ -224,105 +366,73 @@ def check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> 
         raise ValueError("columns are those of a CSV file; give csv, too")
 
 
-def _rows(
-    source: Path,
-    csv: str | Path,
-    columns: Mapping[str, str] | None,
-    of: str,
-    attributes: Mapping[str, str] | None = None,
-) -> list[dict[str, str]]:
-    more = [column for column, _ in columns_of(attributes).values()]
-    return listed_rows(source, table_file(source, csv), columns or {}, of, more=more)
+def _class_folders(seen: Contents, classes: Sequence[str] | None) -> list[Row]:
+    """A row for each image in ``<class>/`` or ``<site>/<class>/``.
 
-
-def _class_folders(source: Path) -> list[dict[str, str]]:
-    images = Images(source)
-    parts = [path.relative_to(source).parts[:-1] for path in images.paths]
+    Raises:
+        DataError: images at another depth, or a folder of a class or a site without an image.
+    """
+    parts = [path.relative_to(seen.folder).parts[:-1] for path in seen.images]
     depths = {len(found) for found in parts}
+    unread = f"; not read: {told}" if (told := seen.passed_over()) else ""
     if depths not in ({1}, {2}):
         shown = listing({"/".join(found) or "the folder itself" for found in parts})
         raise DataError(
-            f"'{source}': expected images in <class>/ or in <site>/<class>/, all of one kind, found "
-            f"{len(images.paths)} images in {shown}; move them, or name them in a CSV file (--csv)"
+            f"'{seen.folder}': expected images in <class>/ or in <site>/<class>/, all of one kind, found "
+            f"{len(seen.images)} images in {shown}; move them, or name them in a CSV file (--csv){unread}"
         )
-    return [
-        {"path": str(path), "label": found[-1], "site": found[0] if len(found) == 2 else ""}
-        for path, found in zip(images.paths, parts, strict=True)
-    ]
-
-
-def pair_in(folder: Path) -> Pair | None:
-    """The folders of images and masks in a folder."""
-    masks = next((folder / name for name in ("masks", "labels") if (folder / name).is_dir()), None)
-    return (folder / "images", masks) if (folder / "images").is_dir() and masks is not None else None
+    what = "class" if depths == {1} else "site"
+    tops = {folder.name for folder in seen.folders if folder.parent == seen.folder}
+    empty = sorted(tops - {found[0] for found in parts} - (set(classes or ()) if what == "class" else set()))
+    if empty:
+        raise DataError(
+            f"'{seen.folder}': no image that is read is in the folder{'s' * (len(empty) > 1)} {listing(empty)}; put "
+            f"images in, or move it away, if it is no {what}{unread}"
+        )
+    rows = []
+    for path, found in zip(seen.images, parts, strict=True):
+        text = path.relative_to(seen.folder).as_posix()
+        site = composed(found[0]) if len(found) == 2 else ""
+        rows.append(Row(path=str(path), text=text, label=composed(found[-1]), site=site, patient="", split=""))
+        rows[-1].where = f"'{path}'"
+    return rows
 
 
 def _sites(source: Path) -> dict[str, Pair]:
-    """The two folders of each site; one without a name: those of the source itself."""
+    """The two folders of each site; one without a name: those of the source itself.
+
+    Raises:
+        DataError: there are none, or a folder is none of a site.
+    """
     own = pair_in(existing_folder(source))
     if own is not None:
         return {"": own}
-    below = {path.name: pair_in(path) for path in sorted(source.iterdir()) if path.is_dir()}
+    below = {composed(path.name): pair_in(path) for path in folders_in(source)}
     found = {name: pair for name, pair in below.items() if pair is not None}
     if not found:
         raise DataError(
             f"'{source}': expected images/ and masks/ (or labels/), in it or in a folder for each site, found "
             f"{listing(path.name for path in source.iterdir())}; or name the files in a CSV file (--csv)"
         )
+    refuse_no_sites(source, below)
     return found
 
 
-def _of_site(site: str, source: Path, pair: Pair, group: str | None) -> Iterator[Item]:
-    for item in folder_items(site or source.name, *pair, group):
-        yield replace(item, site=site, group=f"{site}/{item.group}", name=f"{site}_{item.name}".lstrip("_"))
-
-
-def _by_name(site: str, folder: Path, skip: str | None) -> dict[str, Path]:
-    """Files by their name without what marks a mask; ``skip``: the ``"masks"`` or the ``"images"`` of the folder."""
-    found: dict[str, Path] = {}
-    for name, path in files_by_ending(folder, SUFFIXES):
-        stem = MASK_ENDING.sub("", name)
-        if skip == ("images" if stem == name else "masks"):
-            continue
-        if stem in found:
-            raise DataError(
-                f"site '{site}': '{found[stem]}' and '{path}' have the same name apart from the ending; "
-                "rename or remove one of them"
-            )
-        found[stem] = path
-    series = next((path for path in folder.rglob("*") if path.is_dir() and files_of_series(path)), None)
-    if series is not None:
-        raise DataError(f"site '{site}': '{series}' is a folder of DICOM files, a volume; {VOLUMES}")
-    return found
-
-
-def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
-    """The folders of each ``--site``.
-
-    Raises:
-        ValueError: one has not three words, or a name is there twice.
-    """
-    sites = [words_of(value) for value in values or ()]
-    if wrong := [words for words in sites if len(words) != 3]:
-        raise ValueError(f"--site takes NAME and two places, got {' '.join(wrong[0])}")
-    given = {name: (Path(images), Path(masks)) for name, images, masks in sites}
-    if len(given) != len(sites):
-        raise ValueError(f"--site names a site twice: {', '.join(name for name, _, _ in sites)}")
-    return given
-
-
-CLASSES = option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME")
 MASK_VALUES = option(
     "mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", made=parse_pairs
 )
-SITE = option("sites", list[str], "Repeatable.", Parameter.empty, "--site", metavar="NAME IMAGES MASKS", made=sites_of)
+SITE = option(
+    "sites", list[str], "LABELS: a folder of masks, or a table of classes. Repeatable.", Parameter.empty, "--site",
+    metavar="NAME IMAGES LABELS", made=sites_of,
+)  # fmt: skip
 IMAGES_TEXT = "any images with classes: folders, or a CSV file"
 MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
-FOLDERS_TEXT = "images with masks in two folders for each site, wherever they are (--site)"
+FOLDERS_TEXT = "images with masks or classes, in folders that are named site by site (--site)"
+OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON)
 PREPARERS = (
     Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
     Preparer(
         "masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing()
     ),
-    Preparer("folders", FOLDERS_TEXT, prepare_folders, (SITE, GROUP, DRAWN_ON), has_source=False),
+    Preparer("folders", FOLDERS_TEXT, prepare_folders, OF_FOLDERS, has_source=False),
 )

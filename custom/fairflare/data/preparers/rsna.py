@@ -20,7 +20,7 @@ from fairflare.data.preparers.items import Picture, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.skin import FEDISM
-from fairflare.data.preparers.tables import Images, find_folder, find_table, read_table
+from fairflare.data.preparers.tables import Images, Row, find_folder, find_table, read_table
 
 KINDS = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 ANY = "any"
@@ -93,21 +93,19 @@ def prepare_rsna(
     return write_pool(items, out_dir, dealing, class_names=KINDS, keys=keys, **writing)
 
 
-def one_kind(table: Path, rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
+def one_kind(table: Path, rows: Sequence[Row]) -> dict[str, int]:
     """The kind of each slice that has exactly one; rows that occur twice must agree.
 
     Raises:
         DataError: a row that is none of these, or two that contradict each other.
     """
     found: dict[str, dict[str, str]] = {}
-    for line, row in enumerate(rows, 2):
+    for row in rows:
         name, _, kind = row["ID"].rpartition("_")
         if not name or kind not in (*KINDS, ANY) or row["Label"] not in ("0", "1"):
-            raise DataError(
-                f"'{table}', line {line}: expected ID_<slice>_<kind>,0 or 1, got {row['ID']},{row['Label']}"
-            )
+            raise DataError(f"{row.where}: expected ID_<slice>_<kind>,0 or 1, got {row['ID']},{row['Label']}")
         if found.setdefault(name, {}).setdefault(kind, row["Label"]) != row["Label"]:
-            raise DataError(f"'{table}', line {line}: {row['ID']} is both 0 and 1")
+            raise DataError(f"{row.where}: {row['ID']} is both 0 and 1")
     chosen = {}
     for name in sorted(found):
         kinds = [number for number, kind in enumerate(KINDS) if found[name].get(kind) == "1"]

@@ -98,12 +98,11 @@ def prepare_flamby(
     )
     lesions = _lesions(source, META_2019)
     items = []
-    for number, (row, path) in enumerate(zip(rows, paths, strict=True), 2):
+    for row, path in zip(rows, paths, strict=True):
         centre, target = _number(row["center"], len(CENTRES)), _number(row["target"], len(ISIC2019))
         if centre is None or target is None or row["fold"] not in ("train", "test"):
             raise DataError(
-                f"'{table}', line {number}: expected center 0 to 5, target 0 to 7 and fold train or test, got "
-                f"{dict(row)}"
+                f"{row.where}: expected center 0 to 5, target 0 to 7 and fold train or test, got {dict(row)}"
             )
         splits = ("test",) if row["fold"] == "test" and not dealing.folds else ()
         items.append(_item(row["image"], path, target, lesions, site=CENTRES[centre], splits=splits))
@@ -168,7 +167,7 @@ def _with_people(
     file = find_below(source, name)
     rows = read_table(file, [key]) if file is not None else []
     wanted = {of: told for of, told in columns.items() if rows and told.partition(":")[0] in rows[0]}
-    declared, people = attributes_of(wanted, rows, file or source)
+    declared, people = attributes_of(wanted, rows, "")
     of = {row[key]: person for row, person in zip(rows, people, strict=True)}
     declared = {of_whom: told for of_whom, told in declared.items() if told.get("values") != []}
     return declared, [replace(item, attributes=_of(of.get(item.name, {}), declared)) for item in items]

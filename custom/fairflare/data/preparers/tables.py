@@ -1,23 +1,41 @@
-"""CSV files that come with data sets, and the images that they name."""
+"""Tables that come with data sets, as R, Excel and old systems write them, and the images that they name."""
 
 from __future__ import annotations
 
 import csv
+import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
 
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES
-from fairflare.data.preparers.names import existing_folder, listing
+from fairflare.data.preparers.contents import contents, without_ending
+from fairflare.data.preparers.names import composed, existing_folder, listing
 
-Row = Mapping[str, str]
+MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
+WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
+WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
 
 
+class Row(dict[str, str]):
+    """Texts of a row by column, without blanks around them.
+
+    Attributes:
+        line: where it begins in the file, from 1.
+        where: file and line, in words.
+    """
+
+    line: int = 0
+    where: str = ""
+
+
 def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
-    """The rows of a CSV file with a head line; commas, semicolons or tabs, as the head has them.
+    """Read the rows of a table with a head line: commas, semicolons or tabs; quoted or not; ``sep=;`` before the head.
+
+    UTF-8, UTF-16 where its mark says so, else Windows-1252, which a warning says. Empty rows are passed over.
 
     Args:
         file: the table.
@@ -27,22 +45,118 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     Raises:
         DataError: it cannot be read, is empty, or lacks a column; names what is there.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"'{file}' cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    head = text.partition("\n")[0]
-    delimiter = max(",;\t", key=head.count)
-    rows = list(csv.DictReader(text.splitlines(), delimiter=delimiter))
-    columns = [name.strip() for name in head.strip().split(delimiter)]
+    text = _text_of(file)
+    first, _, rest = text.partition("\n")
+    said = first.strip().strip('"').lower()
+    delimiter, before = "", 1
+    if said.startswith("sep=") and len(said) <= len("sep=;"):
+        delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
+    lines = text.split("\n")
+    head_line = next((line for line in lines if line.strip()), "")
+    delimiter = delimiter or max(",;\t|", key=_outside_quotes(head_line).count)
+    cells = _cells(file, text, delimiter)
+    at = [before + line for line in _first_lines(cells)]
+    filled = [(line, row) for line, row in zip(at, cells, strict=True) if any(row)]
+    if not filled:
+        raise DataError(f"'{file}' has no rows")
+    (head_at, head), body = filled[0], filled[1:]
+    columns = [composed(name).strip() for name in head]
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(
-            f"'{file}': expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: {head}{remedy}"
+            f"'{file}', line {head_at}: expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; "
+            f"found: {', '.join(name or '(no name)' for name in columns)}{remedy}"
         )
-    if not rows:
+    twice = [name for name in needed if columns.count(name) > 1]
+    if twice:
+        raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
+    if not body:
         raise DataError(f"'{file}' has no rows")
-    return [{(k or "").strip(): (v or "").strip() for k, v in row.items() if isinstance(v, str | None)} for row in rows]
+    columns, body = _columns(file, columns, body)
+    rows = []
+    for line, texts in body:
+        rows.append(row := Row(zip(columns, texts, strict=False)))
+        row.line, row.where = line, f"'{file}', line {line}"
+    return rows
+
+
+def _text_of(file: Path) -> str:
+    """The text of a table, with ``\\n`` at the ends of lines.
+
+    Raises:
+        DataError: it is no text; says what to save it as.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error.strerror or error}") from error
+    coding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
+    if content.startswith(WORKBOOKS):
+        raise DataError(f"'{file}' is a workbook, not a text; save the sheet as 'CSV UTF-8'")
+    try:
+        text = content.decode(coding)
+    except UnicodeDecodeError:
+        try:
+            text = content.decode(WINDOWS)
+        except UnicodeDecodeError:
+            text = "\0"
+        else:
+            strange = next(word for word in text.split() if not word.isascii())
+            log.warning("'%s' is not UTF-8; it is read as Windows-1252, such as '%.60s'", file, strange)
+    if "\0" in text:
+        raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _outside_quotes(line: str) -> str:
+    return "".join(line.split('"')[::2])
+
+
+def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
+    """All cells, empty rows too; rows are of one length, the longest one's."""
+    import pandas
+
+    width = max(line.count(delimiter) for line in text.split("\n")) + 1
+    try:
+        frame = pandas.read_csv(
+            io.StringIO(text), sep=delimiter, header=None, names=list(range(width)), dtype=str, keep_default_na=False,
+            skip_blank_lines=False, skipinitialspace=True, index_col=False,
+        )  # fmt: skip
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"'{file}' cannot be read: {error}; save the table as 'CSV UTF-8'") from error
+    return [[str(cell) for cell in row] for row in frame.fillna("").itertuples(index=False)]
+
+
+def _first_lines(rows: Sequence[Sequence[str]]) -> list[int]:
+    """In which line, from 0, each row begins: a quoted cell may hold several lines."""
+    found = [0]
+    for row in rows:
+        found.append(found[-1] + 1 + sum(cell.count("\n") for cell in row))
+    return found[: len(rows)]
+
+
+def _columns(
+    file: Path, columns: list[str], body: list[tuple[int, list[str]]]
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Names of the columns and rows of as many texts.
+
+    R's ``write.table`` gives the column of row numbers no name: rows are then longer than the head by one in front.
+
+    Raises:
+        DataError: a row has more cells than the head has names.
+    """
+    named = max((number for number, name in enumerate(columns, 1) if name), default=0)
+    cells = [(line, [text.strip() for text in row]) for line, row in body]
+    longest = max((n for _, row in cells for n, text in enumerate(row, 1) if text), default=0)
+    if longest == named + 1 and columns[0] and all(row[named] and row[0].isdigit() for _, row in cells):
+        return columns[:named], [(line, row[1 : named + 1]) for line, row in cells]
+    over = next((line for line, row in cells if any(row[named:])), None)
+    if over is not None:
+        raise DataError(
+            f"'{file}', line {over}: it has more cells than the head has names; put cells with a comma, semicolon or "
+            "tab in quotes"
+        )
+    return columns[:named], [(line, row[:named]) for line, row in cells]
 
 
 def find_table(source: Path, names: Sequence[str]) -> Path:
@@ -90,37 +204,37 @@ class Images:
     """
 
     def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES, folders: Iterable[Path] = ()) -> None:
-        self.folder = existing_folder(folder)
-        self.endings = tuple(endings)
-        files = (path for path in folder.rglob("*") if suffix_of(path) in self.endings and path.is_file())
-        self.paths = sorted([*files, *folders])
+        self.folder = folder
+        self.contents = contents(folder, tuple(endings))
+        self.paths = sorted([*self.contents.images, *folders])
         self._known: dict[str, list[Path]] = {}
         for path in self.paths:
-            names = [key for name in (path.relative_to(folder).as_posix(), path.name) for key in self._spellings(name)]
-            for name in dict.fromkeys(names):
+            for name in _spellings(path.name):
                 self._known.setdefault(name, []).append(path)
 
-    def _spellings(self, name: str) -> list[str]:
-        """A name, with a small ending, and without one that is an image's: tables and disks differ in these."""
-        ending = suffix_of(Path(name))
-        stem = name[: len(name) - len(ending)] if ending in self.endings else name
-        return [name, *([stem + ending, stem] if stem != name else [])]
-
     def find(self, name: str) -> Path | None:
-        """The image of this path below the folder, or of this name if only one has it; None: there is none.
+        """The image of this path, or of the path that this one ends with, or of this name; None: there is none.
 
-        The ending may be written otherwise, in capitals, or be missing.
+        The ending may be written otherwise, in capitals, or be missing; letters may be composed or not.
 
         Raises:
             DataError: several have this name.
         """
-        for key in dict.fromkeys([*self._spellings(name), *self._spellings(Path(name).name)]):
-            found = self._known.get(key, [])
+        asked = _parts(name)
+        for key in _spellings(asked[-1]) if asked else ():
+            near = [path for path in self._known.get(key, []) if self._lies_at(path, asked)]
+            exact = [path for path in near if path.name == asked[-1]]
+            found = exact if len(exact) == 1 else near
             if len(found) > 1:
                 raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, found))}")
             if found:
                 return found[0]
         return None
+
+    def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
+        """Whether the folders of a path and those that a table says are the same, as far as both say any."""
+        own = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
+        return all(a == b for a, b in zip(own, asked[-2::-1], strict=False))
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
         """The image of each name.
@@ -131,12 +245,25 @@ class Images:
         found = [self.find(name) for name in names]
         missing = [name for name, path in zip(names, found, strict=True) if path is None]
         if missing:
+            unread = self.contents.passed_over()
             raise DataError(
                 f"'{self.folder}': {len(missing)} of {len(names)} images that '{named_by}' names are not there: "
                 f"{listing(missing)}; the folder has {len(self.paths)} images, such as "
-                f"{listing(path.name for path in self.paths[:3])}"
+                f"{listing(path.name for path in self.paths[:3])}" + (f"; not read: {unread}" if unread else "")
             )
         return [path for path in found if path is not None]
+
+
+def _spellings(name: str) -> list[str]:
+    """A name, with a small ending, and without one that is an image's: tables and disks differ in these."""
+    name = composed(name)
+    stem = without_ending(name)
+    return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
+
+
+def _parts(name: str) -> list[str]:
+    """The parts of a path as a table of any system writes it."""
+    return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
 
 
 def one_hot(file: Path, rows: Sequence[Row], names: Sequence[str]) -> list[int]:
@@ -146,12 +273,10 @@ def one_hot(file: Path, rows: Sequence[Row], names: Sequence[str]) -> list[int]:
         DataError: a row has none or several.
     """
     found = []
-    for number, row in enumerate(rows, 2):
+    for row in rows:
         chosen = [index for index, name in enumerate(names) if _is_one(row[name])]
         if len(chosen) != 1:
-            raise DataError(
-                f"'{file}', line {number}: expected a 1 in one of the columns {', '.join(names)}, got {dict(row)}"
-            )
+            raise DataError(f"{row.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(row)}")
         found.append(chosen[0])
     return found
 

@@ -14,20 +14,40 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice
 from fairflare.base.for_types import Unpack
-from fairflare.data.datalist import DataError
-from fairflare.data.dicom_files import files_of_series
-from fairflare.data.geometry import DrawnOn, Fit, Misfit, by_kind, codes_of, fit, notes_of
+from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.geometry import DrawnOn, Fit, Misfit, codes_of, fit, notes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
-from fairflare.data.intensity import labels_of
+from fairflare.data.intensity import labels_of as whole_labels
+from fairflare.data.kinds import shown
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, write_pool
-from fairflare.data.preparers.layouts import Case, Tree, listed, pairs, trees_of
-from fairflare.data.preparers.listed import Groups, class_names, groups_by_site, patient_of, person_in_header
-from fairflare.data.preparers.options import COLUMNS, CSV, DRAWN_ON, GROUP, option
-from fairflare.data.preparers.pictures import CLASSES, sites_of
+from fairflare.data.preparers.labels import labels_of
+from fairflare.data.preparers.layouts import PARTICIPANTS, Case, Tree, listed, pairs, trees_of
+from fairflare.data.preparers.listed import (
+    Groups,
+    attributes_of,
+    classes_of,
+    groups_by_site,
+    patient_of,
+    refuse_bad,
+    refuse_empty,
+    refuse_one_patient,
+)
+from fairflare.data.preparers.options import (
+    ATTRIBUTES,
+    CLASSES,
+    COLUMNS,
+    CSV,
+    DRAWN_ON,
+    GROUP,
+    LEAVE_OUT,
+    option,
+    sites_of,
+)
+from fairflare.data.preparers.tables import Row
 
+GZIP = b"\x1f\x8b"
 Plane = Literal["axial", "coronal", "sagittal"]
-MOST_LABELS = 256
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,7 @@ def prepare_volumes(
     folders: Mapping[str, tuple[str | Path, str | Path]] | None = None,
     csv: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     slices: Plane | None = None,
     keep_empty: bool = False,
@@ -87,6 +108,8 @@ def prepare_volumes(
         source_dir: one tree, or a folder with one for each site: see :mod:`fairflare.data.preparers.layouts`.
         folders: instead of it folder of images, and folder of masks or table of classes, by site.
         csv, columns: a table below ``source_dir``: image, mask or label, perhaps site, patient and split.
+        attributes: of the people, by their columns of the table or of a BIDS tree's ``participants.tsv``; see
+            :func:`fairflare.data.preparers.listed.columns_of`.
         classes: names of the classes in the order of their numbers.
         slices: list slices of this plane instead of whole volumes.
         keep_empty: with ``slices``, also those in which the mask is 0.
@@ -116,29 +139,38 @@ def prepare_volumes(
     plane = None if slices is None else choice("slices", slices, get_args(Plane))
     if folders:
         trees = {
-            name: _of_site(Path(images), Path(labels), columns or {}) for name, (images, labels) in folders.items()
+            name: _of_site(Path(images), Path(labels), columns or {}, attributes, classes)
+            for name, (images, labels) in folders.items()
         }
     elif csv is None:
-        trees = trees_of(Path(source_dir or ""), suffix)
+        trees = trees_of(Path(source_dir or ""), suffix, attributes)
     else:
-        trees = {"": listed(Path(source_dir or ""), csv, columns or {})}
-    notes = [note for tree in trees.values() for note in tree.notes]
-    good, bad, count = _judged(trees, plane, keep_empty, mask_drawn_on)
-    if (bad and not leave_out) or not good:
-        lines = "".join(f"\n- {line}" for line in bad)
-        raise DataError(f"{count} volume(s) cannot be used; repair them, or go on without them (--leave-out):{lines}")
-    if bad:
-        notes += [f"{count} volume(s) are left out", *bad]
+        trees = {"": listed(Path(source_dir or ""), csv, columns or {}, attributes, classes)}
+    notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
+    for site, tree in trees.items():
+        if not tree.cases and not tree.alone:
+            where = f"site '{site}'" if site else f"'{source_dir}'"
+            raise DataError("; ".join([f"{where}: no volume that is read was found", *tree.notes]))
+    good, bad = _judged(trees, plane, keep_empty, mask_drawn_on)
+    if said := refuse_bad(bad, len(good) + len(bad), "volume(s)", leave_out and bool(good)):
+        notes.append(said)
+    refuse_empty(
+        {case.site or site for site, tree in trees.items() for case in tree.cases}, {site for site, *_ in good}
+    )
     notes += notes_of(note for *_, look in good for note in look.notes)
     labels = [case.label for _, case, _ in good if isinstance(case.label, str)]
     if len(labels) not in (0, len(good)):
         raise DataError("some volumes have masks and some have classes; prepare them one by one")
-    names = class_names(labels, classes) if labels else None
+    if classes and not labels:
+        raise ValueError("--classes are those of a table of classes; masks have structures")
+    names, numbers = classes_of(labels, classes) if labels else (None, [])
+    rows = [case.row or Row() for _, case, _ in good]
+    if attributes and not any(rows):
+        raise ValueError(f"--attributes are columns of a table (--csv, or {PARTICIPANTS} of BIDS), and there is none")
+    declared, people = attributes_of(attributes, rows, "")
     values = {value for *_, look in good for value in look.values}
-    task: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    if not names:
-        task, settings = _labels(values, trees.values(), notes)
+    called = {value: name for tree in trees.values() for value, name in tree.names.items()}
+    task, settings = ({}, {}) if names else labels_of(values, called, notes)
     if plane is not None and not all(look.own_plane for *_, look in good):
         task["orientation"] = plane
     empty, kept = sum(look.empty for *_, look in good), sum(len(look.slices or ()) for *_, look in good)
@@ -146,32 +178,41 @@ def prepare_volumes(
         notes.append(f"{empty} of {empty + kept} slices have no label and are left out (--keep-empty keeps them)")
     by_site = groups_by_site(group, {site for site, *_ in good})
     seed = writing.get("seed", 0)
-    items = [_item(site, case, look, names, by_site[site], seed) for site, case, look in good if look.slices != ()]
+    items = []
+    for index, ((site, case, look), person) in enumerate(zip(good, people, strict=True)):
+        label = numbers[index] if names else case.label
+        if look.slices != ():
+            items.append(_item(site, case, look, label, by_site[site], seed, person))
+    refuse_one_patient(items, group)
     whole = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
     if mask_drawn_on is not None:
         settings["mask_drawn_on"] = mask_drawn_on
     writing["record"] = {**writing.get("record", {}), **whole, "volumes": _in_figures(good)}
     return write_pool(
         items, out_dir, dealing, class_names=names, settings=settings, stratified=names is not None, task=task,
-        notes=notes, **writing,
+        attributes=declared, notes=notes, **writing,
     )  # fmt: skip
 
 
-def _of_site(images: Path, labels: Path, columns: Mapping[str, str]) -> Tree:
-    return listed(images, labels.absolute(), columns) if labels.is_file() else pairs(images, labels)
+def _of_site(
+    images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
+    classes: Sequence[str] | None,
+) -> Tree:  # fmt: skip
+    if labels.is_file():
+        return listed(images, labels.absolute(), columns, attributes, classes)
+    return pairs(images, labels)
 
 
-def _item(site: str, case: Case, look: Look, names: list[str] | None, group: str | None, seed: int) -> Item:
-    patient = case.patient or patient_of(case.path, group, site, case.image)
-    if patient is None and case.image.is_dir():
-        patient = person_in_header(files_of_series(case.image)[0], seed)
+def _item(
+    site: str, case: Case, look: Look, label: Any, group: str | None, seed: int, person: Mapping[str, str | float]
+) -> Item:
+    patient = case.patient or patient_of(case.path, group, site, case.image, seed)
     name = file_name(case.path)
-    label = case.label if isinstance(case.label, Path) else (names or []).index(case.label)
     splits = (case.split,) if case.split else ()
     volume = None if look.slices is None else name
     return Item(
         name, f"{site}/{patient or name}", case.image, label, patient, site, splits, volume, look.spacing,
-        slices=look.slices,
+        slices=look.slices, attributes=person,
     )  # fmt: skip
 
 
@@ -179,35 +220,42 @@ def _item(site: str, case: Case, look: Look, names: list[str] | None, group: str
 
 
 def _judged(
-    trees: Mapping[str, Tree], plane: str | None, keep_empty: bool, drawn_on: str | None
-) -> tuple[list[Judged], list[str], int]:
-    """The volumes that can be used, each with its site, those that cannot in words, a line a kind, and their number."""
-    found = [(case.site or site, case) for site, tree in trees.items() for case in tree.cases]
+    trees: Mapping[str, Tree], plane: str | None, keep_empty: bool, drawn_on: DrawnOn | None
+) -> tuple[list[Judged], list[tuple[str, str | Misfit]]]:
+    """The volumes that can be used, each with its site; name and fault of those that cannot."""
+    cases = [(case.site or site, case) for site, tree in trees.items() for case in tree.cases]
     with ThreadPoolExecutor() as threads:
-        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty, drawn_on), found))
-    misfits = [
-        (f"site '{site}'" if site else "", Misfit("without a partner", "", words, "Name both in a table (--csv)"))
-        for site, tree in trees.items() for words in tree.alone
-    ]  # fmt: skip
+        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty, drawn_on), cases))
+    bad: list[tuple[str, str | Misfit]] = [found for tree in trees.values() for found in tree.alone]
     good: list[Judged] = []
-    for (site, case), look in zip(found, looks, strict=True):
+    for (site, case), look in zip(cases, looks, strict=True):
         if isinstance(look, Look):
             good.append((site, case, look))
         else:
-            misfits.append((f"site '{site}': '{case.image}'" if site else f"'{case.image}'", look))
-    return good, by_kind(misfits), len(misfits)
+            bad.append((shown(case.image), look))
+    return good, bad
 
 
-def _looked_at(case: Case, plane: str | None, keep_empty: bool, drawn_on: str | None) -> Look | Misfit:
+def _looked_at(case: Case, plane: str | None, keep_empty: bool, drawn_on: DrawnOn | None) -> Look | Misfit | str:
     try:
         mask = case.label if isinstance(case.label, Path) else None
         return look_at(case.image, mask, plane, keep_empty, drawn_on)
     except TooLarge as error:
-        return Misfit("too large", "", f"it or its mask would take {error.size} bytes", "Leave it out")
+        return f"it or its mask would take {error.size} bytes"
     except Misfit as error:
         return error
     except Exception as error:  # the libraries raise what they like for a damaged file
-        return Misfit("cannot be read", "", str(error) or type(error).__name__, "Repair the file, or leave it out")
+        names = (path for path in (case.image, case.label) if isinstance(path, Path) and path.is_file())
+        return next(filter(None, map(_misnamed, names)), "") or str(error) or type(error).__name__
+
+
+def _misnamed(path: Path) -> str:
+    """That a NIfTI file has the other ending than it should, in words; empty: it has not."""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    if packed == (suffix_of(path) == ".nii.gz"):
+        return ""
+    return f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {'.nii.gz' if packed else '.nii'}"
 
 
 def look_at(
@@ -265,7 +313,7 @@ def labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.
     if isinstance(found, Misfit):
         raise Misfit(found.cause, found.place, f"its mask '{mask.name}': {found.value}", found.remedy)
     try:
-        values = labels_of(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
+        values = whole_labels(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
     except (TooLarge, Misfit):
         raise
     except ValueError as error:
@@ -274,34 +322,6 @@ def labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.
 
 
 # --- what is said of all ------------------------------------------------------------------------------------
-
-
-def _labels(values: set[int], trees: Iterable[Tree], notes: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the task, and what ``fairflare.json`` says of every site.
-
-    Args:
-        values: of all masks.
-        trees: with the names of labels.
-        notes: gets what is said of the labels.
-
-    Raises:
-        DataError: they are too many, or there is no label but 0.
-    """
-    called = {value: name for tree in trees for value, name in tree.names.items()}
-    known = [0, *sorted((values | set(called)) - {0})]
-    if not values - {0} or len(known) > MOST_LABELS:
-        raise DataError(f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels")
-    number = len(known) - 1
-    task: dict[str, Any] = {} if number == 1 else {"num_classes": number}
-    if number > 1 and all(value in called for value in known[1:]):
-        task["class_names"] = [called[value] for value in known[1:]]
-    if known == list(range(len(known))):
-        return task, {}
-    notes.append(
-        f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))} (mask_values in "
-        "fairflare.json)"
-    )
-    return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}
 
 
 def _in_figures(good: Iterable[Judged]) -> dict[str, Any]:
@@ -326,9 +346,8 @@ OPTIONS = (
     ),
     option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes.", None),
     option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
-    option("leave_out", bool, "Go on without volumes that cannot be used.", False, "--leave-out"),
     option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
-    CSV, COLUMNS, GROUP, CLASSES, DRAWN_ON,
+    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON,
 )  # fmt: skip
 TEXT = "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)"
 PREPARERS = (Preparer("volumes", TEXT, prepare_volumes, OPTIONS, has_source=False, dealing=Dealing()),)

@@ -22,7 +22,7 @@ from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.names import file_name, site_names
 from fairflare.data.preparers.splitting import FRACTIONS, assign, assign_folds, frequency_groups
 
 NO_KEY = (
@@ -161,9 +161,7 @@ def write_sites(
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
     numbered = writing.get("number", False)
-    names = {site: f"site-{index + 1}" if numbered else file_name(site) for index, site in enumerate(sites)}
-    if len(set(names.values())) != len(names):
-        raise ValueError(f"two sites would have the same folder: {', '.join(sorted(names))}")
+    names = site_names(sites, numbered)
     targets = {site: out / name for site, name in names.items()}
     _in_the_way(out, list(targets.values()), writing.get("overwrite", False))  # before there is a draft
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
@@ -383,11 +381,15 @@ class _Result:
 
 
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
-    used: set[str] = set()
+    used: dict[str, Item] = {}
     for item in items:
-        if item.name.lower() in used:
-            raise DataError(f"site '{site}': two images are called '{item.name}'; give them different names")
-        used.add(item.name.lower())
+        before = used.setdefault(item.name.lower(), item)
+        if before is not item:
+            own = " and ".join(f"'{one.image}'" for one in (before, item) if isinstance(one.image, Path))
+            raise DataError(
+                f"site '{site}': two images are called '{item.name}'{f' ({own})' if own else ''}; give them names that "
+                "differ in letters or digits, not in other signs or in capitals alone"
+            )
         yield item
 
 

@@ -40,16 +40,35 @@ from fairflare.federation.site.replies import (
     reasons,
     suppressed_in,
 )
-from fairflare.methods.base.reports import Field, ReportError, misfits, numbers, read_report
+from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
 from fairflare.reporting.compare.no_effect import short_step
 from fairflare.reporting.documents import Warned
 
 log = logging.getLogger(__name__)
+UNTOLD = "it tells no number of samples, and weighs as much as one sample"
+LEFT = "left the model as it was received (a learning rate of 0, or only frozen layers?), and it counts all the same"
 
 
 class QuorumError(RuntimeError):
     """Fewer usable results than a round needs; the text gives every site's reason."""
+
+
+class Counts(dict[str, float]):
+    """What sites are weighed by in a round: their samples; under a stock controller perhaps their steps.
+
+    Args:
+        told: by site.
+        odd: what is to be said of a site's, where a rule looks at them.
+    """
+
+    def __init__(self, told: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
+        super().__init__(told or {})
+        self.odd, self.looked_at = odd or {}, False
+
+    def __getitem__(self, site: str) -> float:
+        self.looked_at = True
+        return super().__getitem__(site)
 
 
 @dataclass
@@ -64,6 +83,7 @@ class Training:
     num_samples: int | None
     num_steps: int | None
     notes: tuple[str, ...] = ()
+    moved: bool = True  # False: what it sent is what it received, after steps that it counted
 
 
 @dataclass
@@ -78,6 +98,7 @@ class _Round:
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     step: float = 1.0  # of the mean change
+    counts: Counts = field(default_factory=lambda: Counts())
 
 
 class Collector:
@@ -155,7 +176,15 @@ class Collector:
     @property
     def warnings(self) -> list[Warned]:
         """Where a bound was at work in this round, who held more than half of the weight, and a step that is none."""
-        return [*self._influence.warnings, *short_step(self._round.step)]
+        trained = sorted(self._round.trained.items())
+        unmoved = [
+            Warned(site, "unchanged", 0.0, 0.0, f"its {found.num_steps} steps {LEFT}")
+            for site, found in trained
+            if not found.moved
+        ]
+        odd = self._round.counts.odd if self._round.counts.looked_at else {}
+        counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
+        return [*self._influence.warnings, *unmoved, *counted, *short_step(self._round.step)]
 
     # -- reading what a site says
 
@@ -179,7 +208,9 @@ class Collector:
         state = _or_refused(site, self._shape, message, self.staging.fits)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
-        return Training(site, state, report, metrics, stats, **counts, notes=state.notes)
+        if not state.moved and not counts["num_steps"]:
+            raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
+        return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
         """A site's report about the anchor.
@@ -307,8 +338,7 @@ class Collector:
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
             sites=sites,
-            # Without a declared count every site counts the same.
-            num_samples=self._influence.samples({site: trained[site].num_samples or 1 for site in sites}),
+            num_samples=self._counts(sites),
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
@@ -324,6 +354,18 @@ class Collector:
             seed=self.seed,
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
         )
+
+    def count_by(self, counts: Counts) -> None:
+        """What the sites of this round are weighed by, in place of the samples that they tell."""
+        self._round.counts = counts
+
+    def _counts(self, sites: Sequence[str]) -> Counts:
+        given = self._round.counts
+        if not given:
+            told = {site: self._round.trained[site].num_samples for site in sites}
+            given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
+        self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
+        return self._round.counts
 
     def _states(self) -> dict[str, State]:
         """Local models as they count; a tensor is read when it is asked for."""

@@ -38,7 +38,7 @@ class Influence:
         self.warnings: list[Warned] = []
         self._states: tuple[list[str], dict[str, State]] | None = None
 
-    def samples(self, claimed: Mapping[str, int]) -> dict[str, int]:
+    def samples(self, claimed: Mapping[str, float]) -> dict[str, float]:
         """Sample counts as rules may see them."""
         most = self.bounds.max_samples
         if most is None:

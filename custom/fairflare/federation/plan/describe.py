@@ -147,7 +147,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
     known = [setting.name for found in groups.values() for setting in found]
     for wanted in only:
         if wanted not in known:
-            hint = nearest(wanted, known) or "; `fairflare describe` without it lists them"
+            hint = nearest(wanted, known, most=3) or f"; `fairflare describe {name}` lists them"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
     quick = make_plan(name)
     paper = make_plan(name, small=False) if get_method(name).papers else quick

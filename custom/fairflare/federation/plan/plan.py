@@ -30,7 +30,7 @@ from fairflare.federation.plan.task_files import (
 )
 from fairflare.methods.base.catalog import Method, get_method, method_of
 from fairflare.methods.base.papers import Paper
-from fairflare.methods.base.rule import OLD_JOB, Rule, TwoPhase
+from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
 #: What people give with --set though it is an option of the command line, where the two have other names.
@@ -41,6 +41,8 @@ OPTIONS = {
     **dict.fromkeys(("max_missed", "check_timeout"), ""),  # of a recipe only
     "sites": "--sites",
 }
+#: What people give with --set though each site says it for itself, in its local/fairflare.json.
+OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,13 @@ def make_plan(
     if vain := list(idle((rule, training, made, of_plan), by_hand)):
         raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
     parts = None if script is not None else (rule, training)
-    check = partial(_check_together, f"method {chosen.name!r} cannot learn {kind}", made, parts, of_plan)
+    # Trained like another, a method would lose its loss and keep its name: what is refused alone is refused here, too.
+    alone = training
+    if model is not chosen and type(training) is chosen.training:
+        by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
+        by_user = route_settings(by_user, chosen, task_class)[1]
+        alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
+    check = partial(_check_together, f"method {chosen.name!r} cannot learn {kind}", made, parts, of_plan, alone)
     if apart and of_plan.exchange != ALL:
         in_child(check, before=brings(made))
     else:
@@ -246,13 +254,16 @@ def make_plan(
     )
 
 
-def _check_together(what: str, task: Task, halves: tuple[Rule, LocalTraining] | None, run: RunSettings) -> None:
+def _check_together(
+    what: str, task: Task, halves: tuple[Rule, LocalTraining] | None, run: RunSettings, alone: LocalTraining
+) -> None:
     """Refuse parts that do not fit each other or the task's network, which is built for it where need be.
 
     Args:
         what: cannot be; begins the error.
         task, run: of the plan.
         halves: of the method; ``None``: the sites have scripts, and only they know what of.
+        alone: the site half as the method has it when it is not trained like another one.
 
     Raises:
         ValueError: says why.
@@ -262,12 +273,13 @@ def _check_together(what: str, task: Task, halves: tuple[Rule, LocalTraining] | 
         if halves is not None:
             rule, training = halves
             training.check_task(task)
+            alone.check_task(task)
             rule.check_run(run.num_rounds, task)
             run.check_products(rule, task)
         if run.crt_rounds and task.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
-        raise ValueError(f"{what}: {error}, or choose another task") from error
+        raise ValueError(f"{what}: {error}; or choose another task or method") from error
 
 
 def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:
@@ -372,25 +384,24 @@ def route_settings(
     """Gives each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
 
     Raises:
-        ValueError: nothing has such a setting (suggests the nearest, or says what took the place of an older one).
+        ValueError: nothing has such a setting (suggests the nearest).
     """
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     owners = [set(field_names(part)) for part in (method.rule, method.training, task)]
-    retired = {**getattr(method.training, "retired", {}), **method.rule.retired}
     for key, value in settings.items():
         owner, dot, rest = key.partition(".")
         takers = [part for part, names in zip(parts, owners, strict=True) if owner in names]
         for part in takers:
             part[key] = value
         if not takers:
-            now = retired.get(key, OLD_JOB)
-            if now != OLD_JOB:  # that one is about job folders
-                raise ValueError(f"method {method.name!r} has no setting {key!r} any more: {now}")
             if key in OPTIONS or key in field_names(RunSettings):
                 option = OPTIONS.get(key, f"--{key.replace('_', '-')}")
                 where = f"{option} on the command line" if option else "an argument of the recipe"
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run: {where}")
             known = sorted(set().union(*owners, LIKE_SETTINGS))
-            hint = nearest(key, [name + dot + rest for name in known]) or ";"
-            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} Available: {', '.join(known)}")
+            if owner in OF_SITES:
+                raise ValueError(f"{key!r} is the site's own: it stands in the site's local/fairflare.json (--data)")
+            hint = nearest(key, [name + dot + rest for name in known], most=3) or ";"
+            all_of_them = f"`fairflare describe {method.name}` has all {len(known)}"
+            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} {all_of_them}")
     return parts

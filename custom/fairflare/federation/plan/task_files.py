@@ -14,6 +14,7 @@ from typing import Any
 from fairflare.base.settings import field_names
 from fairflare.base.task import Task
 
+DEALT_TO = "phantom_sites"  # setting of a task: how many sites its synthetic data are dealt to
 TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
 #: The file that a job carries for a MONAI bundle, which lies beside it there.
 BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
@@ -65,8 +66,8 @@ def of_bundle(folder: Path, **others: Any) -> type[Task]:
 
 
 def dealt_to(sites: int, task: type) -> dict[str, Any]:
-    """The setting by which a task deals synthetic data to so many sites, where it has one."""
-    return {"phantom_sites": sites} if "phantom_sites" in field_names(task) else {}
+    """Return the setting by which a task deals synthetic data to so many sites, where the task has one."""
+    return {DEALT_TO: sites} if DEALT_TO in field_names(task) else {}
 
 
 def load_task_class(path: Path) -> type[Task]:

@@ -29,13 +29,14 @@ from fairflare.base.disk.record_log import DamagedLog, RecordLog
 from fairflare.base.settings import NonNegativeInt, by_name
 from fairflare.exchange.messages import clean_state
 from fairflare.exchange.tensor_folder import save_tensors
+from fairflare.federation.plan.task_files import DEALT_TO
 from fairflare.reporting.reading import read_part
 
+BY_SITES = f"task.{DEALT_TO}"  # a setting that follows the number of sites
 ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # what the rule keeps on disk
 KEPT = 2
 _STATE = re.compile(r"state-(\d{6,})\.json")
-_OLD_STATE = "state.json"  # before format 2
 _CHANGED = "is not what was written: its checksum differs"
 _REMEDY = "remove the checkpoint folder to start anew, or use another experiment id"
 
@@ -178,8 +179,6 @@ class CheckpointFolder:
                 return found
         if reasons:
             raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
-        if (self.folder / _OLD_STATE).exists():
-            raise CheckpointError(f"{self.folder / _OLD_STATE} is a checkpoint of an older fairflare; {_REMEDY}")
         return None
 
     def back_from(self, current_round: int) -> Checkpoint | None:
@@ -329,9 +328,12 @@ def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Settings of a run that are not as they were, with both values; the number of rounds is another matter."""
+    """Return the settings of a run that are not as they were, with both values.
+
+    The number of rounds and settings that follow the number of sites are checked elsewhere: a site may join or leave.
+    """
     was, now = by_name(old), by_name(new)
-    names = sorted({*was, *now} - {"num_rounds"})
+    names = sorted({*was, *now} - {"num_rounds", BY_SITES})
     return [f"{n}: was {was.get(n)!r}, is {now.get(n)!r}" for n in names if was.get(n) != now.get(n)]
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.files import remove_partials
 from fairflare.base.disk.locks import FolderInUse, FolderLock, in_words
+from fairflare.base.settings import by_name
 from fairflare.core.states import check_state
 from fairflare.exchange.messages import same_version
 from fairflare.federation.collecting.phase import ServerFault
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.record.checkpoint import (
+    BY_SITES,
     MEMORY_FOLDER,
     Checkpoint,
     CheckpointError,
@@ -160,6 +162,9 @@ class Experiment:
         for what, sites in (("no longer", then - here), ("new", here - then)):
             if sites:
                 yield f"{what} in the job: {', '.join(sorted(sites))}"
+        dealt, deals = (by_name(config).get(BY_SITES) for config in (found.config, self._config))
+        if self.journal.synthetic and dealt != deals:
+            yield f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images"
         if found.config["num_rounds"] != self.run.num_rounds:
             unknown = "" if knows(self.place.site_half) else "; whether the sites' training depends on it is not known"
             yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
@@ -169,7 +174,7 @@ class Experiment:
         check_state(found.model, like, "checkpoint")
         self.rule.load_state_dict(found.rule)
         for name, counts in self.also.items():
-            counts.load_state_dict(found.extra.get(name, {}))  # an older checkpoint has none
+            counts.load_state_dict(found.extra[name])
         best = self.folder.best_model(found) if self.folder is not None else None
         if best is None and found.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)

@@ -16,6 +16,7 @@ from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.site_training import COMMON, PERSONAL
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.run_info import directions_of
+from fairflare.federation.site.facts import OTHER_IMAGES
 from fairflare.federation.site.replies import AT_HOME, printable
 from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
@@ -71,6 +72,10 @@ class Journal:
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
         for site in sorted(facts):
             self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
+        if other := [f"site {site!r} has other images or labels than in its first round" for site in sorted(facts)
+                     if facts[site].get(OTHER_IMAGES)]:  # fmt: skip
+            self.store.update_info(resumed_with=[*self.info.get("resumed_with", ()), *other])
+            self.say(f"check: {', '.join(other)}: the rounds before were trained on those", warning=True)
         for site, reason in sorted(phase.left_out.items()):
             self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
         if any(found["synthetic"] for found in facts.values()):
@@ -157,7 +162,7 @@ class Journal:
         """The best model so far is another one."""
         if best.made is None or best.made < 0:
             return
-        about = "not scored by all" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
+        about = "no site scored it" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
         self.say(f"the best model so far is that of round {best.made} ({about})")
         for listener in self.listeners:
             listener.best_model(state, best.made)

@@ -47,6 +47,8 @@ class ModelFiles:
         conf: dict[str, Any] = {
             "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
         }  # fmt: skip
+        if name == BEST_MODEL_FILE and self.best.value is None:
+            conf["validated"] = False
         if current_round < 0:
             conf["what"] = "the initial model: no round made it"
         content = {"model": dict(state), "train_conf": conf}

@@ -18,7 +18,10 @@ from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.bounds import bounds_of
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import training_of
+from fairflare.federation.record.task_record import origin
+from fairflare.methods.base.catalog import all_methods, method_of
 from fairflare.methods.base.rule import FollowsNumRounds, Rule
+from fairflare.methods.base.training import LocalTraining
 
 if TYPE_CHECKING:
     from fairflare.base.task import Metric, Task
@@ -59,6 +62,7 @@ def info_of(
         "job_id": place.job_id,
         "method": method,
         "label": run.label or method,
+        **_what_is_run(run, rule, training_of(place.site_half), task),
         "primary_metric": task.primary_metric,
         "shown_metrics": list(task.shown_metrics),
         **directions_of(task.by_name()),
@@ -75,6 +79,24 @@ def info_of(
         "task_file": source_of(task),
         "versions": versions(),
     }
+
+
+def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, task: Task) -> dict[str, str]:
+    """Return method and run as a title, the kind of task, and whether the method is without a loss of its own."""
+    label = run.label
+    called = all_methods().get(label.partition(" ")[0].rstrip(","))
+    same = called and type(rule) is called.rule and (training is None or type(training) is called.training)
+    method = called if called and same else method_of(rule, training)
+    title = method.title + (" + cRT" if run.crt_rounds and "crt_rounds" not in method.run else "")
+    packaged, own = origin(type(task))
+    kind = packaged.split(".")[-2].replace("_", " ") + (", with code of its own" if own else "")
+    loss = method.site.get("criterion", "task")
+    used = getattr(training, "criterion", loss)
+    title += f" with {used}" if loss == "task" != used else ""
+    title += f" ({method.name})" if label in ("", method.name) else f', run "{label}"'
+    without = used != loss != "task"
+    told = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})" if without else ""
+    return {"title": title, "kind": kind, "without": told}
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.asking import Asking
 from fairflare.federation.collecting.phase import Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.federation.site.facts import GLOBAL_LIST
+from fairflare.federation.site.facts import GLOBAL_LIST, OTHER_IMAGES
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
@@ -72,6 +72,7 @@ FIELDS = (
         doc="with `groups`: `<attribute>=<group>` of each declared group, also of those that nobody is of",
         keep="leave `attributes` out of the datalist",
     ),
+    Field(OTHER_IMAGES, "flag", required=False, doc="its lists differ from those of its first round"),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fairflare.base.cases.floor import Floor
 
 GLOBAL_LIST = "global_list"
+OTHER_IMAGES = "other_images"
 
 
 def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:

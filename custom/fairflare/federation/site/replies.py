@@ -239,6 +239,13 @@ def is_finite(value: Any) -> bool:
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
-    """Sites and why they are out, in one line."""
-    found = sorted(left_out)
-    return "; ".join(why if why.startswith(f"site {site!r}") else f"{site}: {why}" for site, why in found)
+    """Sites and why they are out, in one line; those with one reason together."""
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for site, why in sorted(left_out):
+        alike.setdefault(why.removeprefix(f"site {site!r}: "), []).append((site, why))
+    texts = []
+    for why, own in alike.items():
+        site, said = own[0]
+        one = said if said.startswith(f"site {site!r}") else f"{site}: {said}"
+        texts.append(one if len(own) == 1 else f"sites {', '.join(repr(name) for name, _ in own)}: {why}")
+    return "; ".join(texts)

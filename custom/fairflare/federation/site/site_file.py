@@ -54,7 +54,7 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_bytes())  # UTF-8 or UTF-16, with a mark or without
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise SiteError(
             f"site {identity!r}: {path} is not readable JSON: {e}",

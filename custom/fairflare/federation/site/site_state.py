@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ LOCK_WAIT = 60.0
 NO_RUN = "run"  # the folder of a task that names no run
 LOCK = "lock"  # in each run's folder; its time is when the run was last worked on
 _GONE = ".gone"
-_OLD_PARTIAL = re.compile(r".+\.tmp\d+")  # of earlier versions
 
 
 class SiteFolder:
@@ -66,7 +64,7 @@ class SiteFolder:
         holder = f"process {os.getpid()} ({request.name}, round {request.current_round})"
         try:
             with locked(store.folder / LOCK, holder, LOCK_WAIT):
-                private_folder(self.folder)  # of an earlier version it may be open to others
+                private_folder(self.folder)
                 self._tidy(store)
                 private_folder(store.scratch)
                 try:
@@ -85,9 +83,7 @@ class SiteFolder:
             shutil.rmtree(store.scratch, ignore_errors=True)
             remove_partials(store.folder, mine=True)
             for path in self.folder.iterdir():
-                if _OLD_PARTIAL.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
-                elif path.name.endswith(_GONE):
+                if path.name.endswith(_GONE):
                     shutil.rmtree(path, ignore_errors=True)
             self._forget_runs(store.folder.name)
         except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fairflare.base.cases.resampling import units_of
+from fairflare.base.disk.files import write_whole
 from fairflare.base.machine.computing import plainly
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
@@ -29,7 +30,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.examples import draw_examples
-from fairflare.federation.site.facts import facts_of
+from fairflare.federation.site.facts import OTHER_IMAGES, facts_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
 from fairflare.federation.site.site_network import whole_anchor
@@ -38,7 +39,10 @@ from fairflare.methods.base.reports import TOO_FEW
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
 
+LISTS = "lists"  # file of a run's folder: checksums of the lists that the site's first round was trained on
+
 if TYPE_CHECKING:
+    from fairflare.base.task import SiteData
     from fairflare.federation.site.worker import SiteWorker
 
 
@@ -54,9 +58,16 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **facts_of(run.data, worker.device, worker.sends_classes, run.floor),
         "personal": worker.has_its_own(request),
     }
+    lists = store.folder / LISTS
+    facts |= {OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}
     facts |= {"computing": str(worker.computing)} if str(worker.computing) else {}
     facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
     return SiteReply(STATUS_OK, report={**facts, **answers})
+
+
+def _lists(data: SiteData) -> str:
+    """Return the checksums of a site's lists, which stay with the site."""
+    return "".join(f"{split} {data.fingerprint(split)}\n" for split in ("training", "validation", *data.test_splits))
 
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -74,6 +85,8 @@ def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     run, model = worker.open(request, store)
     if not worker.trains_below and not run.floor.holds("training"):
         raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
+    if not (lists := store.folder / LISTS).exists():
+        write_whole(lists, lambda path: path.write_text(_lists(run.data), "utf-8"))
     home = worker.training.home
     received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     model.load_state_dict(home.measured(run, received))
@@ -81,6 +94,7 @@ def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     model.load_state_dict(of_site(worker.task, received, worker.settings))
     training = ClassifierRetraining.told(worker.training, run.directives)
     trained = training.train(run, model)
+    trained.check_moved(run, model, received)
     local = clean_state(model.state_dict())
     worker.network.check_unchanged(received, local)
     report = training.report(run, model)

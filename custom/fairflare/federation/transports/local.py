@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fairflare.federation.plan.plan import Plan
 
 log = logging.getLogger(__name__)
+RUN_DIR = Path("server") / "simulate_job"  # as the simulator lays it out
 
 
 def run_local(
@@ -70,7 +71,7 @@ def run_local(
     local = dict(local or {})
     refuse_shared_images(plan.sites, local)
     own = own_settings(local, "server")
-    run_dir = folder / "server" / "simulate_job"
+    run_dir = folder / RUN_DIR
     for path in (run_dir, folder / "local"):
         path.mkdir(parents=True, exist_ok=True)
     (folder / "local" / SITE_FILE).write_text(json.dumps(local, indent=2) + "\n", encoding="utf-8")

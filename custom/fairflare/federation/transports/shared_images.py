@@ -47,7 +47,7 @@ def _images(own: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         return
     folder = Path(root).expanduser()
     try:
-        content = json.loads((folder / named).read_text(encoding="utf-8"))
+        content = json.loads((folder / named).read_bytes())
     except (OSError, ValueError):
         return
     for split, entries in content.items() if isinstance(content, dict) else ():

@@ -24,13 +24,13 @@ from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
 from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
 from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import RUN_DIR
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
 
-RUN_DIR = Path("server") / "simulate_job"
 BATCH = 32  # images, for the statistics
-NO_MODEL = "no model is the same at all sites: each has parts, or one, of its own"
+NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
 
 
 def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _best(
 ) -> tuple[dict[str, float | None], bool]:
     """Figures of the model that the sites of the run validated best, and whether that is the last one."""
     told = read_results(workspace / RUN_DIR / RESULTS_FOLDER)["best"]
-    if told is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
+    if told is None or told["value"] is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
         return {}, False
     if told["is_last"]:
         return last.metrics, True

@@ -14,13 +14,12 @@ from fairflare.base.checks import nearest
 from fairflare.base.settings import Part, choices, described, field_names, meanings, typed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.task_files import DEALT_TO
 from fairflare.flare.export.recipes import OPTIONS, FairRecipe
 from fairflare.methods.base.catalog import Method, all_methods
 
 WIDTH = 116
 MODULE = "fairflare.recipes"  # where the classes are found, also by pickle
-#: Dealt to as many sites as the run has, unless it is given.
-BY_SITES = "phantom_sites"
 HEAD = (
     "The defaults are those of a job that is quick to try; with ``small=False`` whatever is not given is as in the "
     'paper, which is said where it differs ("paper: ...").'
@@ -145,7 +144,7 @@ def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, 
             continue
         default, usual = _plain(getattr(quick, setting.name)), _plain(getattr(paper, setting.name))
         kind, more = _plain_type(hints[setting.name]), ""
-        if setting.name == BY_SITES:
+        if setting.name == DEALT_TO:
             kind, default, usual, more = kind | None, None, None, "; default: as many as the run has"
         more += f" (paper: ``{usual!r}``)" if usual != default else ""
         meaning = "; ".join(filter(None, (sentence, f"{setting.wanted}{more}.")))

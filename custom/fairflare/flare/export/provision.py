@@ -13,7 +13,6 @@ from nvflare.lighter.spec import Builder
 from pydantic import Field
 
 from fairflare.base.settings import Flag, Positive, settings
-from fairflare.moved import MOVED
 
 EVERY_SITE = "*"
 PREFIX = "fairflare."
@@ -214,9 +213,7 @@ def job_classes() -> list[str]:
         if path not in found and path.startswith(PREFIX):
             found.add(path)
             open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
-    before = {now: old for old, now in MOVED.items()}
-    split = [path.rpartition(".") for path in found]
-    return sorted(found | {f"{before[module]}.{name}" for module, _, name in split if module in before})
+    return sorted(found)
 
 
 def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:

@@ -167,7 +167,8 @@ def get_method(name: str) -> Method:
     """
     methods = all_methods()
     if name not in methods:
-        raise ValueError(f"unknown method {name!r}{nearest(name, methods) or '.'} Available: {', '.join(methods)}")
+        hint = nearest(name, methods, most=3) or ";"
+        raise ValueError(f"unknown method {name!r}{hint} `fairflare list` has all {len(methods)}")
     return methods[name]
 
 

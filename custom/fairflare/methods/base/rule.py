@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
 SiteWeights = dict[str, float]
 LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
-OLD_JOB = "this job folder was exported by an older fairflare; export it again"
-GONE = (
-    "two_phase", "directives_by_site", "needs_classes", "not_a_mean", "reports_another", "check_steps", "check_task",
-    "misfits",
-)  # fmt: skip
-CAPABILITIES = "docs/architecture.md#what-a-rule-may-say says what takes its place"
 
 
 @dataclass
@@ -45,7 +39,7 @@ class RoundInputs:
     current_round: int
     num_rounds: int
     sites: list[str]
-    num_samples: dict[str, int]
+    num_samples: Mapping[str, float]  # or, under stock controllers, steps
     reports: dict[str, dict[str, Any]]
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
@@ -136,14 +130,10 @@ class Rule(ABC):
     report_fields: ClassVar[tuple[Field, ...]] = ()
     #: What each of the :meth:`directives` is, and what it says about other sites; for ``docs/privacy.md``.
     directive_docs: ClassVar[dict[str, str]] = {}
-    #: As in any class with settings: those that are gone, and what to do instead; the first that is given is named.
-    retired: ClassVar[dict[str, str]] = {"min_sites": OLD_JOB}
     #: Attributes that outlive a round, without their underscore: plain values, tensors, and dicts and lists of these.
     _outlive: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if gone := [name for name in GONE if hasattr(self, name)]:  # nobody would ask for it any more
-            raise TypeError(f"{type(self).__name__}.{gone[0]} is no member of a rule any more; {CAPABILITIES}")
         #: For what is too large for :meth:`state_dict`; given by the run; ``None``: outside one.
         self.memory_folder: Path | None = None
 

@@ -122,7 +122,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         "cosine_mode": only_with("similarity", "cosine"),
     }
 
-    retired: ClassVar[dict[str, str]] = {"cka_storage": "features are kept as exactly as the result needs"}
     preset: Preset = "paper"
     similarity: Literal["cka", "cosine"] = "cka"
     cka_estimator: Literal["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"] | None = None

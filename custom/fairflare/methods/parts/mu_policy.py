@@ -23,7 +23,6 @@ from fairflare.methods.base.rule import RoundInputs
 
 log = logging.getLogger(__name__)
 SHOWN = 8  # names in a message
-NO_USE = "no result showed a use of it; leave it out"
 FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
 
 
@@ -165,8 +164,6 @@ class QMixMu(MuPolicy):
     """
 
     kind: ClassVar[str] = "qmix"
-    retired: ClassVar[dict[str, str]] = dict.fromkeys(("action_mode", "cautious", "double_q"), NO_USE)
-    retired["share_agents"] = "it is agents=shared or =own now"
     actions: Actions | None = None
     agents: Literal["auto", "own", "shared"] = "auto"
     zeta: Zeta = 0.95

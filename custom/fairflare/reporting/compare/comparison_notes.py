@@ -14,7 +14,7 @@ from fairflare.reporting.compare.standing import tested
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
-from fairflare.reporting.values import Results, direction_of, label_of
+from fairflare.reporting.values import Results, label_of
 
 if TYPE_CHECKING:
     from fairflare.reporting.compare.comparison import Row
@@ -40,6 +40,7 @@ def notes_of(
             "standard deviation over the pooled values of all runs and rounds."
         ]
     notes += dict.fromkeys(note for run in complete for note in global_notes(run))
+    notes += dict.fromkeys(f"{run['info']['without']}." for run in complete if (run["info"] or {}).get("without"))
     notes += _without_sites(rows)
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     notes += [] if last else _by_chance(rows, metric)  # which is of the final model
@@ -102,11 +103,7 @@ def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
 def _faults(runs: Sequence[Results], metric: str) -> list[str]:
     """What a row's method did not do, a line each, with the number of its runs."""
     of_row = Counter(map(label_of, runs))
-    found = Counter(
-        (label_of(run), fault)
-        for run in runs
-        for fault in faults_of(run, metric, higher_is_better=direction_of(run, metric))
-    )
+    found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run, metric))
     return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 

@@ -49,14 +49,15 @@ def difference_table(
     return printed([table], notes_of_differences(found, reference), style, width)
 
 
-def notes_of_differences(found: Sequence[Difference], reference: str, smallest: str = "visible from") -> list[str]:
-    """How to read them, and what is not in them; ``smallest``: the column of what would have been seen."""
+def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
+    """Say how to read them, and what is not in them."""
     wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
     told = {
         f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}].": True,
-        "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. All else is within "
-        f'noise: a true difference is seen in {POWER:.0%} of such comparisons from the size under "{smallest}"; where '
-        "that is more than the metric itself, the word is cannot tell.": any(math.isfinite(d.p_holm) for d in found),
+        "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no "
+        f'difference was shown; {POWER:.0%} of such comparisons would show a true one of the size under "visible '
+        'from". Cannot tell: only a difference larger than the metric itself could have been detected; use more '
+        "seeds.": any(math.isfinite(d.p_holm) for d in found),
         "With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.": any(
             len(d.values) == 2 and math.isfinite(d.images_sd) for d in found
         ),

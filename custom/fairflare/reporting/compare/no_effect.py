@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fairflare.reporting.documents import Warned
+from fairflare.reporting.layout import listed
+from fairflare.reporting.values import Results, declared_direction, in_words, metrics_of, primary_of
 
 LEAST_STEP = 1e-2  # of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings
@@ -63,8 +65,31 @@ def zero_everywhere(test: Mapping[str, Mapping[str, Any]], metrics: Collection[s
     return [name for name, values in found.items() if values and all(value == 0 for value in values)]
 
 
-def faults_of(results: Mapping[str, Any], metric: str, *, higher_is_better: bool = True) -> list[str]:
-    """Says the same of a whole run, for a line in a comparison.
+def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
+    """Say where a model finds nothing anywhere or calls every image the same; empty: neither.
+
+    Args:
+        results: as they are read.
+        metric: looked at alone; default: all of the tables.
+    """
+    test = results.get("test") or {}
+    if not test:
+        return []
+    names = [metric] if metric else metrics_of(results)
+    zero = zero_everywhere(test, [name for name in names if declared_direction(results, name)])
+    first = primary_of(results) if metric is None else metric
+    if first in zero:
+        return [f"Nothing was learnt: {in_words(first)} is 0 at every site."]
+    recalls = {name: None for of in test.values() for name in of if name.startswith("recall_")}
+    missed = zero_everywhere(test, recalls)
+    told = [name.removeprefix("recall_") for name in recalls if name not in missed]
+    if missed and len(told) == 1:
+        return [f"Nothing was learnt: every test image at every site is called {told[0]}."]
+    return [f"Found nowhere, 0 at every site: {listed(map(in_words, zero), most=8)}."] if zero else []
+
+
+def faults_of(results: Results, metric: str) -> list[str]:
+    """Say the same of a whole run, for a line in a comparison.
 
     Args:
         results: as they are read.
@@ -74,5 +99,4 @@ def faults_of(results: Mapping[str, Any], metric: str, *, higher_is_better: bool
     short = sum(SHORT in found for found in kinds)
     found = [f"a step below {LEAST_STEP:g} of the mean change in {short} of {len(kinds)} rounds"] if short else []
     found += ["the same weight for every site in every round"] if any(EQUAL in of_round for of_round in kinds) else []
-    zero = higher_is_better and zero_everywhere(results.get("test") or {}, [metric])
-    return [*found, f"{metric} is 0 at every site"] if zero else found
+    return [*found, *(text[0].lower() + text[1:].rstrip(".") for text in nothing_learnt(results, metric))]

@@ -27,9 +27,9 @@ Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
 WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
 TESTS = {  # how a reader is told
-    WITHIN: "their test images dealt anew to them within each class",
-    CASES: "their test cases dealt anew to them",
-    ERRORS: "Cochran's Q from their standard errors",
+    WITHIN: "permutation test within classes",
+    CASES: "permutation test",
+    ERRORS: "Cochran's Q test",
 }
 
 
@@ -204,7 +204,7 @@ def who_is_behind(results: Mapping[str, Any]) -> list[str]:
             else "results of an earlier version, or a task that does not say how its metric is made of images: "
             "Metric.mean_of_images"
         )
-        return [f"Whether the worst site is behind or unlucky cannot be told: the sites sent no interval ({why})."]
+        return [f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."]
     lines = [] if not found["test"] else [_of_sites(found), _of_spread(found)]
     return lines + _without(found) + _of_classes(found)
 
@@ -227,39 +227,42 @@ def interval_cell(of_site: Mapping[str, Any] | None) -> str:
 
 
 def _of_sites(found: Mapping[str, Any]) -> str:
-    behind, ahead, sites = found["behind"], found["ahead"], found["sites"]
-    chance = f"of equal sites the last is {number(found['chance_gap'])} behind by chance"
-    told = [f"{name} ({_away(found, name)}, p {p_value(sites[name]['p_value'])})" for name in (*behind, *ahead)]
+    behind, ahead, sites, last = found["behind"], found["ahead"], found["sites"], found["gap_site"]
     if found["gap"] <= 1e-12:
-        return "No site can be told from the others: all are as expected of equal sites."
+        return "No site can be told from the others: each has what is expected if all sites were equal."
+    below = "below" if sites[last]["value"] < sites[last]["expected"] else "above"
+    known = [site["value"] for site in sites.values() if site["expected"] is not None]
+    furthest = {min(known): "lowest", max(known): "highest"}.get(sites[last]["value"], "furthest")
+    chance = f"the {furthest} of equal sites would be {number(found['chance_gap'])} {below} by chance alone"
+    told = [f"{name}, {_away(sites[name])}" for name in (*behind, *ahead)]
     if behind:
-        text = f"Behind: {', '.join(told[: len(behind)])}; {chance}."
+        text = f"Behind: {'; '.join(told[: len(behind)])}; {chance}."
     else:
-        name = found["gap_site"]
-        text = (
-            f"No site can be told to be behind the others: the furthest is {name} ({_away(found, name)}, "
-            f"p {p_value(sites[name]['p_value'])}); {chance}."
-        )
+        text = f"No site is shown to be behind. The {furthest} is {last}, {_away(sites[last])}; {chance}."
     if ahead and not behind:  # a site that is behind makes the others seem ahead
-        text += f" Ahead: {', '.join(told[len(behind) :])}."
-    if not behind and not ahead and found["p_value"] <= 1 - found["level"]:
-        text += f" All together they are more unequal than chance makes equal ones (p {p_value(found['p_value'])})."
+        text += f" Ahead: {'; '.join(told[len(behind) :])}."
+    if more_unequal(found):
+        text += f" Together the sites are more unequal than chance explains (p {p_value(found['p_value'])})."
     return text
 
 
-def _away(found: Mapping[str, Any], name: str) -> str:
-    site = found["sites"][name]
-    what = "ahead of" if name in found["ahead"] else "behind"
-    return (
-        f"{number(abs(site['value'] - site['expected']))} {what} the {number(site['expected'])} expected of equal sites"
-    )
+def more_unequal(found: Mapping[str, Any]) -> bool:
+    """Return whether a test says of the sites together what it says of no single one."""
+    return not found["behind"] and not found["ahead"] and found["p_value"] <= 1 - found["level"]
+
+
+def _away(site: Mapping[str, Any]) -> str:
+    what = "below" if site["value"] < site["expected"] else "above"
+    away = number(abs(site["value"] - site["expected"]))
+    expected, p = number(site["expected"]), p_value(site["p_value"])
+    return f"{away} {what} the {expected} expected if all sites were equal (p {p})"
 
 
 def _of_spread(found: Mapping[str, Any]) -> str:
     std, chance = number(found["std"]), number(found["chance_std"])
     return (
-        f"Standard deviation between these sites {std}; equal ones show {chance} by sampling alone ("
-        f"more unequal than that: p {p_value(found['p_value'])}; {TESTS[found['test']]})."
+        f"Standard deviation between these sites {std}; equal sites would show {chance} by sampling alone "
+        f"({TESTS[found['test']]}: p {p_value(found['p_value'])})."
     )
 
 

@@ -16,7 +16,7 @@ from fairflare.reporting.compare.beside import Beside
 from fairflare.reporting.compare.differences import Units, draws_of
 from fairflare.reporting.compare.group_gaps import of_left_out
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
-from fairflare.reporting.values import by_site_of, direction_of, label_of, metrics_of
+from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
 
 Parts: TypeAlias = tuple[int, int, int]  # signs of seen, unseen and adapted in a figure
 Draws: TypeAlias = tuple[Units, tuple[float, ...]]  # what a site drew, and the metric on each draw
@@ -106,6 +106,7 @@ class UnseenSites:
     rows: list[UnseenRow]
     notes: list[str]
     synthetic: bool
+    runs: list[Mapping[str, Any]]
     groups: dict[str, list[dict[str, Any]]]  # of people, as :func:`.group_gaps.of_left_out` has them
 
 
@@ -131,9 +132,17 @@ def unseen_of(found: Sequence[tuple[Mapping[str, Any], Unseen]], metric: str | N
         rows.append(_row(label, by_seed, sites, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
+        notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
         notes += _in_words(rows[-1], [one for by in by_seed.values() for one in by.values()])
     synthetic = any(run["info"].get("synthetic") for run, _ in found)
-    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, of_left_out(found))
+    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, [run for run, _ in found], of_left_out(found))
+
+
+def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
+    """Say of a method whose models find nothing, neither where they were trained nor elsewhere; empty: they do."""
+    where = ", trained at or not" if row.unseen.mean == 0 else " that trained"
+    nothing = higher and row.seen.mean == 0 and not row.unseen.mean > 0
+    return [f"learnt nothing: {in_words(metric)} is 0 at every site{where}"] if nothing else []
 
 
 @dataclass

@@ -78,7 +78,7 @@ class Page:
 
     Attributes:
         title: heading.
-        subtitle: below it.
+        facts: below it, what was run: a word and what it is, each.
         synthetic: which of the data are generated, a sentence; empty: none is known to be.
         summary: sentences.
         problems: what was wrong with the files.
@@ -87,7 +87,7 @@ class Page:
     """
 
     title: str
-    subtitle: str
+    facts: Sequence[tuple[str, str]]
     synthetic: str
     summary: Sequence[str]
     sections: Sequence[Section]

@@ -14,6 +14,7 @@ from fairflare.reporting.page.lines import Series, lines_picture, site_lines, va
 from fairflare.reporting.page.material import Material, PageRow, PageRun
 from fairflare.reporting.page.style import GRID, INK, figure, label, legend, look, panel, rows_of_legend, ticks
 from fairflare.reporting.pictures import in_order
+from fairflare.reporting.values import in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
     if not by_row:
         return None
     key, title, which = SPLITS[split]
-    name = material.metric
+    name = in_words(material.metric)
     table = Table(
         key,
         f"{name} on the {split} splits, of {which}.",
@@ -129,16 +130,16 @@ def _by_site(material: Material) -> list[Picture | Table]:
         lines_picture(
             material,
             "rounds_sites",
-            f"{material.metric} on the validation split of every site",
+            f"{in_words(material.metric)} on the validation split of every site",
             panels,
             "A line for each site.",
             f"In the end: {listed((f'{s.name} {number(s.last)}' for s in series), '; ')}.",
-            unit=material.metric,
+            unit=in_words(material.metric),
             worst_first=material.higher,
         ),
         Table(
             "rounds_sites",
-            f"{material.metric} on the validation split of every site, by round.",
+            f"{in_words(material.metric)} on the validation split of every site, by round.",
             ["round", *(s.name for s in series)],
             [[n, *(s.points[n].mean for s in series)] for n in sorted({n for n, _ in found})],
             folded=True,

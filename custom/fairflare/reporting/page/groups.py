@@ -12,10 +12,11 @@ from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.reporting.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.page.content import Picture, Section, Table
 from fairflare.reporting.page.material import Material
 from fairflare.reporting.page.style import GRID, label, legend, look, panel, rows_of_legend
+from fairflare.reporting.values import in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,11 +61,20 @@ def groups(material: Material) -> Section | None:
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
     if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
-        parts.append(gap_table(rows, material.reference))
+        parts.append(worded(gap_table(rows, material.reference)))
         words, notes = [], notes + notes_of_gaps(rows, material.reference)
-    parts += [replace(table, caption=whose + table.caption) for table in group_tables(run.document)]
+    parts += [worded(table, whose) for table in group_tables(run.document)]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)
+
+
+def worded(table: Table, whose: str = "") -> Table:
+    """Return a table of groups with its metrics in words, which stay as they are in its file; ``whose``: it is."""
+    rows = table.rows
+    if table.columns[0] == "measure":
+        rows = [[Shown(in_words(str(row[0])), [str(row[0])]), *row[1:]] for row in rows]
+    columns, heads = [in_words(name) for name in table.columns], table.csv_columns or [[name] for name in table.columns]
+    return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
 
 
 def _metric(pooled: Mapping[str, Any]) -> str:
@@ -83,7 +93,7 @@ def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
             low, high = min(known, key=lambda s: known[s]), max(known, key=lambda s: known[s])
             ends = f"from {number(known[low])} ({low}) to {number(known[high])} ({high})"
             told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
-    return f"{metric} by {attribute}: {'; '.join(told) or 'not known of any group'}."
+    return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
 def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
@@ -122,7 +132,7 @@ def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{metric} of each group of {attribute}", synthetic)
+    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{in_words(metric)} of each group of {attribute}", synthetic)
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]
@@ -134,7 +144,7 @@ def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
             if low is not None and high is not None:
                 axes.plot([x, x], [low, high], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
-    axes.set_ylabel(metric)
+    axes.set_ylabel(in_words(metric))
     axes.grid(True, axis="y", color=GRID)
     axes.margins(0.1)
     legend(made, axes, len(shown))

@@ -168,3 +168,8 @@ def _panel(
     axes.set_xlabel("round; in the ring the final model" if any(s.final for s in series) else "round")
     axes.grid(axis="y")
     whole_numbers(axes)
+    if len(rounds := {n for s in series for n in s.points}) == 1:  # one point has no scale of its own
+        axes.set_xlim(min(rounds) - 1, min(rounds) + 1)
+    heights = {p.mean for s in series for p in s.points.values() if math.isfinite(p.mean)}
+    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # nor has one value
+        axes.set_ylim(0, 2 * min(heights) or 1)

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare.reporting.compare.differences import BETTER, MEASURES, WORSE, Difference
@@ -17,7 +18,16 @@ from fairflare.reporting.page.content import Cell, Picture, Section, Spread, Tab
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import INK, figure, label, legend, look, panel, rows_of_legend
 from fairflare.reporting.table import class_table
-from fairflare.reporting.values import global_metrics, global_values
+from fairflare.reporting.values import (
+    Results,
+    by_site_of,
+    global_metrics,
+    global_values,
+    in_words,
+    metrics_of,
+    suppressed_of,
+    title_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,34 +48,35 @@ def results(material: Material) -> Section | None:
     title = "What every site gets"
     if not material.tested:
         return Section("results", title, notes=material.notes) if material.notes else None
-    rows = material.rows
+    rows, metric = material.rows, in_words(material.metric)
     entered = {site for row in rows for values in row.values for site in values}  # with a value or none
     sites = [site for site in material.sites if site in entered]
     several = any(len(row.runs) > 1 for row in rows)
     over = "; ± is the population standard deviation over seeds" if several else ""
     known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in rows)
     shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
+    names = [row.label if material.reference else title_of(row.runs[0].document) for row in rows]
     totals = Table(
         "results",
-        f"{material.metric} on the test splits over the sites, each counting once{over}. Worst decile: mean of the "
+        f"{metric} on the test splits over the sites, each counting once{over}. Worst decile: mean of the "
         "worst tenth of the sites, at least one."
         + (" Std if equal: what equal sites would show by sampling alone." if known else ""),
         ["method", "runs", *shown, "sites"],
         [
-            [row.label, len(row.runs), *(of_row(row, attribute, material.metric) for attribute in shown.values()),
+            [called, len(row.runs), *(of_row(row, attribute, material.metric) for attribute in shown.values()),
              max(summary.num_sites for summary in row.summaries)]
-            for row in rows
+            for called, row in zip(names, rows, strict=True)
         ],
     )  # fmt: skip
     own, counts = intervals(material), test_images(material)
     more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
     by_site = Table(
         "sites",
-        f"{material.metric} on the test split of every site{over or (more if own else '')}.",
+        f"{metric} on the test split of every site{over or (more if own else '')}.",
         [
             "site",
             *(["test images"] if counts else []),
-            *(row.label for row in rows),
+            *([metric] if len(material.runs) == 1 and not material.reference else [row.label for row in rows]),
             *(OF_SITE.values() if own else ()),
         ],
         [_of_site(site, rows, counts, own) for site in sites],
@@ -76,9 +87,33 @@ def results(material: Material) -> Section | None:
         _sites_picture(material, sites),
         by_site,
     ]
+    parts += _further(material, sites)
     if own and (found := class_table(material.runs[0].document)):
         parts.append(found)
     return Section("results", title, notes=material.notes, parts=parts)
+
+
+def _further(material: Material, sites: Sequence[str]) -> list[Table]:
+    """Return the task's other metrics (Dice by structure): of one run by site, else on average over sites."""
+    one, rows = len(material.runs) == 1, material.rows
+    runs = [run.document for run in material.runs if run.document["test"]]
+    names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
+    if one:
+        by_name = {name: by_site_of(runs[0], name) for name in names}
+        home = {name: suppressed_of(runs[0], name) for name in names}
+        cells: list[list[Cell]] = [
+            [site, *(SUPPRESSED if site in home[n] else of.get(site) for n, of in by_name.items())] for site in sites
+        ]
+    else:
+        cells = [[row.label, *(spread([_mean(run.document, n) for run in row.runs]) for n in names)] for row in rows]
+    heads = ["site" if one else "method", *map(in_words, names)]
+    text = "The other metrics" + (" on the test split of every site." if one else ", on average over the sites.")
+    raw = [[name] if one else [f"{name} mean", f"{name} sd"] for name in names]
+    return [Table("metrics", text, heads, cells, csv_columns=[heads[:1], *raw])] if names else []
+
+
+def _mean(run: Results, metric: str) -> float:
+    return summarize(by_site_of(run, metric), higher_is_better=None).mean
 
 
 def _global(rows: Sequence[PageRow], metric: str, over: str) -> list[Picture | Table]:
@@ -130,7 +165,7 @@ def test_images(material: Material) -> dict[str, int]:
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     rows = material.rows
     bars = len(sites) <= MAX_BAR_SITES and len(sites) * len(rows) <= MAX_BARS
-    worst = [f"{row.label}: {_extremes(row)}" for row in rows]
+    worst = [f"{row.label}: {_extremes(row)}" if material.reference else _extremes(row) for row in rows]
     if bars:
         how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
         better = "Longer" if material.higher else "Shorter"
@@ -143,7 +178,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
         "sites",
         lambda: _bars(material, sites) if bars else _dots(material, sites),
         f"{how} {better} is better: a fair method has no site far behind.",
-        f"{material.metric} by site and method. " + listed(worst, "; ") + ".",
+        f"{in_words(material.metric)} by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}.",
     )
 
 
@@ -159,7 +194,7 @@ def _extremes(row: PageRow) -> str:
 def _bars(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
     height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + rows_of_legend(len(rows))
-    made, axes = panel(height, f"{material.metric} on the test splits", material.synthetic)
+    made, axes = panel(height, f"{in_words(material.metric)} on the test splits", material.synthetic)
     thick = 0.84 / len(rows)
     for index, row in enumerate(rows):
         found = [row.at(site) for site in sites]
@@ -179,7 +214,9 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
     names = [label(site) + (f"\n{counted(counts[site], 'image')}" if site in counts else "") for site in sites]
     axes.set_yticks(range(len(sites)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(material.metric)
+    axes.set_xlabel(in_words(material.metric))
+    if not any(row.at(site).mean for row in rows for site in sites):
+        axes.set_xlim(0, 1)  # bars of nothing have no scale of their own
     axes.grid(axis="x")
     legend(made, axes, len(rows))
     return made
@@ -202,7 +239,7 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
 
 def _dots(material: Material, sites: Sequence[str]) -> Figure:
     rows = material.rows
-    title = f"{material.metric} on the test splits of {len(sites)} sites"
+    title = f"{in_words(material.metric)} on the test splits of {len(sites)} sites"
     made, axes = panel(1.1 + 0.34 * len(rows), title, material.synthetic)
     for index, row in enumerate(rows):
         means = [row.at(site).mean for site in sites]
@@ -214,7 +251,7 @@ def _dots(material: Material, sites: Sequence[str]) -> Figure:
             axes.plot([mean, mean], [index - 0.38, index + 0.38], color=INK, linewidth=1.6)
     axes.set_yticks(range(len(rows)), [label(row.label) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(material.metric)
+    axes.set_xlabel(in_words(material.metric))
     axes.grid(axis="x")
     return made
 
@@ -229,8 +266,8 @@ def differences(material: Material) -> Section | None:
     reference = material.reference
     of = [d for d in found if d.measure in MEASURES]
     before, after = ["method", "measure", "seeds"], ["p", "p_holm", "smallest", "sd", "verdict"]
-    heads = [*before, "difference", *after]
-    in_files = [[name] if name != "difference" else ["difference", "low", "high"] for name in heads]
+    heads = [*before, "difference", "p", "p (Holm)", "visible from", "sd", "verdict"]
+    in_files = [*([name] for name in before), ["difference", "low", "high"], *([name] for name in after)]
 
     def rows(found: Sequence[Difference]) -> list[list[Cell]]:
         """Mean and interval as one cell, whose decimals they decide together."""
@@ -259,13 +296,13 @@ def differences(material: Material) -> Section | None:
     picture = Picture(
         "differences",
         lambda: _forest(material, of),
-        "A filled mark is beyond noise, after Holm's correction. Of an empty one nothing is said, also "
-        f"where its interval alone leaves out 0. {'To the right' if material.higher else 'To the left'} is better for "
+        "A filled mark is beyond noise, after Holm's correction. An empty mark means that no difference was shown, "
+        f"even if its interval excludes 0. {'To the right' if material.higher else 'To the left'} is better for "
         "average and worst site, to the left for the spread.",
         f"Differences to {reference}. {told}.",
     )
     alone = not any(math.isfinite(d.images_sd) for d in of)
-    notes = notes_of_differences(found, reference, "smallest")[1:]  # what they are over stands with the table
+    notes = notes_of_differences(found, reference)[1:]  # what they are over stands with the table
     notes.append(
         "The intervals are over the seeds alone: of other patients than those of the test splits they say nothing."
         if alone
@@ -286,7 +323,7 @@ def _in_short(found: Sequence[Difference]) -> str:
 def _forest(material: Material, found: Sequence[Difference]) -> Figure:
     labels = list(dict.fromkeys(d.label for d in found))
     height = 0.8 + (0.7 + 0.28 * len(labels)) * len(MEASURES)
-    made = figure(height, f"{material.metric}: differences to {material.reference}", material.synthetic)
+    made = figure(height, f"{in_words(material.metric)}: differences to {material.reference}", material.synthetic)
     panels = made.subplots(len(MEASURES), 1)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     for axes, measure in zip(panels, MEASURES, strict=True):

@@ -1,4 +1,4 @@
-"""Average of the sites against those served worst: which method is beaten in neither."""
+"""Average of the sites and the worst site: which method is beaten in neither."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import GRID, INK, label, legend, look, panel, rows_of_legend
+from fairflare.reporting.values import in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ def pareto(material: Material) -> Section | None:
     pictures = [_picture(material, rows, attribute, called, fronts[attribute]) for attribute, called in axes_of]
     table = Table(
         "pareto",
-        "Average and those served worst, and who is beaten by no other row in both (by the means over seeds).",
+        "Average and worst site, and who is beaten by no other row in both (by the means over seeds).",
         ["method", "average", *(name for _, called in axes_of for name in (called, f"not beaten ({called})"))],
         [
             [row.label, row.over("mean"), *(cell for attribute, front in fronts.items() for cell in (
@@ -39,7 +40,7 @@ def pareto(material: Material) -> Section | None:
     )  # fmt: skip
     notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
     notes += [f"{name}: {why}; it beats nobody and is not ranked." for name, why in apart.items()]
-    return Section("pareto", "Average against those served worst", notes=notes, parts=[*pictures, table])
+    return Section("pareto", "Average and worst site", notes=notes, parts=[*pictures, table])
 
 
 def _picture(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Picture:
@@ -85,7 +86,7 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 
 def _scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Sequence[str]) -> Figure:
     height = 3.3 + rows_of_legend(len(rows))
-    made, axes = panel(height, f"{material.metric}: average against {called}", material.synthetic)
+    made, axes = panel(height, f"{in_words(material.metric)}: average against {called}", material.synthetic)
     ranks = {row.label: index for index, row in enumerate(material.rows)}
     for row in rows:
         style, mean, low = look(ranks[row.label]), row.over("mean"), row.over(attribute)

@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
-from fairflare.reporting.page.content import Cell, Picture, Section, Table, printable
+from fairflare.reporting.page.content import Cell, Picture, Section, Table, listed, printable
 from fairflare.reporting.page.material import Material, PageRow, PageRun
+from fairflare.reporting.values import Results, in_words, title_of
 
 MAX_VALUE = 400  # letters of a setting's value
+MOST = 6  # methods or sites by name in a page's head
+
+
+def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
+    """Return what was run, in the words and the order of a page's head."""
+    infos = [document["info"] for document in documents]
+    several = len(documents) > 1
+    methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
+    rounds = {
+        (len(document["rounds"]), int(info.get("num_rounds") or 0))
+        for document, info in zip(documents, infos, strict=True)
+    }
+    images = {
+        sum(n for told in info["said"].values() if isinstance(n := (told.get("images") or {}).get("training"), int))
+        for info in infos
+    }
+    days = sorted(day[:10] for document in documents for day in (document["started"], document["finished"]) if day)
+    seeds = sorted({int(info["seed"]) for info in infos if info["seed"] is not None})
+    made_up = {"SYNTHETIC (generated)" if info["synthetic"] else "the sites' own images" for info in infos}
+    sites = sorted({site for info in infos for site in info["sites"]})
+    told = {
+        "Method" + "s" * several: listed(methods, most=MOST),
+        "Task": " or ".join(sorted({info.get("kind") or "not recorded" for info in infos}))
+        + f", by {in_words(metric)}",
+        "Data": " or ".join(sorted(made_up)),
+        "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
+        "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
+        "Training images": " or ".join(map(str, sorted(images))) if 0 not in images else "",
+        "Seed" + "s" * (len(seeds) > 1): ", ".join(map(str, seeds)),
+        "Date": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
+    }
+    return [(word, text) for word, text in told.items() if text]
 
 
 def settings(material: Material) -> Section:

@@ -12,6 +12,7 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.page.content import Picture, Section, Spread, Table, listed
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.style import GRID, figure, label, legend, log_scale, look, rows_of_legend
+from fairflare.reporting.values import in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,14 +46,15 @@ def _parts(material: Material, name: str, lines: Lines, others: Sequence[PageRow
         Picture(
             file,
             lambda: _draw(material, name, lines, others),
-            f"{material.metric} over the sites against {name}: their average and the worst one{material.over_seeds}. "
+            f"{in_words(material.metric)} over the sites against {name}: their average and the worst one"
+            f"{material.over_seeds}. "
             "Bars are 95 % intervals of the mean over seeds (Student's t), where there are several; a dashed line is a "
             "row without the setting.",
             f"Average against {name}: {listed(told, '; ')}.",
         ),
         Table(
             file,
-            f"{material.metric} against {name}.",
+            f"{in_words(material.metric)} against {name}.",
             ["method", name, *(called for _, called in PANELS)],
             [[line, value, *(row.over(attribute) for attribute, _ in PANELS)] for line, value, row in rows],
         ),
@@ -68,7 +70,7 @@ def half_width(found: Spread, runs: int) -> float:
 
 def _draw(material: Material, name: str, lines: Lines, others: Sequence[PageRow]) -> Figure:
     height = 4.6 + rows_of_legend(len(lines) + len(others))
-    made = figure(height, f"{material.metric} against {name}", material.synthetic)
+    made = figure(height, f"{in_words(material.metric)} against {name}", material.synthetic)
     panels = made.subplots(2, 1)
     values = [value for points in lines.values() for value, _ in points]
     wide = min(values) > 0 and max(values) >= 10 * min(values)

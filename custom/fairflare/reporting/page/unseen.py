@@ -14,13 +14,22 @@ from fairflare.reporting.compare.group_gaps import (
     gap_table,
     notes_of_gaps,
 )
-from fairflare.reporting.compare.unseen import NOT_SURE, UnseenRow, UnseenSites, intervals_in_words, unseen_cells
+from fairflare.reporting.compare.unseen import (
+    NOT_SURE,
+    UnseenRow,
+    UnseenSites,
+    intervals_in_words,
+    nothing_anywhere,
+    unseen_cells,
+)
 from fairflare.reporting.groups import captions, group_tables
 from fairflare.reporting.layout import counted, number
 from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.page.content import Lead, Page, Picture, Section, Table, listed
-from fairflare.reporting.page.groups import picture_of
+from fairflare.reporting.page.groups import picture_of, worded
+from fairflare.reporting.page.provenance import facts
 from fairflare.reporting.page.style import INK, label, look, panel
+from fairflare.reporting.values import in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +42,8 @@ def unseen(found: UnseenSites | None) -> Section | None:
     """Table and notes; its picture stands at the head of the page. ``None``: no site was left out."""
     if found is None:
         return None
-    words = [_in_words(row) for row in found.rows if row is not _first(found)]  # that one leads the page
-    notes = [*intervals_in_words(found), *found.notes]
+    words = [_in_words(row, found) for row in found.rows if row is not _first(found)]  # that one leads the page
+    notes = [*intervals_in_words(found), *(note for note in found.notes if note not in words)]
     return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
 
 
@@ -48,8 +57,8 @@ def of_groups(found: UnseenSites | None) -> Section | None:
     parts: list[Picture | Table] = [
         picture_of(run["groups"], name, found.synthetic, whose, "unseen_") for name in people
     ]
-    parts += [gap_table(found.groups, first)] if people else []
-    parts += [replace(table, caption=whose + table.caption) for table in group_tables(run)]
+    parts += [worded(gap_table(found.groups, first))] if people else []
+    parts += [worded(table, whose) for table in group_tables(run)]
     parts = [replace(one, name=f"unseen_{one.name}") if isinstance(one, Table) else one for one in parts]
     words = [gap_lead(found.groups, first)] if people else captions(run)
     notes = [OF_LEFT_OUT, *notes_of_gaps(found.groups, first)] if people else []
@@ -67,7 +76,7 @@ def lead(found: UnseenSites | None) -> Lead | None:
         return None
     first = _first(found)
     text = "Unseen hospitals: " + (
-        _in_words(first) if first else "no method has a model to hand over to a hospital that was not there."
+        _in_words(first, found) if first else "no method has a model to hand over to a hospital that was not there."
     )
     adapted = any(math.isfinite(row.adapted.mean) for row in found.rows)
     better = "to the right" if found.higher else "to the left"
@@ -77,7 +86,7 @@ def lead(found: UnseenSites | None) -> Lead | None:
         "Filled: at sites that trained; open: at sites that were left out"
         + ("; cross: there, with norm statistics of the site's own images" if adapted else "")
         + f". Thin lines are 95 % intervals; {better} is better.",
-        f"{found.metric} at seen and unseen sites. {listed((_short(row) for row in found.rows), '; ')}.",
+        f"{in_words(found.metric)} at seen and unseen sites. {listed((_short(row) for row in found.rows), '; ')}.",
     )
     return Lead(text, picture, "unseen")
 
@@ -93,14 +102,21 @@ def unseen_page(found: UnseenSites, problems: list[str]) -> Page:
         people = replace(people, words=[], parts=people.parts[1:])
     sections += [people] if people is not None else []
     summary = [
-        f"{counted(len(found.rows), 'method')}; left out in turn: {', '.join(found.sites)}. {found.metric} on the test "
-        f"splits, of the last models; {'higher' if found.higher else 'lower'} is better.",
+        f"{counted(len(found.rows), 'method')}; left out in turn: {', '.join(found.sites)}. {in_words(found.metric)} "
+        f"on the test splits, of the last models; {'higher' if found.higher else 'lower'} is better.",
         "Seen is the mean over the sites that trained, unseen the mean over the left-out sites, each tested by models "
         "that were trained without it.",
     ]
     title = f"{counted(len(found.sites), 'site')} left out{' in turn' * (len(found.sites) > 1)}"
-    subtitle = ", ".join(row.label for row in found.rows)
-    return Page(title, subtitle, SYNTHETIC_NOTE if found.synthetic else "", summary, sections, problems, leads)
+    return Page(
+        title,
+        facts(found.runs, found.metric),
+        SYNTHETIC_NOTE if found.synthetic else "",
+        summary,
+        sections,
+        problems,
+        leads,
+    )
 
 
 def _figure(row: UnseenRow, name: str) -> str:
@@ -108,15 +124,18 @@ def _figure(row: UnseenRow, name: str) -> str:
     return number(getattr(row, name).mean, sure.half if sure else math.nan)
 
 
-def _in_words(row: UnseenRow) -> str:
+def _in_words(row: UnseenRow, found: UnseenSites) -> str:
     """``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ± 0.02 where it was, ...``; or why it has none."""
     more = "more" if row.gain.mean >= 0 else "less"
     gain = f" ({_figure(row, 'gain').removeprefix('-')} {more}{_noise(row, 'gain')})" * math.isfinite(row.gain.mean)
     adapted = f" With norm statistics of its own images a site has {number(row.adapted.mean)}{gain}."
     adapted = adapted if math.isfinite(row.adapted.mean) else ""
+    for nothing in nothing_anywhere(row, found.metric, found.higher):  # more than that is said of no such model
+        bare = f" With norm statistics of its own images a site has {number(row.adapted.mean)}." if adapted else ""
+        return f"{row.label} {nothing}.{bare}"
     if not math.isfinite(row.unseen.mean):
         reason = row.reason or "a left-out site has no figure"
-        return f"{row.label} gives an unseen site nothing as it is: {reason}.{adapted}"
+        return f"{row.label} has no figure at unseen sites: {reason}.{adapted}"
     over = f"± is half a 95 % interval over {row.over}" if row.over else NOT_SURE
     return (
         f"{row.label} has {_figure(row, 'unseen')} at sites that it was not trained at and {_figure(row, 'seen')} at "
@@ -135,7 +154,10 @@ def _short(row: UnseenRow) -> str:
 
 
 def _draw(found: UnseenSites) -> Figure:
-    made, axes = panel(1.25 + 0.42 * len(found.rows), f"{found.metric} at seen and unseen sites", found.synthetic)
+    metric = in_words(found.metric)
+    made, axes = panel(
+        1.25 + 0.42 * len(found.rows), f"{in_words(found.metric)} at seen and unseen sites", found.synthetic
+    )
     for place, row in enumerate(found.rows):
         colour = look(place).colour
         ends = [value for value in (row.seen.mean, row.unseen.mean) if math.isfinite(value)]
@@ -152,7 +174,7 @@ def _draw(found: UnseenSites) -> Figure:
             axes.plot([], [], marker, color=INK, markerfacecolor=face, label=name)
     axes.set_yticks(range(len(found.rows)), [label(row.label) for row in found.rows])
     axes.set_ylim(len(found.rows) - 0.4, -0.6)
-    axes.set_xlabel(found.metric)
+    axes.set_xlabel(metric)
     axes.grid(axis="x")
     made.legend(loc="outside lower center", ncols=3)
     return made

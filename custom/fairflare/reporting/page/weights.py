@@ -218,7 +218,7 @@ def influence(material: Material) -> Section | None:
                 ],
             )
         )
-    return Section("influence", "What one site could do", words=words, parts=parts)
+    return Section("influence", "Influence of a single site", words=words, parts=parts)
 
 
 def largest(run: PageRun) -> dict[int, Largest]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fairflare.reporting.compare.differences import (
     BETTER,
@@ -17,12 +18,16 @@ from fairflare.reporting.compare.differences import (
     WORSE,
     Difference,
 )
-from fairflare.reporting.compare.standing import tested, who_is_behind
-from fairflare.reporting.layout import counted, interval, number
+from fairflare.reporting.compare.no_effect import nothing_learnt
+from fairflare.reporting.compare.standing import more_unequal, tested, who_is_behind
+from fairflare.reporting.groups import captions
+from fairflare.reporting.layout import counted, interval, number, p_value
 from fairflare.reporting.page.material import Material, PageRow
 from fairflare.reporting.page.outcome import intervals, test_images
+from fairflare.reporting.values import in_words, title_of
 
 VISIBLE = 0.005  # a smaller gap would be shown as 0.00
+ENOUGH_SEEDS = 5
 CALLED = {"average": "The average", "std": "The spread (std)", "worst": "The worst site"}
 
 
@@ -43,8 +48,8 @@ def answer(material: Material) -> str:
     label = material.reference or material.rows[0].label
     row = next(row for row in material.rows if row.label == label)
     said = [_fairer(material, label)] if len(material.rows) > 1 else []
-    text = "; ".join([*said, _behind(row, material)])
-    return f"{text[0].upper()}{text[1:]}."
+    whose = f"With {label}, " if material.reference else f"{title_of(row.runs[0].document)}: "
+    return ". ".join([*(f"{text[0].upper()}{text[1:]}" for text in said), whose + _behind(row, material)])
 
 
 def _fairer(material: Material, reference: str) -> str:
@@ -66,7 +71,11 @@ def _fairer(material: Material, reference: str) -> str:
 
 
 def _behind(row: PageRow, material: Material) -> str:
-    """Which site is last, by how much, and whether that is more than luck of the test cases."""
+    """Say which site is last, by how much, and whether chance explains that; or that nothing was learnt."""
+    metric = in_words(material.metric)
+    nothing = [text for run in row.runs for text in nothing_learnt(run.document, material.metric)]
+    if len(nothing) == len(row.runs):
+        return f"{nothing[0][0].lower()}{nothing[0][1:]}"
     known = [one for run in row.runs if (one := tested(run.document, material.metric))]
     sign = 1 if material.higher else -1
     gaps: dict[str, list[float]] = {}
@@ -76,21 +85,40 @@ def _behind(row: PageRow, material: Material) -> str:
                 gaps.setdefault(site, []).append(sign * (of["expected"] - of["value"]))
     if gaps:
         last = max(gaps, key=lambda site: statistics.fmean(gaps[site]))
-        shown, runs = sum(last in one["behind"] for one in known), len(known)
-        of_runs = f" in {shown} of {runs} runs" if runs > 1 else ""
-        told = f"shown{of_runs}" if shown else "not shown to be more than luck"
+        shown, together = (sum(found) for found in ([last in one["behind"] for one in known], map(more_unequal, known)))
         gap, equal = statistics.fmean(gaps[last]), statistics.fmean(one["chance_gap"] for one in known)
+        side, end = ("below", "lowest") if material.higher else ("above", "highest")
         if gap < VISIBLE and not shown:
-            return f"with {row.label} no site is behind by 0.01 or more; equal sites would show {equal:.2f}"
-        behind = f"{gap:.2f}" if gap >= VISIBLE else f"{gap:.1g}"
-        return f"with {row.label} {_site(last)} is behind by {behind} ({told}); equal sites would show {equal:.2f}"
+            what = f"no site is 0.01 or more {side} expectation"
+        else:
+            value, worst = row.at(last).mean, (min if material.higher else max)(row.at(site).mean for site in gaps)
+            place = f"has the {end} {metric}" if value == worst else f"is furthest {side} its expectation in {metric}"
+            away = f"{gap:.2f}" if gap >= VISIBLE else f"{gap:.1g}"
+            equally = f"the {number(_expected(known, last))} expected if all sites were equal"
+            what = f"{_site(last)} {place}, {number(value)}, {away} {side} {equally}"
+
+        def runs(count: int) -> str:
+            return f" in {count} of {len(known)} runs" if len(known) > 1 else ""
+
+        if shown:
+            return f"{what}. Chance does not explain that{runs(shown)}."
+        if together:
+            more = "" if len(known) > 1 else f" (p {p_value(known[0]['p_value'])})"
+            return f"{what}. Together the sites are more unequal than chance explains{runs(together)}{more}."
+        return f"{what}. That may be chance: the {end} of equally good sites would be about {equal:.2f} {side}."
     found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
     if not found:
-        return f"with {row.label} no site has a value"
+        return "no site has a value."
     last = found[0].worst_site if len(found) == 1 else statistics.mode(summary.worst_site for summary in found)
     if all(summary.range == 0 for summary in found):
-        return f"with {row.label} all sites have the same {material.metric}"
-    return f"with {row.label} {_site(last)} is worst; whether that is more than luck is not known"
+        return f"all sites have the same {metric}."
+    return f"{_site(last)} has the worst {metric}; whether chance explains that is not known."
+
+
+def _expected(known: Sequence[Mapping[str, Any]], site: str) -> float:
+    """Return what a site is expected to have if all sites were equal, on average over runs."""
+    told = [one["sites"][site]["expected"] for one in known if site in one["sites"]]
+    return statistics.fmean(value for value in told if value is not None)
 
 
 def _site(name: str) -> str:
@@ -108,18 +136,19 @@ def of_run(material: Material) -> list[str]:
         "running": f"goes on, or was cut off, after {rounds}: nothing here is final.",
         "failed": f"FAILED after {rounds}: {document['reason'] or 'no reason is recorded'}",
     }
-    lines = [f"The run of {row.label} {ends[document['status']]}"]
+    lines = [f"The run {ends[document['status']]}"]
     if not material.tested:
         return [*lines, "There are no test results."]
     (found,) = row.summaries
     which = "each site's own model" if run.info["measured"] == "personal" else "the last common model"
     lines.append(
-        f"{material.metric} on the sites' test splits, of {which}: {number(found.mean)} on average over "
+        f"{in_words(material.metric)} on the sites' test splits, of {which}: {number(found.mean)} on average over "
         f"{found.num_sites} sites, each counting once; standard deviation between sites {number(found.std)}; worst "
         f"value {number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
     )
     if material.metric == run.info["primary_metric"]:
         lines += _measured_on(material) + who_is_behind(document)[:1]
+    lines += captions(document)  # of groups of people, where these were asked for
     if found.excluded:
         lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
     if found.suppressed:
@@ -158,7 +187,7 @@ def of_comparison(material: Material) -> list[str]:
     lines = [
         f"{counted(len(material.rows), 'method')}, {counted(len(material.runs), 'complete run')}, "
         f"seed{'s' if len(seeds) != 1 else ''} "
-        f"{', '.join(map(str, seeds)) or 'not recorded'}. {material.metric} on the test splits; "
+        f"{', '.join(map(str, seeds)) or 'not recorded'}. {in_words(material.metric)} on the test splits; "
         f"{'higher' if material.higher else 'lower'} is better.",
         *_measured_on(material),
         f"{row.label}, which the others are compared with, has {_reached(row)}.",
@@ -171,7 +200,9 @@ def of_comparison(material: Material) -> list[str]:
         )
         return [*lines, *_unpaired(without, row.label)]
     by_measure = {measure: [d for d in found if d.measure == measure] for measure in MEASURES}
-    lines += [_measure_in_words(measure, of, row.label) for measure, of in by_measure.items() if of]
+    lines += [
+        _measure_in_words(measure, of, row.label, in_words(material.metric)) for measure, of in by_measure.items() if of
+    ]
     tests = sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES)
     if tests > 1:
         lines.append(
@@ -197,20 +228,21 @@ def _reached(row: PageRow) -> str:
     )
 
 
-def _measure_in_words(measure: str, found: Sequence[Difference], reference: str) -> str:
+def _measure_in_words(measure: str, found: Sequence[Difference], reference: str, metric: str) -> str:
+    more = f" (use {ENOUGH_SEEDS} seeds or more)" if all(len(d.values) < ENOUGH_SEEDS for d in found) else ""
     verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # how it is said, and what behind each row
         BETTER: (f"better than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
         WORSE: (f"worse than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
         NOISE: (NOISE, lambda d: f" (a difference of {number(d.smallest)} would have been seen)"),
-        UNSEEN: (UNSEEN, lambda d: f" (only a difference of {number(d.smallest)} would have been seen, more than the "
-                                   "metric itself)"),
+        UNSEEN: (f"{UNSEEN}, as only a difference larger than {metric} itself could have been detected{more}",
+                 lambda d: ""),
         OTHER_SITES: ("not the same sites, so nothing is said", lambda d: ""),
         ONE_SEED: ("one common seed, so nothing can be said", lambda d: ""),
         NOT_KNOWN: ("how sure is not known, since nothing scatters", lambda d: f" ({number(d.mean, sign='+')})"),
     }  # fmt: skip
     parts = [
-        f"{said}: {', '.join(d.label + more(d) for d in of)}"
-        for verdict, (said, more) in verdicts.items()
+        f"{said}: {', '.join(d.label + about(d) for d in of)}"
+        for verdict, (said, about) in verdicts.items()
         if (of := [d for d in found if d.verdict == verdict])
     ]
     return f"{CALLED[measure]}: {'; '.join(parts)}."

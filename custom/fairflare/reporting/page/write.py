@@ -17,7 +17,6 @@ from fairflare.reporting.page import (
     course,
     groups,
     leads,
-    matrix,
     outcome,
     pareto,
     provenance,
@@ -31,6 +30,7 @@ from fairflare.reporting.page.content import MAX_COLUMNS, Page, Picture, Table, 
 from fairflare.reporting.page.material import Material, of_one, only_left_out, page_run, read_material
 from fairflare.reporting.page.style import Drawn, drawn
 from fairflare.reporting.results import PAGE_FILE
+from fairflare.reporting.values import title_of
 
 P = TypeVar("P", Picture, Table)
 INDEX_FILE = "index.html"
@@ -83,12 +83,20 @@ def write_report(
     for kind in (FIGURES, TABLES):
         (out / kind).mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        (out / FIGURES / f"{name}.svg").write_text(picture.svg, encoding="utf-8")
-        (out / FIGURES / f"{name}.png").write_bytes(picture.png)
+        _write(out / FIGURES / f"{name}.svg", picture.svg.encode())
+        _write(out / FIGURES / f"{name}.png", picture.png)
     for table in _of_kind(page, Table):
-        (out / TABLES / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8", newline="")
-    write_whole(out / INDEX_FILE, lambda path: path.write_text(html, encoding="utf-8"), shared=True)
+        _write(out / TABLES / f"{table.name}.csv", table.csv().encode())
+    _write(out / INDEX_FILE, html.encode())
     return out / INDEX_FILE
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a file of the report; an error names it."""
+    try:
+        write_whole(file, lambda path: path.write_bytes(content), durable=False, shared=True)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
@@ -128,12 +136,10 @@ def build(material: Material) -> Page:
     if material.reference:
         summary = words.of_comparison(material)
         title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
-        subtitle = ", ".join(row.label for row in material.rows)
     else:
         (run,) = material.runs
         summary = words.of_run(material)
-        title = f"Run of {material.rows[0].label}"
-        subtitle = run.name
+        title = title_of(run.document)
         problems += run.problems
     if not material.reference:
         summary = [words.answer(material), *summary]
@@ -141,7 +147,6 @@ def build(material: Material) -> Page:
         outcome.results(material),
         groups.groups(material),
         outcome.differences(material),
-        matrix.matrix(material.matrix),
         unseen.unseen(material.unseen),
         unseen.of_groups(material.unseen),
         sweep.sweep(material),
@@ -164,7 +169,8 @@ def build(material: Material) -> Page:
     heads, rest = leads.leads(material, full)
     if material.reference and not heads:
         summary = [words.answer(material), *summary]
-    return Page(title, subtitle, words.synthetic(material), summary, rest, problems, heads)
+    facts = provenance.facts([run.document for run in material.runs], material.metric)
+    return Page(title, facts, words.synthetic(material), summary, rest, problems, heads)
 
 
 # ------------------------------------------------------------------------------------------------ form

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, INTENSITY
-from fairflare.reporting.layout import Cell, Table, counted, listed, number
+from fairflare.reporting.layout import Cell, Table, listed, number
 from fairflare.reporting.page.content import Page, Picture, Section
 from fairflare.reporting.page.style import (
     COLOURS,
@@ -66,9 +66,9 @@ def page_of(document: StatsDocument) -> Page:
     """The page's content; a section without figures is left out."""
     shown = {site: of for site, of in document.sites.items() if "cases" in of.counts}
     sections = [_numbers(document), *_intensity(document, shown), *_classes(document, shown), *_sizes(shown)]
-    subtitle = f"{counted(len(document.sites), 'site')}: {listed(document.sites)}"
+    facts = [("Sites", f"{len(document.sites)}: {listed(document.sites)}")]
     made_up = f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else ""
-    return Page("How different the sites' images are", subtitle, made_up, document.sentences, sections, terms=TERMS)
+    return Page("How different the sites' images are", facts, made_up, document.sentences, sections, terms=TERMS)
 
 
 def _numbers(document: StatsDocument) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -90,7 +90,29 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
         DataError: a key that nobody reads, a value that cannot be used, data for other sites but not for this one.
     """
     own = field_names(kind)
-    known = (*own, *OTHER_KEYS)
+    check_keys(kind, site, given)
+    with setting_of(site):
+        found = kind(**{key: value for key, value in given.items() if key in own})
+    if found.data_root is None:
+        _refuse_half_settings(site, given, found)
+    elif found.phantom:
+        raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
+    return found
+
+
+def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
+    """Refuse keys of a site's private file that nobody reads.
+
+    Args:
+        kind: settings that the task reads.
+        site: for the message.
+        given: the file's content for this site.
+        others: keys that others read.
+
+    Raises:
+        DataError: there is one; names it and the nearest known one.
+    """
+    known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS, *others)))
     for key in given:
         if key not in known:
             near = checks.nearest(key, known)
@@ -101,13 +123,6 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
                 if near
                 else f"site '{site}': unknown key in the site file",
             )
-    with setting_of(site):
-        found = kind(**{key: value for key, value in given.items() if key in own})
-    if found.data_root is None:
-        _refuse_half_settings(site, given, found)
-    elif found.phantom:
-        raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
-    return found
 
 
 @contextmanager

@@ -1,0 +1,177 @@
+"""What is in a folder: its images, by the reader's own idea of one, and what is passed over, with what converts it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.dicom_files import DICOM, files_of_series, has_dicom_mark, is_companion
+from fairflare.data.image_file import SUFFIXES, VOLUMES
+from fairflare.data.kinds import named
+from fairflare.data.preparers.names import composed, existing_folder, listing
+
+# Written down beside images, and read or passed over on purpose.
+SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
+ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\""
+NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
+PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
+NUMPY = "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\""
+GIF = "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\""  # its palette is no label
+SLIDE = (
+    "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
+    "(512, 512)).convert('RGB').save('{1}_0_0.png')\""
+)
+PACKED = "unpack it"
+CONVERTERS = {
+    **dict.fromkeys((".mha", ".mhd", ".nrrd", ".nhdr"), ITK),
+    **dict.fromkeys((".hdr", ".mgz", ".mgh"), NIBABEL),
+    **dict.fromkeys((".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
+    **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), PACKED),
+    ".gif": GIF,
+    ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
+    ".npz": NUMPY,
+    ".xlsx": "save it as CSV",
+    ".xls": "save it as CSV",
+}
+DATA_OF = {".img": ".hdr", ".raw": ".mhd", ".zraw": ".mhd"}  # endings of files that are read by another one's name
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is below a folder, apart from hidden files, companions and sidecars.
+
+    Attributes:
+        folder: the folder.
+        images: files that are read, in the order of their paths.
+        unread: all others.
+        folders: that were gone through, without the folder itself.
+    """
+
+    folder: Path
+    images: tuple[Path, ...]
+    unread: tuple[Path, ...]
+    folders: tuple[Path, ...]
+
+    @cached_property
+    def series(self) -> list[Path]:
+        """The folders below with DICOM files in them."""
+        return [folder for folder in self.folders if files_of_series(folder)]
+
+    def key(self, path: Path) -> str:
+        """Path of a file below the folder without its ending, letters composed: under it files are compared."""
+        return composed(without_ending(path.relative_to(self.folder).as_posix()))
+
+    def passed_over(self) -> str:
+        """What is not read, in words: number, three names and a converter of each ending; empty: nothing."""
+        by_ending: dict[str, list[Path]] = {}
+        for path in self.unread:
+            ending = suffix_of(path)
+            if not (ending in DATA_OF and path.with_suffix(DATA_OF[ending]) in self.unread):
+                by_ending.setdefault(ending, []).append(path)
+        return "; ".join(_told(ending, paths, self.folder) for ending, paths in sorted(by_ending.items()))
+
+    def notes(self) -> list[str]:
+        """The same as a note; none where nothing is passed over."""
+        told = self.passed_over()
+        return [f"'{self.folder}': not read: {told}"] if told else []
+
+
+def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
+    """Go through a folder, links too.
+
+    Args:
+        folder: where to look.
+        endings: of images that are wanted; a file without a known ending counts as ``.dcm`` where it has DICOM's mark.
+        besides: folders below it that are another's.
+
+    Raises:
+        DataError: it is no folder.
+        OSError: a folder in it cannot be read.
+    """
+    others = {path.resolve() for path in besides}
+    images, unread, folders = [], [], []
+    for place, files in _walk(existing_folder(folder), others):
+        folders += [place] if place != folder else []
+        for path in files:
+            if is_wanted(path, endings):
+                images.append(path)
+            elif suffix_of(path) not in SIDECARS:
+                unread.append(path)
+    return Contents(folder, tuple(sorted(images)), tuple(sorted(unread)), tuple(sorted(folders)))
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders right below a folder, without companions."""
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not is_companion(path.name)]
+
+
+def refuse_no_sites(source: Path, below: Mapping[str, object]) -> None:
+    """Refuse folders beside those of sites, so that no site vanishes.
+
+    Args:
+        source: the folder of all.
+        below: what was found in each folder in it; None: nothing that is known.
+
+    Raises:
+        DataError: names them, and what is in them.
+    """
+    strange = [name for name, found in below.items() if found is None]
+    if strange:
+        inside = contents(next(path for path in folders_in(source) if composed(path.name) == strange[0]))
+        told = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
+        raise DataError(
+            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {told}), as in the "
+            f"folders {listing(name for name in below if name not in strange)}; give it their form or, if it is no "
+            "site, move it away"
+        )
+
+
+def is_wanted(path: Path, endings: Collection[str] = SUFFIXES) -> bool:
+    """Tell whether the reader takes a file for an image of one of these endings."""
+    ending = suffix_of(path)
+    return ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))
+
+
+def known_ending(path: Path) -> str:
+    """The ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
+    return ending if (ending := suffix_of(path)) in SUFFIXES else ""
+
+
+def without_ending(name: str) -> str:
+    """A name without an ending that the reader knows."""
+    return name[: len(name) - len(known_ending(Path(name)))]
+
+
+def _walk(folder: Path, others: Collection[Path]) -> Iterator[tuple[Path, list[Path]]]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    seen: set[Path] = set()
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        here = Path(place)
+        real = here.resolve()
+        if real in seen or real in others:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not is_companion(name))
+        yield here, [here / name for name in files if not is_companion(name)]
+
+
+def _told(ending: str, paths: list[Path], folder: Path) -> str:
+    names = named([path.relative_to(folder).as_posix() for path in paths])
+    kind = f"{ending} " if ending else ""
+    how = CONVERTERS.get(ending, "")
+    if not how and ending in SUFFIXES:
+        how = "pictures: `fairflare prepare images` or `masks` takes them" if ending not in VOLUMES else VOLUMES_TAKEN
+    stem = without_ending(paths[0].name).removesuffix(ending)
+    how = how.format(paths[0].name, stem) if how else "no image"
+    return f"{len(paths)} {kind}file{'s' * (len(paths) > 1)} ({names}): {how}"
+
+
+VOLUMES_TAKEN = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"

@@ -1,0 +1,54 @@
+"""The values of masks: what a task needs of them, and what ``fairflare.json`` says of every site."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fairflare.data.datalist import DataError
+from fairflare.data.preparers.names import listing
+
+MOST_LABELS = 256
+VOID = 255  # what many data sets write where nobody drew
+BLACK_AND_WHITE = [0, 255]  # which every task on masks reads as 0 and 1
+
+
+def labels_of(
+    values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the task, and what ``fairflare.json`` says of every site.
+
+    Args:
+        values: of all masks.
+        called: names of labels.
+        notes: gets what is said of the labels.
+        given: label of each value, where somebody says it.
+
+    Raises:
+        DataError: they are too many, there is no label but 0, or a value is none of those given.
+    """
+    if given:
+        mapped = {int(value): int(label) for value, label in given.items()}
+        if strange := sorted(set(values) - set(mapped)):
+            raise DataError(
+                f"the masks have the values {listing(map(str, strange))}, of which --mask-values says nothing; add them"
+            )
+        return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}
+    known = [0, *sorted({*values, *called} - {0})]
+    if not set(values) - {0} or len(known) > MOST_LABELS or known[0] < 0:
+        raise DataError(f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels")
+    number = len(known) - 1
+    task: dict[str, Any] = {} if number == 1 else {"num_classes": number}
+    if number > 1 and all(value in called for value in known[1:]):
+        task["class_names"] = [called[value] for value in known[1:]]
+    if known in (list(range(len(known))), BLACK_AND_WHITE):
+        return task, {}
+    note = f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))}"
+    note += " (mask_values in fairflare.json)"
+    if known == [*range(number), VOID] and not called:
+        note += (
+            f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "
+            f"--set ignore={VOID} --set num_classes={number - 1}"
+        )
+    notes.append(note)
+    return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}

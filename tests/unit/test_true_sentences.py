@@ -1,0 +1,284 @@
+"""Sentences of tables and pages say no more than what happened: of hand-made results, and of plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.base.checks import nearest
+from fairflare.cli.run.folder import last_errors
+from fairflare.federation.collecting.transport import RoundRecord
+from fairflare.federation.plan.plan import OF_SITES, make_plan
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.record.curves import EventFiles
+from fairflare.federation.record.models import BEST_MODEL_FILE, ModelFiles
+from fairflare.federation.record.run_info import _what_is_run
+from fairflare.federation.site.site_file import SHELL_SETTINGS
+from fairflare.methods.base.catalog import all_methods
+from fairflare.prediction.saved_model import read_model
+from fairflare.reporting.compare.comparison import comparison_of
+from fairflare.reporting.compare.no_effect import nothing_learnt
+from fairflare.reporting.compare.unseen import Unseen, unseen_of
+from fairflare.reporting.layout import Spread, Table, shown
+from fairflare.reporting.notes import run_notes
+from fairflare.reporting.page.groups import worded
+from fairflare.reporting.page.lines import Series, lines_picture
+from fairflare.reporting.page.material import of_one, of_several, page_run
+from fairflare.reporting.page.unseen import unseen_page
+from fairflare.reporting.page.write import build
+from fairflare.reporting.results import find_results
+from fairflare.reporting.table import fairness_table
+from fairflare.reporting.values import in_words, title_of
+from fairflare.tasks.shared.site_settings import SiteSettings
+from tests.unit.report_runs import document, write_run
+
+VALUES = {"site-1": 0.8, "site-2": 0.6}
+
+
+def told(**info: Any) -> dict[str, Any]:
+    made = document("fed_avg", 0, VALUES)
+    made["info"] |= info
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ the best model
+
+
+@pytest.mark.parametrize(
+    ("best", "sentence"),
+    [
+        ({"value": None, "sites": [], "is_last": True}, "No model was compared, as no site told a validation figure;"),
+        (
+            {"value": 0.5, "sites": ["site-1"], "is_last": True},
+            "The best model by the validation splits is the last one.",
+        ),
+    ],
+)
+def test_a_model_is_the_best_only_where_something_was_validated(best: dict[str, Any], sentence: str) -> None:
+    made = told() | {"best": {"round": 1, "by": "mean", **best}, "test_best": None}
+    page = build(of_one(page_run(made)))
+    for notes in (run_notes(made), next(s for s in page.sections if s.name == "results").notes):
+        assert [note for note in notes if "model was compared" in note or "best model" in note] == [
+            note for note in notes if note.startswith(sentence)
+        ]
+        assert any(note.startswith(sentence) for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [({}, "the last, as no site told a validation figure"), ({"a": {"dice": 0.5}}, "the best by validation (dice)")],
+)
+def test_predict_calls_a_model_the_best_only_where_something_was_validated(
+    scores: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    files = ModelFiles(tmp_path, "FedAvg", BestModel(RunSettings(), True), lambda: {"metric": "dice"})
+    assert files.keep_best({"w": torch.zeros(1)}, scores, "dice", 0, last=True)
+    assert read_model(tmp_path / BEST_MODEL_FILE).in_words() == f"{words}, of round 0, FedAvg"
+
+
+# ------------------------------------------------------------------------------------------------ method and task
+
+
+@pytest.mark.parametrize("kind", ["segmentation", "classification"])
+def test_what_run_refuses_a_comparison_refuses_in_the_same_words(kind: str) -> None:
+    like = {"segmentation": "fed_lwr", "classification": "fed_avg"}[kind]
+    refused = 0
+    for name in all_methods():
+        alone = trained_alike = ""
+        try:
+            make_plan(name, task=kind)
+        except ValueError as error:
+            alone = str(error)
+        try:
+            make_plan(name, task=kind, train_like=like)
+        except ValueError as error:
+            trained_alike = str(error)
+        assert bool(trained_alike) == bool(alone), name
+        assert trained_alike.partition(":")[0] == alone.partition(":")[0]
+        refused += bool(alone)
+    assert refused > (5 if kind == "segmentation" else 0)
+
+
+def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> None:
+    plan = make_plan("fed_ism_plus_s", task="segmentation", train_like="fed_lwr", settings={"criterion": "task"})
+    found = _what_is_run(plan.run, plan.rule, plan.training, plan.task)
+    sentence = "fed_ism_plus_s without its own loss: criterion='task' (its own: 'logit_adjusted')"
+    assert found == {"title": "FedISM+ (S) (fed_ism_plus_s)", "kind": "segmentation", "without": sentence}
+    made = told(**found)
+    assert f"{sentence}." in " ".join(fairness_table(made).split())
+    assert f"{sentence}." in comparison_of([made]).notes
+    assert f"{sentence}." in next(s for s in build(of_one(page_run(made))).sections if s.name == "results").notes
+    own = make_plan("fed_ism_plus_s")
+    assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "label", "title"),
+    [
+        ("fed_avg", "", "FedAvg (fed_avg)"), ("ditto", "ditto", "Ditto (ditto)"),
+        ("solo", "trial", 'Solo, run "trial"'), ("crt", "trial", 'FedAvg + cRT, run "trial"'),
+        ("logit_adjustment", "x", 'FedAvg with logit_adjusted, run "x"'),
+        ("fed_lwr", "fed_lwr (mix=0.5)", 'Fed-LWR, run "fed_lwr (mix=0.5)"'),
+        ("ditto", "fed_avg", 'Ditto, run "fed_avg"'),
+    ],
+)  # fmt: skip
+def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, label: str, title: str) -> None:
+    plan = make_plan(method)
+    assert _what_is_run(replace(plan.run, label=label), plan.rule, plan.training, plan.task)["title"] == title
+
+
+def test_results_of_an_earlier_version_name_the_class_at_the_server() -> None:
+    assert title_of(told(method="FedAvg", label="first")) == "first (FedAvg at the server)"
+    assert title_of(told(method="FedLWR", label="fed_lwr (mix=0.5)")) == "fed_lwr (mix=0.5)"
+    assert title_of(told(method="FedAvg", label="first", title="x")) == "x"
+
+
+# ------------------------------------------------------------------------------------------------ the page's head
+
+
+def test_a_page_says_first_what_was_run() -> None:
+    made = told(label="first", title='FedAvg, run "first"', kind="segmentation")
+    made["rounds"] = made["rounds"][:1]
+    page = build(of_one(page_run(made)))
+    assert page.title == 'FedAvg, run "first"'
+    assert dict(page.facts) == {
+        "Method": "FedAvg", "Task": "segmentation, by Dice", "Data": "SYNTHETIC (generated)",
+        "Sites": "2: site-1, site-2", "Rounds": "1 of 2", "Training images": "20", "Seed": "0",
+        "Date": "2026-01-01 to 2026-01-09",
+    }  # fmt: skip
+    assert page.summary[0].startswith('FedAvg, run "first": ')
+    results = next(section for section in page.sections if section.name == "results")
+    assert [part.rows[0][0] for part in results.parts if part.name == "results"] == ['FedAvg, run "first"']  # type: ignore[union-attr]
+    (sites,) = (part for part in results.parts if part.name == "sites" and hasattr(part, "columns"))
+    assert "Dice" in sites.columns
+    assert "first" not in sites.columns
+
+
+def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
+    made = told()
+    for site, values in made["test"].items():
+        values |= {"dice_left_lung": VALUES[site] + 0.1, "dice_class_2": None}
+    (table,) = (
+        part for s in build(of_one(page_run(made))).sections for part in s.parts if part.name == "metrics"
+    )  # fmt: skip
+    assert table.columns[-2:] == ["Dice left lung", "Dice class 2"]  # type: ignore[union-attr]
+    assert [row[-2] for row in table.rows] == [pytest.approx(0.9), pytest.approx(0.7)]  # type: ignore[union-attr]
+    other = told(label="b", seed=0)
+    other["test"] = {site: {**values, "dice_left_lung": 0.5} for site, values in made["test"].items()}
+    page = build(of_several([page_run(made), page_run(other)], None, None, {}, []))
+    (table,) = (part for s in page.sections for part in s.parts if part.name == "metrics")
+    assert [row[table.columns.index("Dice left lung")].mean for row in table.rows] == [  # type: ignore[union-attr]
+        pytest.approx(0.8), pytest.approx(0.5),
+    ]  # fmt: skip
+    words = {"es_dice": "equity-scaled Dice", "dice_gap": "gap in Dice", "balanced_accuracy": "balanced accuracy"}
+    assert {name: in_words(name) for name in words} == words
+
+
+# ------------------------------------------------------------------------------------------------ nothing was learnt
+
+
+def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
+    test = {site: {"recall": 0.5, "recall_a": 1.0, "recall_b": 0.0} for site in VALUES}
+    made = told(primary_metric="recall", higher_is_better={"recall": True, "recall_b": True}) | {"test": test}
+    assert nothing_learnt(made) == ["Nothing was learnt: every test image at every site is called a."]
+    test["site-1"]["recall_c"] = 0.2
+    assert nothing_learnt(made) == ["Found nowhere, 0 at every site: recall b."]
+    test["site-2"]["recall_b"] = 0.1
+    assert nothing_learnt(made) == []
+
+
+def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:
+    runs = []
+    for site in VALUES:
+        seen = {other: 0.0 for other in ("site-1", "site-2", "site-3") if other != site}
+        runs.append((document("fed_avg", 0, seen), Unseen(site=site, metrics={"dice": 0.0}, adapted={"dice": 0.2})))
+    found = unseen_of(runs)
+    lead = unseen_page(found, []).leads[-1].text
+    assert lead == (
+        "Unseen hospitals: fed_avg learnt nothing: Dice is 0 at every site, trained at or not. With norm statistics of "
+        "its own images a site has 0.200."
+    )
+    assert found.notes[0] == "fed_avg learnt nothing: Dice is 0 at every site, trained at or not."
+
+
+# ------------------------------------------------------------------------------------------------ curves, names, runs
+
+
+def test_a_run_in_this_process_has_curves_for_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    record = RoundRecord(
+        current_round=0, sites=["a", "b"], validation={"a": {"dice": 0.5}, "b": {"dice": 0.75}},
+        train={"a": {"loss": 1.0}, "b": {"loss": float("nan")}}, site_weights={"a": 0.25, "b": 0.75},
+    )  # fmt: skip
+    (tmp_path / "tb_events" / "server").mkdir(parents=True)
+    (tmp_path / "tb_events" / "server" / "events.out.tfevents.old").touch()
+    with EventFiles(tmp_path, {"dice": True}) as curves:
+        curves.round_done(record, "dice")
+        curves.round_done(replace(record, current_round=1), "dice")
+        curves.tested({"a": {"dice": 0.625}}, "dice", 2)
+    (file,) = (tmp_path / "tb_events" / "server").iterdir()
+    read = accumulator.EventAccumulator(str(file)).Reload()
+    points = {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    assert points["validation_dice/worst"] == [(0, 0.5), (1, 0.5)]
+    assert points["weight/b"] == [(0, 0.75), (1, 0.75)]
+    assert points["test_dice/a"] == [(2, 0.625)]
+    assert "train_loss/b" not in points
+
+
+def test_the_nearest_names_take_the_place_of_all() -> None:
+    known = ["learning_rate", "lowest_rate", "local_epochs", "batch_size", "momentum"]
+    assert nearest("learning_rat", known, most=3) == "; did you mean 'learning_rate'?"
+    assert nearest("lr", known, most=3) == "; did you mean 'learning_rate' or 'lowest_rate'?"
+    assert nearest("rate", known) == ""
+    assert nearest("zzz", known, most=3) == ""
+    with pytest.raises(ValueError, match=r"no setting 'zzz'; `fairflare describe fed_avg` has all \d+$"):
+        make_plan("fed_avg", settings={"zzz": 1})
+
+
+def test_a_setting_of_the_site_is_told_where_it_stands() -> None:
+    with pytest.raises(ValueError, match=r"^'device' is the site's own: .* local/fairflare.json"):
+        make_plan("fed_avg", settings={"device": "cuda"})
+    assert {*OF_SITES} <= {*SHELL_SETTINGS, *SiteSettings.__dataclass_fields__}
+
+
+def test_a_folder_of_runs_is_answered_with_their_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, told())
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=r"no results.json in .*; it holds 2 runs: .*/a, .*/b$"):
+        find_results(tmp_path)
+
+
+def test_tables_of_groups_have_words_on_the_page_and_names_in_the_file() -> None:
+    table = worded(Table("gaps", "Gaps.", ["measure", "es_dice"], [["dice_gap", 0.5]]), "Whose. ")
+    assert (table.columns, table.caption) == (["measure", "equity-scaled Dice"], "Whose. Gaps.")
+    assert shown(table.rows[0][0]) == "gap in Dice"
+    assert table.csv() == "measure,es_dice\ndice_gap,0.5\n"
+    assert shown(worded(Table("t", "", ["site", "dice"], [["site_1", 0.5]])).rows[0][0]) == "site_1"
+
+
+@pytest.mark.parametrize(("value", "most"), [(0.33, 0.66), (0.0, 1.0)])
+def test_one_point_has_a_scale_that_begins_at_0(value: float, most: float) -> None:
+    material: Any = SimpleNamespace(over_seeds="", synthetic=False)
+    series = {"": [Series("a", 0, {0: Spread(value)})]}
+    axes = lines_picture(material, "n", "title", series, "", "", unit="Dice").draw().axes[0]
+    assert (axes.get_xlim(), axes.get_ylim()) == ((-1, 1), (0, most))
+
+
+def test_what_went_wrong_is_said_without_the_kind_of_our_own_errors(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    lines = [
+        "12:00 - root - ERROR - the run failed",
+        "    raise RuntimeError(...)",
+        "RuntimeError: runs/a is in use by b",
+    ]
+    log.write_text("\n".join(lines))
+    assert last_errors(log) == ["runs/a is in use by b"]
+    log.write_text("\n".join([*lines, "torch.OutOfMemoryError: no memory"]))
+    assert last_errors(log)[-1] == "torch.OutOfMemoryError: no memory"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -19,6 +20,7 @@ from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
 from fairflare.data.decoded import DecodedVolumes
+from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
@@ -296,12 +298,13 @@ class FolderImages(ImageData):
         coding: the task's numbers for those in the files; ``None``: the same.
         cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
         kept: decoded volumes on disk; ``None``: volumes are decoded as often as they are needed.
+        mask_drawn_on: of the site, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
     """
 
     def __init__(
         self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
         cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
-        kept: DecodedVolumes | None = None,
+        kept: DecodedVolumes | None = None, mask_drawn_on: DrawnOn | None = None,
     ) -> None:  # fmt: skip
         super().__init__(task, datalist.site)
         self.datalist = datalist
@@ -309,7 +312,7 @@ class FolderImages(ImageData):
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.max_image_bytes = max_image_bytes
-        self.reading = task.reading(kept)
+        self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
         self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))

@@ -10,6 +10,7 @@ from typing import Any
 from fairflare.base.checks import nearest
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
+from fairflare.data.geometry import DrawnOn
 from fairflare.data.kinds import named
 from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, write_pool
 from fairflare.data.preparers.contents import (
@@ -45,6 +46,7 @@ from fairflare.data.preparers.options import (
     CLASSES,
     COLUMNS,
     CSV,
+    DRAWN_ON,
     GROUP,
     LEAVE_OUT,
     option,
@@ -102,9 +104,10 @@ def prepare_images(
         rows = listed_rows(source, table_file(source, csv), columns or {}, "label", images, attributes, classes)
     declared, people = attributes_of(attributes, rows)
     names, labels = classes_of([row["label"] for row in rows], classes)
-    items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)))
+    notes = images.contents.notes()
+    items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)), notes=notes)
     refuse_one_patient(items, group)
-    form: dict[str, Any] = {"class_names": names, "attributes": declared, "notes": images.contents.notes()}
+    form: dict[str, Any] = {"class_names": names, "attributes": declared, "notes": notes}
     return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
 
 
@@ -137,6 +140,7 @@ def prepare_masks(
     attributes: Mapping[str, str] | None = None,
     group: Groups = None,
     mask_values: Mapping[str, int | str] | None = None,
+    mask_drawn_on: DrawnOn | None = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -152,6 +156,7 @@ def prepare_masks(
         out_dir: folder to write to.
         csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
+        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
         writing: see :func:`fairflare.data.preparers.common.write_sites`.
@@ -177,9 +182,12 @@ def prepare_masks(
         notes += images.contents.notes()
     declared, people = attributes_of(attributes, rows)
     masks = [Path(row["mask"]) for row in rows]
-    items, values = check_pictures(_items(rows, masks, people, group, writing.get("seed", 0)))
+    items, values = check_pictures(
+        _items(rows, masks, people, group, writing.get("seed", 0)), notes=notes, drawn_on=mask_drawn_on
+    )
     refuse_one_patient(items, group)
     task, settings = labels_of(values, {}, notes, mask_values)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
     form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "task": task}
     return write_pool(items, out_dir, dealing or Dealing(), notes=notes, **form, **writing)
 
@@ -194,6 +202,7 @@ def prepare_folders(
     classes: Sequence[str] | None = None,
     leave_out: bool = False,
     group: Groups = None,
+    mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Images with masks or classes, of sites that are named one by one; the files are copied as they are.
@@ -210,6 +219,7 @@ def prepare_folders(
         leave_out: go on without what cannot be used or has no partner, and say it.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
+        mask_drawn_on: as in :func:`prepare_masks`.
         writing: see :func:`fairflare.data.preparers.common.write_sites`.
 
     Returns:
@@ -250,9 +260,12 @@ def prepare_folders(
         names, targets = classes_of([row["label"] for row in rows], classes)
     elif classes:
         raise ValueError("--classes are those of a table of classes; masks have structures")
-    items, values = check_pictures(_items(rows, targets, people, group, writing.get("seed", 0)), leave_out, notes)
+    items, values = check_pictures(
+        _items(rows, targets, people, group, writing.get("seed", 0)), leave_out, notes, mask_drawn_on
+    )
     refuse_one_patient(items, group)
     task, settings = ({}, {}) if names else labels_of(values, {}, notes)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
     form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
     by_site = {name: [item for item in items if item.site == name] for name in places}
     refuse_empty(places, {item.site for item in items})
@@ -415,9 +428,11 @@ SITE = option(
 IMAGES_TEXT = "any images with classes: folders, or a CSV file"
 MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
 FOLDERS_TEXT = "images with masks or classes, in folders that are named site by site (--site)"
-OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT)
+OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON)
 PREPARERS = (
     Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
-    Preparer("masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES), dealing=Dealing()),
+    Preparer(
+        "masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing()
+    ),
     Preparer("folders", FOLDERS_TEXT, prepare_folders, OF_FOLDERS, has_source=False),
 )

@@ -14,6 +14,7 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.data.geometry import DrawnOn
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.mask_metrics import Wanted, declared
@@ -58,11 +59,17 @@ class SegmentationSite(SiteSettings):
 
     Args:
         mask_values: the site's ``{value in the file: label}``; default: the task's.
+        mask_drawn_on: how masks lie on images where only one of both says how it lies: ``"stored"``: pixel on pixel as
+            both files have them; ``"upright"``: both as they are shown. Default: such a pair is refused.
         phantom_cases: factor on the number of synthetic cases; default: the task's.
     """
 
     mask_values: Coding | None = None
+    mask_drawn_on: DrawnOn | None = None
     phantom_cases: Factor | None = None
+
+    def memory(self) -> dict[str, Any]:
+        return {**super().memory(), "mask_drawn_on": self.mask_drawn_on}
 
 
 @settings

@@ -13,7 +13,7 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.compare.group_gaps import gap_lead, gap_table, gaps_in_words, over_seeds
+from fairflare.reporting.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 from fairflare.reporting.layout import shown
 
 BINS, SURE = 40, 7
@@ -134,7 +134,10 @@ def test_intervals_hold_the_true_gap(apart: float) -> None:
         groups = {}
         for g, (share, count) in enumerate(((0.6, 40), (0.6, 90), (0.6 + apart, 60))):
             right = float(rng.binomial(count, share))
-            groups[str(g)] = {"calibration": np.array([[count, count * 0.7, right]])}
+            groups[str(g)] = {
+                "images": np.array(float(count)), "cases": np.array([count, count], float),
+                "calibration": np.array([[count, count * 0.7, right]]),
+            }  # fmt: skip
         low, high = gap_intervals(groups)["accuracy_gap"]
         held += low <= apart <= high
     assert held / draws >= 0.95
@@ -157,23 +160,97 @@ def test_what_has_no_interval() -> None:
     assert math.isnan(intervals_of(one)["dice"][0])
 
 
+# ------------------------------------------------------------------------------------------------ of patients
+
+
+def both(ends: Any, wanted: Any) -> None:
+    assert {*ends} == {*wanted}
+    for name in ends:
+        assert ends[name] == pytest.approx(wanted[name], abs=1e-12, nan_ok=True), name
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_several_images_of_a_patient_count_as_one(classes: int) -> None:
+    """Each patient's images are alike: twelve of them say what one says."""
+    labels, scores, numbers = made(max(classes, 2), 90, 4)
+    labels, scores = (labels, scores) if classes else (None, scores[:, :1])
+    whose = np.repeat(np.arange(90), 12)
+    each = None if labels is None else labels[whose]
+    single = {f"g{g}": sums_of(labels, scores, numbers == g, BINS, SURE) for g in range(3)}
+    many = {f"g{g}": sums_of(each, scores[whose], numbers[whose] == g, BINS, SURE, whose) for g in range(3)}
+    assert [of["cases"][0] for of in many.values()] == [(numbers == g).sum() for g in range(3)]
+    both(gap_intervals(many), gap_intervals(single))
+    for group in single:
+        both(intervals_of(many[group]), intervals_of(single[group]))
+    assert not all(math.isnan(low) for low, _ in gap_intervals(many).values())
+
+
+def test_one_patient_with_most_images_is_one_patient() -> None:
+    """Kish by hand: of 9 patients with 1 image and one with 91, 100^2 / (9 + 91^2) = 1.206 count."""
+    whose = np.array([*range(9), *[9] * 91])
+    right = (np.arange(100) < 60).astype(float)
+    sums = sums_of(np.zeros(100, np.int64), np.stack([right, 1 - right], 1), np.ones(100, bool), 5, 5, whose)
+    low, high = intervals_of(sums)["accuracy"]
+    n, z = 100**2 / (9 + 91**2), norm.ppf(0.975)
+    middle, half = (0.6 + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * math.sqrt(0.24 / n + z * z / 4 / n**2)
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+@pytest.mark.parametrize(("patients", "told"), [(4, False), (5, True)])
+def test_below_five_patients_there_is_no_interval(patients: int, told: bool) -> None:
+    labels, scores, numbers = made(2, 400, 5, 2)
+    few = np.flatnonzero(numbers == 1)
+    whose = np.arange(400)
+    whose[few] = np.arange(len(few)) % patients  # as many images as before
+    of = {f"g{g}": sums_of(labels, scores, numbers == g, BINS, SURE, whose) for g in (0, 1)}
+    found = [*gap_intervals(of).values(), *intervals_of(of["g1"]).values()]
+    assert [math.isfinite(low) for low, _ in found] == [told] * len(found)
+    assert all(math.isfinite(low) for low, _ in intervals_of(of["g0"]).values())
+
+
+def test_intervals_of_patients_hold_the_true_gap() -> None:
+    """Patients with 1 to 9 images, of which most are told alike; as if each were another patient, too few are held."""
+    rng, held, naive, draws = np.random.default_rng(3), 0, 0, 300
+    for _ in range(draws):
+        whose = np.repeat(np.arange(60), rng.integers(1, 10, 60))
+        level = rng.normal(size=60)[whose] + 0.5 * rng.normal(size=len(whose)) + 0.3
+        right = (level > 0).astype(float)
+        scores = np.stack([right, 1 - right], 1)
+        for cases in (whose, None):
+            of = {str(g): sums_of(np.zeros(len(whose), np.int64), scores, whose % 2 == g, 5, 5, cases) for g in (0, 1)}
+            low, _ = gap_intervals(of)["accuracy_gap"]
+            if cases is None:
+                naive += low == 0
+            else:
+                held += low == 0
+    assert held / draws >= 0.95 > naive / draws
+
+
 # ------------------------------------------------------------------------------------------------ over seeds
 
 
-def run(label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None) -> dict[str, Any]:
-    of = {"gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"}}
+def run(
+    label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None, cases: int = 50, without: Any = None
+) -> dict[str, Any]:
+    """A run of two groups; without each part of the cases the gap moves by ``without``, else by hardly anything."""
+    moved = np.arange(20) % 2 * 1e-6 if without is None else np.asarray(without)
+    of = {
+        "gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"},
+        "groups": {name: {"images": 2 * cases, "cases": cases} for name in ("dark", "light")},
+        "without": {"accuracy_gap": (gap + moved).tolist()},
+    }  # fmt: skip
     return {"info": {"label": label, "seed": seed}, "groups": {"pooled": {"tone": of}, "kept": kept or {}}}
 
 
 def test_over_seeds_the_images_are_the_same() -> None:
     gaps, ends = [0.10, 0.14, 0.18], (0.02, 0.30)
     half = t.ppf(0.975, 2) * np.std(gaps, ddof=1) / math.sqrt(3)
-    low, high = over_seeds([(gap, ends) for gap in gaps])
+    low, high = over_seeds([Value(gap, ends) for gap in gaps])
     below, above = np.mean([g - ends[0] for g in gaps]), np.mean([ends[1] - g for g in gaps])
     assert low == pytest.approx(max(0.0, 0.14 - math.hypot(below, half)), abs=1e-12)
     assert high == pytest.approx(0.14 + math.hypot(above, half), abs=1e-12)
-    assert over_seeds([(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
-    assert all(map(math.isnan, over_seeds([(0.1, (math.nan, math.nan))])))
+    assert over_seeds([Value(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
+    assert all(map(math.isnan, over_seeds([Value(0.1, (math.nan, math.nan))])))
 
 
 def test_methods_side_by_side() -> None:
@@ -190,9 +267,9 @@ def test_methods_side_by_side() -> None:
     assert second[6].values == pytest.approx([differ.mean(), differ.mean() - half, differ.mean() + half], abs=1e-12)
     assert second[8] == "better"
     text = gaps_in_words(rows, "fed_avg")
-    assert "fed_avg, other: lowest accuracy by tone: dark in 3 of 3 runs." in text
+    assert 'fed_avg, other: lowest accuracy by tone: "dark" (in 3 of 3 runs).' in text
     commas = {name: [run(name, 0, 0.2, [0.1, 0.3])] for name in ("fed_avg", "fed_avg, adapted")}
-    assert "fed_avg; fed_avg, adapted: lowest accuracy by tone: dark." in gaps_in_words(commas, "fed_avg")
+    assert 'fed_avg; fed_avg, adapted: lowest accuracy by tone: "dark".' in gaps_in_words(commas, "fed_avg")
     assert "other: groups or classes of them stay at site-1 and are in no figure" in text
     assert "fed_avg: groups" not in text
     lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()
@@ -203,7 +280,10 @@ def test_methods_side_by_side() -> None:
 def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
     rows = {"fed_avg": [run("fed_avg", s, 0.20 + 0.01 * s, [0.1, 0.3]) for s in range(3)]}
     text = gap_lead(rows, "fed_avg")
-    assert text.startswith("By tone, the lowest accuracy with fed_avg is that of dark in 3 of 3 runs, 0.210 below the ")
+    said = (
+        'With fed_avg, across all sites tone "dark" (in 3 of 3 runs) has the lowest accuracy, 0.210 below the best (['
+    )
+    assert text.startswith(said)
     assert "chance" not in text
     rows["worse"] = [run("worse", s, 0.55 + 0.012 * s, [0.4, 0.7]) for s in range(3)]
     assert gap_lead(rows, "fed_avg").endswith("; worse has a larger gap.")
@@ -220,7 +300,7 @@ def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
     assert "(how sure is not known)." in gap_lead({"fed_avg": [nothing]}, "fed_avg")
     nothing["groups"]["pooled"]["tone"]["gaps"] = {"accuracy_gap": None}
     assert gap_lead({"fed_avg": [nothing]}, "fed_avg") == (
-        "By tone fewer than two groups have a value over all sites with fed_avg."
+        "With fed_avg, fewer than two groups of tone have a value across all sites."
     )
 
 
@@ -228,7 +308,8 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
         found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
         of = found["groups"]["pooled"]["tone"]
-        of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        scaled = of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        of["without"]["es_accuracy"] = [scaled] * 20
         return found
 
     rows = {
@@ -254,4 +335,4 @@ def test_a_run_without_groups_is_named() -> None:
 
 
 def test_gaps_that_are_the_same_with_every_seed_keep_their_images_interval() -> None:
-    assert over_seeds([(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))
+    assert over_seeds([Value(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))

@@ -255,7 +255,7 @@ def test_what_is_in_no_figure_is_said() -> None:
         missing, "Groups of people that stay at a site and are in no figure",
     ]  # fmt: skip
     results = {"groups": by_group(alone, {}, BINS, SURE)}
-    assert captions(results) == ["By age, fewer than two groups have a value over all sites."]
+    assert captions(results) == ["Across all sites, fewer than two groups of age have a value."]
     assert group_notes(results) == ["No test image at any site is of age 40-60, >=60: in no figure."]
     assert group_notes({"groups": None}) == captions({"groups": None}) == []
 
@@ -264,14 +264,15 @@ def test_a_caption_says_how_sure_a_gap_is() -> None:
     labels, scores, groups = made(2, 400)
     same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
     (told,) = captions({"groups": by_group(same, {}, BINS, SURE)})
-    assert told.startswith("By x, over all sites the groups have the same auc ([0.000, ")
+    assert told.startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     assert "which may be chance" in told
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
     found = by_group(worse, {}, BINS, SURE)
     (told,) = captions({"groups": found})
     low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
     assert low > 0
-    assert f"below the best ({interval(low, high)}); the largest gap in sensitivity" in told
+    assert told.startswith('Across all sites, x "1" has the lowest AUC: 0.')
+    assert f'below x "0" ({interval(low, high)}). The largest gap in sensitivity' in told
 
 
 def test_shapes_are_those_of_the_sums() -> None:

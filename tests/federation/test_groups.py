@@ -363,6 +363,28 @@ def test_segmentation_has_dice_by_group() -> None:
     assert held == []
 
 
+def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
+    """Of 30 patients with 4 images each; with min_cases there are no parts."""
+    whose = [("patient", str(i // 4)) for i in range(120)]
+    dice, numbers = np.random.default_rng(0).uniform(size=(120, 1)), np.arange(120) // 4 % 2
+
+    def table(site: str, scores: Any) -> groups.GroupTable:
+        return groups.GroupTable(site, (None, scores), {"sex": numbers}, {"sex": 2}, whose, ["sex=F", "sex=M"], 10, 5)
+
+    told, _ = table("s", dice).sent(1, True)
+    parts = np.array(told["group_cases"]).reshape(2, 20, 2)
+    assert parts.sum(1).tolist() == [[15, 15 * 16], [15, 15 * 16]]
+    assert sorted(parts[:, :, 0].sum(0).tolist()) == [1] * 10 + [2] * 10
+    again, _ = table("s", dice[::-1]).sent(1, True)
+    other, _ = table("t", dice).sent(1, True)
+    assert again["group_cases"] == told["group_cases"]
+    assert other["group_cases"] != told["group_cases"]
+    floor, _ = table("s", dice).sent(2, True)
+    assert floor["group_cases"] == [15, 240, 15, 240]
+    stats = {field.name: floor.get(field.name) for field in groups.FIELDS}
+    assert groups.read_groups("s", stats, ["sex"], 1, 10, 5)["sex=F"]["cases"].tolist() == [[15, 240]]
+
+
 # ------------------------------------------------------------------------------------------------ errors
 
 

@@ -132,6 +132,10 @@ def test_exponentiated_gradient_by_hand() -> None:
     kept = exponentiated({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
     assert kept == pytest.approx({"a": 0.25, "b": 0.75})
     assert exponentiated({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
+    late = exponentiated({"a": 0.5, "b": 0.5}, {"late": 3.0}, 1.0)  # with their mean, not with what they have together
+    assert late == pytest.approx({"a": 1 / 3, "b": 1 / 3, "late": 1 / 3}, abs=1e-15)
+    three = exponentiated({"a": 0.2, "b": 0.4}, dict.fromkeys(("a", "b", "late"), 1.0), 0.5)  # .2, .4 and .3 of .9
+    assert three == pytest.approx({"a": 2 / 9, "b": 4 / 9, "late": 3 / 9}, abs=1e-15)
 
 
 def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:

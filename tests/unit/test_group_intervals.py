@@ -329,6 +329,65 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     assert "of equity-scaled metrics larger" in gaps_in_words(rows, "fed_avg")
 
 
+@pytest.mark.parametrize("measure", ["accuracy_gap", "accuracy_gap_within", "es_accuracy"])
+def test_which_way_is_better(measure: str) -> None:
+    """A gap is better when smaller, an equity-scaled metric when larger."""
+    for turn in (1, -1):
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for label, value in (("fed_avg", 0.4), ("other", 0.4 + 0.1 * turn)):
+            for seed in range(3):
+                made = run(label, seed, 0.0, [0.0, 0.5])
+                of = made["groups"]["pooled"]["tone"]
+                level = value + 0.001 * seed * (label == "other")
+                of["gaps"], of["without"] = {measure: level}, {measure: (level + np.arange(20) % 2 * 1e-6).tolist()}
+                rows.setdefault(label, []).append(made)
+        better = turn == (1 if measure.startswith("es_") else -1)
+        assert gap_table(rows, "fed_avg").rows[-1][8] == ("better" if better else "worse")
+
+
+def test_images_and_seeds_are_in_a_verdict_together() -> None:
+    """By hand: what one method has with these cases is the same with every seed, and no certainty."""
+    taste = np.linspace(-0.02, 0.02, 20)  # what the difference becomes without each part
+
+    def rows(without: Any) -> dict[str, Any]:
+        return {
+            "fed_avg": [run("fed_avg", s, 0.30, [0.1, 0.5]) for s in range(3)],
+            "other": [run("other", s, 0.20 + 0.001 * s, [0.0, 0.4], without=without) for s in range(3)],
+        }
+
+    sure, unsure = (gap_table(rows(without), "fed_avg").rows[-1] for without in (None, taste))
+    assert (sure[8], unsure[8]) == ("better", "within noise")
+    error = math.sqrt(19 / 20 * np.square(taste - taste.mean()).sum() + 0.001**2 / 3)  # jackknife, and over the seeds
+    low, high = unsure[6].values[1:]
+    assert (high - low) / 2 == pytest.approx(t.ppf(0.975, 10) * error, rel=0.01)
+    # Without parts (min_cases above 1) both intervals, as if they were of other cases; nothing where there is none.
+    for ends, width in (([0.1, 0.5], 0.2), ([None, None], math.nan)):
+        made = rows(None)
+        for one in (*made["fed_avg"], *made["other"]):
+            one["groups"]["pooled"]["tone"]["without"] = {}
+            gap = one["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"]
+            one["groups"]["pooled"]["tone"]["gap_intervals"]["accuracy_gap"] = (
+                ends if ends[0] is None else [gap - width, gap + width]
+            )
+        cell = gap_table(made, "fed_avg").rows[-1]
+        assert cell[8] == ("not known" if ends[0] is None else "within noise")
+        if ends[0] is not None:
+            low, high = cell[6].values[1:]
+            assert (high - low) / 2 == pytest.approx(
+                t.ppf(0.975, 49) * math.hypot(0.2, 0.2) / norm.ppf(0.975), rel=0.01
+            )
+
+
+def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:
+    for cases, verdict in ((4, "not known"), (5, "better")):
+        rows = {
+            "fed_avg": [run("fed_avg", s, 0.5, [0.1, 0.9], cases=cases) for s in range(3)],
+            "other": [run("other", s, 0.1 + 0.001 * s, [0.0, 0.4], cases=cases) for s in range(3)],
+        }
+        assert gap_table(rows, "fed_avg").rows[-1][8] == verdict
+        assert ("how sure differences" in gap_lead(rows, "fed_avg")) == (cases == 4)
+
+
 def test_a_run_without_groups_is_named() -> None:
     rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [{"info": {"seed": 0}, "groups": None}]}
     assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")

@@ -41,6 +41,7 @@ UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last gro
 POOLED = "all sites"
 OF_IMAGES, OF_CASES = COUNTS = (IMAGES, CASES)
 IN_ALL = "all"
+APART = 0.01  # from which on the gaps over all sites and within them are said to differ
 CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
 SENTENCES: Mapping[str, tuple[str, Any]] = {
     "ece": ("the told probability is off on average (ece) by", max),
@@ -253,18 +254,20 @@ def caption(found: Mapping[str, Any], attribute: str) -> str:
 def _within_words(pooled: Mapping[str, Any], attribute: str, name: str, worst: str) -> str:
     """What is left of a gap within the sites, and whether it differs from that over all sites."""
     inside, of = pooled["gaps"].get(f"{name}{WITHIN}"), pooled["within"].get(f"{name}{WITHIN}")
-    if inside is None or not of:
+    if inside is None or not of or not of["sites"]:
         return "No site has two of these groups, so this may be a difference between the sites."
-    several = len(of["sites"]) > 1
+    several, gap = len(of["sites"]) > 1, pooled["gaps"][name]
     where = f"the {len(of['sites'])} sites that have both" if several else f"{of['sites'][0]}, the only site with both"
-    told = f"Within {where}, it is {number(inside)}{how_sure(pooled, f'{name}{WITHIN}')}"
-    gap = pooled["gaps"][name]
-    if round(inside, 2) == round(gap, 2):
+    told = f"Within {where}, it is {number(inside)}"
+    if _ends(pooled, name):  # else why there is none has been said
+        told += how_sure(pooled, f"{name}{WITHIN}")
+    if abs(inside - gap) < APART:
         return f"{told}."
     if inside and of["lowest"] != worst:
-        return f'{told}, and there {attribute} "{of["lowest"]}" is the lower one: the sites differ, too.'
-    what = "a part of the difference is one between the sites" if inside < gap else "the sites hide a part of it"
-    return f"{told}: {what}."
+        return f'{told}, and there {attribute} "{of["lowest"]}" has the lower value: the sites differ, too.'
+    if inside < gap:
+        return f"{told}: a part of the difference may be one between the sites."
+    return f"{told}: differences between the sites may hide a part of it."
 
 
 def of_everybody(found: Mapping[str, Any], metric: str) -> str:
@@ -285,11 +288,15 @@ def captions(results: Mapping[str, Any]) -> list[str]:
     return [caption(found, attribute) for attribute in found["attributes"]]
 
 
+def _ends(pooled: Mapping[str, Any], gap: str) -> Ends | None:
+    ends = pooled.get("gap_intervals", {}).get(gap) or (None, None)
+    return None if any(end is None or math.isnan(end) for end in ends) else ends
+
+
 def how_sure(pooled: Mapping[str, Any], gap: str) -> str:
     """Behind a gap: its interval and whether it may be chance, or why there is none."""
-    low, high = pooled.get("gap_intervals", {}).get(gap) or (None, None)
-    if low is not None and high is not None:
-        return f" ({interval(low, high)}{', which may be chance' if low == 0 else ''})"
+    if ends := _ends(pooled, gap):
+        return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
     few = [
         f'"{group}" has {counted(int(of[OF_CASES]), "case")}'
         for group, of in pooled["groups"].items()

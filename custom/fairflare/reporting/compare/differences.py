@@ -30,7 +30,7 @@ LEAST = 20  # draws of the test patients that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
-NOT_KNOWN = "not known"  # nothing scatters: neither seeds nor draws of test patients
+NOT_KNOWN = "not known"  # nothing scatters, or nothing says how far the test patients move it
 UNSEEN = "cannot tell"  # even a difference as large as the metric itself would not have been seen
 OTHER_SITES = "other sites"  # one of both has a site that the other lacks
 
@@ -50,7 +50,7 @@ class Difference:
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
             NaN with one seed, and where nothing scatters.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
-            ``one seed``, ``not known`` (nothing scatters) and ``other sites`` where nothing is said.
+            ``one seed``, ``not known`` (nothing scatters, or only the seeds) and ``other sites`` where nothing is said.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
         p: that belongs to the interval: below 0.05 where it leaves out 0.
         p_holm: corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
@@ -145,7 +145,7 @@ def _verdict(d: Difference) -> str:
         return ONE_SEED
     if d.lacking:
         return OTHER_SITES
-    if math.isnan(d.p):
+    if math.isnan(d.p) or math.isnan(d.images_sd):
         return NOT_KNOWN
     if d.p_holm < 1 - LEVEL:
         return BETTER if (d.mean > 0) == d.higher_is_better else WORSE

@@ -1,11 +1,11 @@
 """How often ``fairflare compare`` calls a gap between groups smaller or larger: where it is not, and where it is.
 
-Two methods are tested on the same cases of two groups at three sites. Cases differ in how hard they are; each method
+Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method
 has a preference for some of them, which all of its seeds share; and each seed has its luck. From the sites' sums on,
 everything is the product's own: :mod:`fairflare.federation.site.groups`, :func:`fairflare.reporting.groups.by_group`
 and the verdicts of :func:`fairflare.reporting.compare.group_gaps.gap_table`.
 
-    python benchmarks/bench_group_verdicts.py                     # the tables of docs/groups.md, an hour on one core
+    python benchmarks/bench_group_verdicts.py                     # as in docs/groups.md, half an hour on one core
     python benchmarks/bench_group_verdicts.py --repeats 50        # quicker, and rougher
     python benchmarks/bench_group_verdicts.py --images 4          # of each case
 """
@@ -24,41 +24,38 @@ from fairflare.reporting.compare.group_gaps import gap_table
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.groups import by_group
 
-SITES, BINS, NAMES = ("site-1", "site-2", "site-3"), 20, ["sex=F", "sex=M"]
+BINS, NAMES = 20, ["sex=F", "sex=M"]
 SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # of a comparison; of each group, over all sites
 OF_CLASSES = ("accuracy_gap", "accuracy_gap_within", "auc_gap", "equalised_odds", "es_accuracy")
 OF_MASKS = ("dice_gap", "dice_gap_within", "es_dice")
-FLOOR = 1  # min_cases
 
 
 def federation(
-    rng: np.random.Generator, cases: int, images: int, masks: bool, smaller: float, apart: float, floor: int, seeds: int
+    rng: np.random.Generator, cases: int, masks: bool, smaller: float, args: argparse.Namespace
 ) -> dict[str, list[dict[str, Any]]]:
     """Documents of two methods' runs.
 
     Args:
-        cases, images: of each group over all sites, and of each case.
+        cases: of each group over all sites.
         masks: Dice of a structure; else two classes and their probabilities.
-        smaller: by how much the second method's true gap is smaller.
-        apart: the first one's, in standard deviations of the cases.
-        floor: ``min_cases`` of the sites; above 1 they send no parts.
-        seeds: of each method.
+        smaller: by how much the second method's true gap is smaller, in standard deviations of the cases.
+        args: of the command line.
     """
     number = 2 * cases
     group = np.arange(number) % 2
-    site = rng.permutation(number) % len(SITES)
+    site = rng.permutation(number) % args.sites
     label = rng.integers(0, 2, number)
     hard = rng.normal(size=number)
     rows: dict[str, list[dict[str, Any]]] = {}
-    whose = np.repeat(np.arange(number), images)
-    for method, gap in (("first", apart), ("second", apart - smaller)):
+    whose = np.repeat(np.arange(number), args.images)
+    for method, gap in (("first", args.apart), ("second", args.apart - smaller)):
         taste = 0.7 * rng.normal(size=number)
-        for seed in range(seeds):
+        for seed in range(max(SEEDS)):
             level = 0.8 + hard + taste + 0.1 * rng.normal() - (gap + 0.1 * rng.normal()) * group
-            level = (level + 0.4 * rng.normal(size=number))[whose] + 0.3 * rng.normal(size=number * images)
+            level = (level + 0.4 * rng.normal(size=number))[whose] + 0.3 * rng.normal(size=len(whose))
             sums = {}
-            for rank, name in enumerate(SITES):
-                at = site[whose] == rank
+            for rank in range(args.sites):
+                name, at = f"site-{rank + 1}", site[whose] == rank
                 if masks:
                     labels, scores = None, np.clip(0.6 + 0.15 * level[at], 0, 1)[:, None]
                 else:
@@ -69,7 +66,7 @@ def federation(
                 table = GroupTable(
                     name, (labels, scores), {"sex": group[whose][at]}, {"sex": 2}, whose[at].tolist(), NAMES, BINS, 5
                 )
-                told, _ = table.sent(floor, True)
+                told, _ = table.sent(args.floor, True)
                 stats = {field.name: told.get(field.name) for field in FIELDS}
                 sums[name] = read_groups(name, stats, ["sex"], scores.shape[1], BINS, 5) or {}
             found = as_json(by_group(sums, {}, BINS, 5), "groups")
@@ -91,15 +88,13 @@ def verdicts(rows: dict[str, list[dict[str, Any]]], measures: tuple[str, ...]) -
     return found
 
 
-def counted(
-    seed: int, repeats: int, cases: int, images: int, masks: bool, smaller: float, apart: float, floor: int
-) -> dict[tuple[str, int], Counter[str]]:
+def counted(masks: bool, smaller: float, cases: int, args: argparse.Namespace) -> dict[tuple[str, int], Counter[str]]:
     """Verdicts by measure and number of seeds."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(7)
     measures = OF_MASKS if masks else OF_CLASSES
     found: dict[tuple[str, int], Counter[str]] = {(m, n): Counter() for m in measures for n in SEEDS}
-    for _ in range(repeats):
-        rows = federation(rng, cases, images, masks, smaller, apart, floor, max(SEEDS))
+    for _ in range(args.repeats):
+        rows = federation(rng, cases, masks, smaller, args)
         for many in SEEDS:
             told = verdicts({label: runs[:many] for label, runs in rows.items()}, measures)
             for measure, verdict in told.items():
@@ -111,6 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--images", type=int, default=1, help="of each case")
+    parser.add_argument("--sites", type=int, default=1)
     parser.add_argument("--smaller", type=float, nargs="*", default=[0.0, 0.4, 0.8], help="true differences")
     parser.add_argument("--apart", type=float, default=0.8, help="true gap of the first method")
     parser.add_argument("--floor", type=int, default=1, help="min_cases of the sites")
@@ -119,10 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     jobs = [(kind, smaller, cases) for kind in args.kinds for smaller in args.smaller for cases in CASES]
     with ProcessPoolExecutor(args.processes) as pool:
-        told = [
-            pool.submit(counted, 7, args.repeats, cases, args.images, kind == "masks", smaller, args.apart, args.floor)
-            for kind, smaller, cases in jobs
-        ]
+        told = [pool.submit(counted, kind == "masks", smaller, cases, args) for kind, smaller, cases in jobs]
         print("| measure | truly smaller by | cases of a group | seeds | smaller | larger | not known |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         for (_, smaller, cases), future in zip(jobs, told, strict=True):

@@ -13,6 +13,7 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
+from fairflare.reporting.compare.differences import paired
 from fairflare.reporting.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 from fairflare.reporting.layout import shown
 
@@ -376,6 +377,33 @@ def test_images_and_seeds_are_in_a_verdict_together() -> None:
             assert (high - low) / 2 == pytest.approx(
                 t.ppf(0.975, 49) * math.hypot(0.2, 0.2) / norm.ppf(0.975), rel=0.01
             )
+
+
+@pytest.mark.parametrize(("smaller", "least", "most"), [(0.0, 0.0, 0.05), (1.0, 0.8, 1.0)])
+def test_methods_without_a_difference_are_rarely_called_different(smaller: float, least: float, most: float) -> None:
+    """Ten seeds, 30 cases a group, each method with a taste for some of them: from seeds alone, 4 of 10 are."""
+    rng, said, alone, repeats = np.random.default_rng(2), 0, 0, 100
+    group = np.arange(60) % 2
+    for _ in range(repeats):
+        part, hard = rng.permutation(60) % 20, rng.normal(size=60)
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for label, gap in (("fed_avg", 1.5), ("other", 1.5 - smaller)):
+            taste = 0.5 * rng.normal(size=60)
+            for seed in range(10):
+                level = (hard + taste + 0.3 * rng.normal(size=60) - gap * group) / 10
+                gaps = []
+                for kept in (part >= 0, *(part != k for k in range(20))):
+                    gaps.append(abs(level[kept & (group == 0)].mean() - level[kept & (group == 1)].mean()))
+                rows.setdefault(label, []).append(
+                    run(label, seed, gaps[0], [0.0, 1.0], cases=30, without=np.array(gaps[1:]) - gaps[0])
+                )
+        said += gap_table(rows, "fed_avg").rows[-1][8] == "better"
+        said += gap_table(rows, "fed_avg").rows[-1][8] == "worse"
+        of = [[r["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"] for r in rows[label]] for label in rows]
+        differ = {s: b - a for s, (a, b) in enumerate(zip(*of, strict=True))}
+        alone += paired("other", "gap", differ, higher_is_better=False).p < 0.05
+    assert least <= said / repeats <= most
+    assert alone / repeats > 0.25
 
 
 def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:

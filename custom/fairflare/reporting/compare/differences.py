@@ -156,7 +156,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
     """With p-values for as many tests as there are: all rows and measures together, and all rows and sites."""
     families: dict[bool, list[int]] = {}
     for index, d in enumerate(found):
-        if not d.lacking and not math.isnan(d.p):
+        if not d.lacking and not math.isnan(d.p) and not math.isnan(d.images_sd):
             families.setdefault(d.measure in MEASURES, []).append(index)
     result = [replace(d, p_holm=math.nan) for d in found]
     for family in families.values():

@@ -289,8 +289,8 @@ def captions(results: Mapping[str, Any]) -> list[str]:
 
 
 def _ends(pooled: Mapping[str, Any], gap: str) -> Ends | None:
-    ends = pooled.get("gap_intervals", {}).get(gap) or (None, None)
-    return None if any(end is None or math.isnan(end) for end in ends) else ends
+    low, high = pooled.get("gap_intervals", {}).get(gap) or (None, None)
+    return None if low is None or high is None or math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def how_sure(pooled: Mapping[str, Any], gap: str) -> str:

@@ -48,7 +48,7 @@ def of_two_classes(tp: int, fp: int, fn: int, tn: int) -> list[list[int]]:
 SAMPLES = {"a": 100, "b": 300, "c": 600}
 TABLES = {
     "a": [of_two_classes(8, 1, 2, 9), of_two_classes(4, 3, 6, 7)],
-    "b": [of_two_classes(20, 5, 20, 35), of_two_classes(30, 5, 10, 35)],
+    "b": [of_two_classes(20, 5, 20, 35), of_two_classes(30, 25, 10, 15)],
 }
 
 

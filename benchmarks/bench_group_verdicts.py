@@ -1,11 +1,12 @@
 """How often ``fairflare compare`` calls a gap between groups smaller or larger: where it is not, and where it is.
 
-Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method
-has a preference for some of them, which all of its seeds share; and each seed has its luck. From the sites' sums on,
-everything is the product's own: :mod:`fairflare.federation.site.groups`, :func:`fairflare.reporting.groups.by_group`
-and the verdicts of :func:`fairflare.reporting.compare.group_gaps.gap_table`.
+Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference
+for some of them, which all of its seeds share; and each seed has its luck. What is said of the gaps is the product's
+own: :mod:`fairflare.federation.site.groups`, :func:`fairflare.reporting.groups.by_group` and the verdicts of
+:mod:`fairflare.reporting.compare.group_gaps`.
 
-    python benchmarks/bench_group_verdicts.py                     # as in docs/groups.md, half an hour on one core
+    python benchmarks/bench_group_verdicts.py --figures           # the table of docs/groups.md, a minute
+    python benchmarks/bench_group_verdicts.py                     # all measures, through the sites' sums, an hour
     python benchmarks/bench_group_verdicts.py --repeats 50        # quicker, and rougher
     python benchmarks/bench_group_verdicts.py --images 4          # of each case
 """
@@ -19,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.core.statistics.group_sums import FOLDS
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
-from fairflare.reporting.compare.group_gaps import gap_table
+from fairflare.reporting.compare.differences import corrected
+from fairflare.reporting.compare.group_gaps import Key, Value, Values, difference_of, gap_table
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.groups import by_group
 
@@ -102,6 +105,29 @@ def counted(masks: bool, smaller: float, cases: int, args: argparse.Namespace) -
     return found
 
 
+def of_figures(smaller: float, cases: int, args: argparse.Namespace) -> dict[int, Counter[str]]:
+    """Verdicts on a gap of means by number of seeds; the gaps are made here, what is said of them by the product."""
+    rng, group = np.random.default_rng(7), np.arange(2 * cases) % 2
+    found: dict[int, Counter[str]] = {many: Counter() for many in SEEDS}
+    for _ in range(args.repeats):
+        part, hard = rng.permutation(2 * cases) % FOLDS, rng.normal(size=2 * cases)
+        kept = np.stack([part >= 0, *(part != k for k in range(FOLDS))]).astype(float)
+        values: dict[Key, Values] = {}
+        for label, gap in (("first", args.apart), ("second", args.apart - smaller)):
+            level = hard + 0.7 * rng.normal(size=2 * cases) + 0.5 * rng.normal(size=(max(SEEDS), 2 * cases))
+            level = (0.15 * (level - (gap + 0.1 * rng.normal(size=(max(SEEDS), 1))) * group)).T
+            of = [(kept * (group == g)) @ level / (kept * (group == g)).sum(1, keepdims=True) for g in (0, 1)]
+            gaps = np.abs(of[0] - of[1])
+            values[label, "sex", "dice_gap"] = {
+                s: Value(float(gaps[0, s]), (0.0, 1.0), gaps[1:, s].tolist(), cases) for s in range(max(SEEDS))
+            }
+        for many in SEEDS:
+            some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items()}
+            told = difference_of(("second", "sex", "dice_gap"), some, "first")
+            found[many][corrected([told])[0].verdict if told else ""] += 1
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=1000)
@@ -112,7 +138,16 @@ def main() -> None:
     parser.add_argument("--floor", type=int, default=1, help="min_cases of the sites")
     parser.add_argument("--kinds", nargs="*", default=["masks", "classes"])
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--figures", action="store_true", help="gaps made here, not through the sites' sums")
     args = parser.parse_args()
+    if args.figures:
+        print("| truly smaller by | cases of a group | seeds | smaller | larger |")
+        print("| ---: | ---: | ---: | ---: | ---: |")
+        for smaller, cases in ((s, c) for s in args.smaller for c in CASES):
+            for many, of in of_figures(smaller, cases, args).items():
+                told = " | ".join(f"{of[verdict] / args.repeats:.3f}" for verdict in ("better", "worse"))
+                print(f"| {0.15 * smaller:.3f} | {cases} | {many} | {told} |", flush=True)
+        return
     jobs = [(kind, smaller, cases) for kind in args.kinds for smaller in args.smaller for cases in CASES]
     with ProcessPoolExecutor(args.processes) as pool:
         told = [pool.submit(counted, kind == "masks", smaller, cases, args) for kind, smaller, cases in jobs]

@@ -132,7 +132,7 @@ def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key
                         without = [x for x in (of.get("without") or {}).get(name, ()) if x is not None]
                         value = Value(of["gaps"][name], _ends(of, name), without, min(cases, default=math.nan))
                         values.setdefault((label, attribute, name), {})[run["info"]["seed"]] = value
-    found = {key: d for key in values if (d := _difference(key, values, reference)) is not None}
+    found = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(found, corrected(list(found.values())), strict=True))
 
 
@@ -312,7 +312,8 @@ def _ends(of: Mapping[str, Any], gap: str) -> Ends:
     return (math.nan if low is None else low, math.nan if high is None else high)
 
 
-def _difference(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
+def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
+    """Compare a measure of a method with the reference's over seeds and cases; ``None``: no seed in common."""
     label, *what = key
     against = values.get((reference, what[0], what[1]))
     if label == reference or against is None:

@@ -198,6 +198,19 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monke
     assert changed == (len(seen) if augment else 0)
 
 
+def test_with_local_steps_it_is_the_mean_of_the_passes(worker):
+    """As many steps as two epochs have: the same training, and half of the sum."""
+    epochs = worker(RescueTraining(**QUICK, local_epochs=2), folder="epochs")
+    reply = train(epochs)
+    steps = worker(RescueTraining(**QUICK, local_steps=reply.num_steps), folder="steps")
+    again = train(steps)
+    present = divergence(epochs)["counts"] > 0
+    summed, mean = (divergence(site)["during"][present] for site in (epochs, steps))
+    assert float(summed.min()) > 0
+    assert torch.allclose(mean, summed / 2, atol=1e-6)
+    assert again.report["rescue_factor"] == pytest.approx(reply.report["rescue_factor"] / 2, abs=1e-6)
+
+
 def test_batch_size_does_not_change_the_divergence(worker):
     found = []
     for number, batch_size in enumerate((5, 16, 1000)):

@@ -89,9 +89,10 @@ class FairFed(Rule):
         fairfed_attribute: of people: the gap between its groups takes the place of A (``fairfed_mode="original"``);
             :math:`\Delta_k = \lvert F - F_k \rvert` with F made of the counts of all sites, as in the paper. A site
             whose gap is not defined (a group without images, counts that stay there) goes by its accuracy.
-        fairfed_gap: ``"equalised_odds"``: the largest difference in sensitivity or in false positives;
-            ``"equal_opportunity"``: in sensitivity. Sizes of gaps, for any number of groups and classes; the paper's is
-            a signed difference in sensitivity of two groups.
+        fairfed_gap: ``"equal_opportunity"`` (the paper's first metric, EOD): the largest difference in sensitivity;
+            ``"demographic_parity"`` (its second, SPD): in how often a class is told; ``"equalised_odds"``: in
+            sensitivity or in false positives. Sizes of gaps, for any number of groups and classes; the paper's are
+            signed differences of two groups.
 
     Source:
         Ezzeldin et al., AAAI 2023, Algorithm 1; FedISM's code.
@@ -122,7 +123,7 @@ class FairFed(Rule):
     fairfed_mode: Literal["original", "fedism"] = "original"
     fairfed_beta: NonNegative = 0.1
     fairfed_attribute: str = ""
-    fairfed_gap: Literal["equalised_odds", "equal_opportunity"] = "equalised_odds"
+    fairfed_gap: Literal["equal_opportunity", "demographic_parity", "equalised_odds"] = "equal_opportunity"
 
     _outlive = ("omega",)
 

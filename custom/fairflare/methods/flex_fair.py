@@ -1,8 +1,8 @@
 r"""FlexFair: a penalty on how unequal losses are, over the sites and over groups of people.
 
-Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025: the
-objective plus a weight times the variance of the parties' mean losses. Its published code has all sites in one process,
-for the losses of all and their gradients; here the same gradient is made of sums that leave the sites.
+Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025: the sum of
+the sites' losses plus a weight times the variance of the parties' mean losses. Its published code has all sites in one
+process, for the losses of all and their gradients; here the same gradient is made of sums that leave the sites.
 """
 
 from __future__ import annotations
@@ -130,13 +130,17 @@ class FlexFair(Rule):
               L_{ac} = \textstyle\sum_k n_{kac} L_{kac} / \sum_k n_{kac}
 
     a are sites, groups of people, or (``both``) the sum of both penalties; c classes, or all images; M_c the mean over
-    the images. An image of a and c counts :math:`1 + \lambda s_{ac}` times, with s of
-    :func:`fairflare.core.aggregation.fair_rules.variance_slopes`, so that the federation's gradient at the received
-    model is that of the objective plus :math:`\lambda P`. What a site does not tell moves nothing.
+    the images. An image of a and c counts :math:`1 + \lambda s_{ac} / K` times, with s of
+    :func:`fairflare.core.aggregation.fair_rules.variance_slopes` and the K sites of the round: the paper's objective is
+    the *sum* of the sites' losses plus :math:`\lambda P`, of which the mean of their models follows a K-th. The slopes
+    are those of the model before: sites tell their losses of the model that they receive, and are told the slopes with
+    the next one. At the model that they are of, and where no count is cut to [0, 10], the federation's gradient is that
+    of the mean loss plus :math:`\lambda P / K`. What a site does not tell moves nothing.
 
     Args:
         flexfair_over, flexfair_measure: as at the sites.
-        flexfair_weight: lambda; the authors' code has 2 for skin lesions, and tries 2 to 10 on polyps and cervix.
+        flexfair_weight: lambda of the paper; the authors' code has 2 for skin lesions, and tries 2 to 10 on polyps and
+            cervix.
     """
 
     report_fields = (
@@ -168,10 +172,11 @@ class FlexFair(Rule):
         classes = next(iter(losses.values())).shape[1] if losses else 0
         total = float(sum(inputs.num_samples[site] for site in inputs.sites))
         self._sites, self._groups = {}, []
+        weight = self.flexfair_weight / max(len(inputs.sites), 1)
         wanted = positives(classes) if self.flexfair_measure == "equal_opportunity" else range(classes)
         for c in wanted if self.flexfair_over != "groups" else ():
             of = {site: (float(losses[site][0, c]), float(images[site][0, c])) for site in losses}
-            for site, slope in self._slopes(of, total).items():
+            for site, slope in _slopes(of, total, weight).items():
                 self._sites.setdefault(site, [0.0] * classes)[c] = slope
         if self.flexfair_over != "sites" and losses:
             count = np.nansum([*images.values()], 0)[1:]
@@ -179,16 +184,11 @@ class FlexFair(Rule):
             self._groups = [[0.0] * classes for _ in count]
             for c in wanted:
                 known = {g: (summed[g, c] / n[c], float(n[c])) for g, n in enumerate(count) if n[c] > 0}
-                for group, slope in self._slopes(known, total).items():
+                for group, slope in _slopes(known, total, weight).items():
                     self._groups[group][c] = slope
         return Weighing(
             sites=sample_weights(inputs), details={"slopes": {"sites": self._sites, "groups": self._groups}}
         )
-
-    def _slopes(self, of: Mapping[Any, tuple[float, float]], total: float) -> dict[Any, float]:
-        known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
-        found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
-        return {key: self.flexfair_weight * slope for key, slope in found.items()}
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Losses and images of each site by row and class; sites with another form than most are left out."""
@@ -214,6 +214,13 @@ class FlexFair(Rule):
             return {}
         groups = [slope for of in self._groups for slope in of]
         return {SLOPES: BySite({site: [*self._sites.get(site, [0.0] * classes), *groups] for site in sites})}
+
+
+def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
+    """Slopes times ``weight`` of the parties that tell; ``of``: mean loss and images."""
+    known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
+    found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
+    return {key: weight * slope for key, slope in found.items()}
 
 
 METHODS = [

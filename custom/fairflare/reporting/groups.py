@@ -56,6 +56,8 @@ def _of_attributes(sums: Mapping[str, Sums], attributes: Mapping[str, Sequence[s
     found = {}
     for attribute, groups in attributes.items():
         own = {group: sums[f"{attribute}={group}"] for group in groups if f"{attribute}={group}" in sums}
+        if not own:
+            continue
         whole = added(list(own.values()))
         known = {group: of for group, of in own.items() if group != UNKNOWN}  # who is not known is no group of people
         found[attribute] = {

@@ -112,6 +112,7 @@ class Rounds:
             self.experiment.open()
             current_round, state = self._start()
             self.check.run(current_round)
+            self.collector.said, self.test.facts = self.check.said, self.check.facts
             while current_round < self.settings.rounds_in_all + 1:
                 try:
                     if current_round < self.settings.rounds_in_all:

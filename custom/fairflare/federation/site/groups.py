@@ -23,6 +23,7 @@ from fairflare.core.statistics.group_sums import (
     Array,
     hidden_groups,
     hidden_parts,
+    impossible,
     shapes,
     sums_of,
 )
@@ -183,7 +184,14 @@ def table_of(
 
 
 def read_groups(
-    site: str, stats: Mapping[str, Any], asked: Sequence[str], parts: int, bins: int, calibration_bins: int
+    site: str,
+    stats: Mapping[str, Any],
+    asked: Sequence[str],
+    parts: int,
+    bins: int,
+    calibration_bins: int,
+    declared: Sequence[str] | None = None,
+    images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
     """``{"<attribute>=<group>": sums}`` of a reply, checked; ``None``: it has none.
 
@@ -193,9 +201,12 @@ def read_groups(
         asked: attributes that the run asks for.
         parts: number of classes or structures.
         bins, calibration_bins: of the run.
+        declared: names of the groups, as the sites said them before the first round; ``None``: none did.
+        images: that the site has in its test split; ``None``: not known.
 
     Raises:
-        ReportError: names that were not asked for, or vectors of another length (names site and field).
+        ReportError: other groups than were asked for and declared, vectors of another length, or sums that so many
+            images do not have (names site and field).
     """
     names = stats[NAMES]
     if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
@@ -204,6 +215,12 @@ def read_groups(
     if strange or len(set(names)) != len(names):
         told = strange[0] if strange else "one name twice"
         raise ReportError(f"site {site!r}: field {NAMES!r} must name groups of {', '.join(asked)}, got {told!r:.80}")
+    if declared is not None and list(names) != list(declared):
+        odd = next(iter(set(names) ^ set(declared)), "another order")
+        raise ReportError(
+            f"site {site!r}: field {NAMES!r} must name the {len(declared)} groups that the datalists declare, it has "
+            f"{len(names)}: {odd!r:.80}"
+        )
     found: dict[str, dict[str, Array]] = {name: {} for name in names}
     form = shapes(parts, bins, calibration_bins)
     for key, field in SUMS.items():
@@ -214,4 +231,15 @@ def read_groups(
             raise ReportError(f"site {site!r}: field {field!r} has {len(stats[field])} entries, expected {wanted}")
         for name, own in zip(names, np.asarray(stats[field], float).reshape(len(names), *form[key]), strict=True):
             found[name][key] = own
+    for name, sums in found.items():
+        if wrong := impossible(sums):
+            told = float(np.nansum(sums[IMAGES]))
+            raise ReportError(f"site {site!r}: field {SUMS[wrong]!r} of {name!r:.80} cannot be of {told:.0f} images")
+    for attribute in asked:
+        own = [of[IMAGES] for name, of in found.items() if name.partition("=")[0] == attribute]
+        if images is not None and (told := sum(float(np.nansum(of)) for of in own)) > images + 0.5:
+            raise ReportError(
+                f"site {site!r}: field {SUMS[IMAGES]!r} counts {told:.0f} images by {attribute!r:.80}, it has "
+                f"{images:.0f} in test"
+            )
     return found

@@ -30,6 +30,7 @@ from fairflare.methods.parts.group_sums import (
     GROUP_IMAGES,
     GROUP_LOSSES,
     MOST,
+    MOST_GROUPS,
     check_attribute,
     check_told,
     held,
@@ -175,7 +176,9 @@ class FlexFair(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
-        if told and math.isfinite(rows) and (rows % 1 or told % rows or (rows > 1 and self.flexfair_over == "sites")):
+        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # classes
+        fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
+        if told and not fits:
             raise ReportError(f"site {site!r}: field 'group_losses' has {told} entries, of {rows:g} rows; {ALIKE}")
         return report
 

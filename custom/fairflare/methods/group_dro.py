@@ -17,7 +17,6 @@ import torch
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiated
-from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
@@ -154,7 +153,8 @@ class GroupDRO(Rule):
         total = math.fsum(images.values())
         # A group that hardly counts would hardly be learned, and never come back.
         moved = {key: max(q, LEAST * images.get(key, 0.0) / total) if total else q for key, q in moved.items()}
-        self._q = self._held(inputs, normalise(moved))
+        whole = math.fsum(moved.values())
+        self._q = self._held(inputs, {key: q / whole for key, q in moved.items()})
         self._told = {
             key: min(max(self._q[key] * total / count, LEAST), MOST) for key, count in images.items()
         }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.base.checks import few
 from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import LABELS, SCALED, curves_of, gaps_of, images_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import ALL_IMAGES, EVERYBODY, Sums, added
@@ -15,6 +16,7 @@ UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last gro
 POOLED = "all sites"
 OF_IMAGES = "images"
 IN_ALL = "all"
+MOST_TOLD = 8  # names of a site in a sentence
 SENTENCES: Mapping[str, tuple[str, Any]] = {
     "ece": ("the told probability is off on average (ece) by", max),
     "auc": ("the area under the ROC curve is", min),
@@ -198,7 +200,7 @@ def group_notes(results: Mapping[str, Any]) -> list[str]:
             notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
         if empty := [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]:
             notes.append(f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.")
-    if stays := [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]:
+    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found["kept"].items() if names]:
         why = "fewer cases than min_cases, or needed to hide one with fewer"
         notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
     return notes

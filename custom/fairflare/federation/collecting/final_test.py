@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.cases.resampling import UNITS
+from fairflare.base.checks import listed
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
@@ -21,6 +22,7 @@ from fairflare.federation.site.replies import (
     NUM_UNITS,
     RESAMPLED,
     VALIDATED,
+    printable,
     read_head,
     read_metrics,
     read_stats,
@@ -228,6 +230,11 @@ class FinalTest:
         })  # fmt: skip
         stats[SAID] = read_sampling(site, stats, images)
         run, named = self.run, next((found[NAMES] for found in self.facts.values() if found.get(NAMES)), None)
+        kept = {*suppressed_in(stats, IN_GROUPS)}
+        if named is not None:
+            kept -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
+        odd = f"it keeps the groups {listed(kept, 3)}, for which nobody asked"
+        refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
         of = run.groups, self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = read_groups(site, stats, *of, declared=named, images=images)
         phase.stats[site] = stats

@@ -142,13 +142,13 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
     elif name == TASK_CHECK:
         splits = ["training", "validation", "test"]
         meta["report"] = {"splits": splits, "images": [10 * k] * 3, "synthetic": False, "device": "cpu",
-                          "class_names": ["no", "yes"], "num_classes": 2, "group_names": GROUPS}  # fmt: skip
+                          "class_names": ["no", "yes"], "num_classes": 2, "group_names": [*GROUPS]}  # fmt: skip
         meta["report"] |= {"method_groups": GROUPS[:3]} if group_report(rule, k) else {}
     else:
         reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
         meta["num_samples"] = 10 * k
         meta["stats"] |= {"resampled": [0.2 * k] * DRAWS, "drawn_units": "images", "num_units": 10 * k}
-        meta["stats"] |= {"group_names": GROUPS, **group_sums(10 * k)}
+        meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k)}
     return FLModelUtils.to_shareable(to_model(reply))
 
 

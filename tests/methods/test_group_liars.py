@@ -223,8 +223,9 @@ def test_liars_about_groups_cost_the_honest_nothing(
         results = run(tmp_path / str(index), *METHODS[number], liars, lie)
         assert results["status"] == "completed", words
         assert accuracy(results) >= honest(number) - 0.02, words
-        assert accused(results) in (set(), {*liars}), words
-        if not accused(results):
+        assert accused(results) <= {*liars}, words
+        if words in BOUNDED:
+            assert accused(results) == set(), words
             kinds = {(w["site"], w["kind"]) for record in results["rounds"] for w in record["warnings"]}
             assert {(site, "max_update_norm, group_losses") for site in liars} <= kinds, words
 

@@ -213,7 +213,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], float]:
     return of
 
 
-@pytest.mark.many(0, 3)
+@pytest.mark.many
 @pytest.mark.parametrize("number", range(len(METHODS)))
 @pytest.mark.parametrize("liars", [ONE, TWO], ids=["one", "two"])
 def test_liars_about_groups_cost_the_honest_nothing(

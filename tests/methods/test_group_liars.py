@@ -299,6 +299,15 @@ WRONG_IN_TEST: dict[str, Callable[[dict[str, Any]], None]] = {
     "a negative bin": _first("group_histogram", -1.0),
     "a bin of 1e9": _first("group_histogram", 1e9),
     "surer than sure": lambda stats: stats.update(group_calibration=[9.0] * len(stats["group_calibration"])),
+    **{
+        f"no {name}": (lambda key: lambda stats: stats.pop(key))(f"group_{name}")
+        for name in (
+            "calibration",
+            "brier",
+            "confusion",
+            "histogram",
+        )
+    },
     "a Brier sum of 1e9": _first("group_brier", 1e9),
     "groups kept that nobody asked for": lambda stats: stats.update(
         suppressed=[f"groups/sex=g{k}" for k in range(800)]

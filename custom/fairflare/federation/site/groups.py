@@ -71,6 +71,8 @@ FIELDS = (
         )
     ),
 )  # fmt: skip
+#: Of these a site tells all or none.
+TOGETHER = ((CALIBRATION, BRIER), (CONFUSION, HISTOGRAM))
 SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
@@ -231,6 +233,9 @@ def read_groups(
             raise ReportError(f"site {site!r}: field {field!r} has {len(stats[field])} entries, expected {wanted}")
         for name, own in zip(names, np.asarray(stats[field], float).reshape(len(names), *form[key]), strict=True):
             found[name][key] = own
+    for lacking, beside in ((one, other) for pair in TOGETHER for one, other in (pair, pair[::-1])):
+        if stats[SUMS[lacking]] is None and stats[SUMS[beside]] is not None:
+            raise ReportError(f"site {site!r}: field {SUMS[lacking]!r} is missing beside {SUMS[beside]!r}")
     for name, sums in found.items():
         if wrong := impossible(sums):
             told = float(np.nansum(sums[IMAGES]))

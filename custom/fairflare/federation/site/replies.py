@@ -233,7 +233,7 @@ def named(site: str, reason: str) -> str:
 def _quoted(site: str, words: str) -> str:
     """A site's own words; as such where they name another site, which they are then seen to do."""
     others = {*re.findall(r"site '([^']*)'", words)} - {site}
-    return f"site {site!r} says: {words}" if others else named(site, words)
+    return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
 
 
 def is_finite(value: Any) -> bool:

@@ -151,6 +151,6 @@ def test_a_jobs_author_cannot_ask_which_files_the_server_has(tmp_path: Path, cap
     (tmp_path / "app" / "custom").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"gone\.pt does not exist"):
         first_model(SegmentationTask(**SEGMENTATION), RunSettings(initial_ckpt="gone.pt"), place)
+    local = Place(tmp_path, tmp_path, "job")
     with pytest.raises(ValueError, match=r"gone\.pt does not exist"):
-        local = Place(tmp_path, tmp_path, "job")
         first_model(SegmentationTask(**SEGMENTATION), RunSettings(initial_ckpt=str(tmp_path / "gone.pt")), local)

@@ -270,7 +270,7 @@ def test_a_reason_is_shown_as_a_terminal_may() -> None:
     """Two megabytes with escape sequences: nothing of it may forge a log line."""
     reason = "a\nround 1: site 'a' left out\x1b[2J\x00\u202e" + "x" * 2 * 10**6
     text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
-    assert text.startswith("site 'b': a round 1: site 'a' left out [2J  xxx")
+    assert text.startswith("site 'b' says: a round 1: site 'a' left out [2J  xxx")
     assert text.isprintable()
     assert len(text) < 350
     assert text.endswith("...")
@@ -292,9 +292,11 @@ def test_a_reason_is_shown_as_a_terminal_may() -> None:
 )
 def test_no_site_puts_the_blame_on_another(reason: str) -> None:
     text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
-    assert text == f"site 'b': {reason}"
+    blames = "site 'a'" in reason or "site 'bb'" in reason
+    assert text == (f"site 'b' says: {reason}" if blames else f"site 'b': {reason}")
     own = "site 'b': its disk is full, as that of site 'a'"
-    assert refusal(train_message("b", rule=Asking(), status="failed", reason=own)) == own
+    told = refusal(train_message("b", rule=Asking(), status="failed", reason=own))
+    assert told == own.replace("'b':", "'b' says:")
     listed = reasons([("b", "no answer"), ("bb", "site 'b': x"), ("c", own.replace("'b'", "'c'"))])
     assert listed == "b: no answer; bb: site 'b': x; site 'c': its disk is full, as that of site 'a'"
 

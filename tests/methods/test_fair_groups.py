@@ -208,7 +208,8 @@ def test_the_site_half_weighs_each_image_by_its_group() -> None:
     half = GroupWeighted(dro_attribute="sex")
     outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     task = SimpleNamespace(sample_losses=lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none"))
-    data = SimpleNamespace(group_numbers=lambda split, name: [0, 1, 2, 1, 0])
+    numbers, groups = [0, 1, 2, 1, 0], {"sex": ("female", "male", "unknown")}
+    data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes=groups)
     run: Any = SimpleNamespace(
         directives={"group_weights": [0.5, 3.0]}, site="a", batch=[4, 1, 2, 3], task=task, data=data,
         device=torch.device("cpu"),

@@ -25,7 +25,7 @@ from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportEr
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, known_groups
+from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, held, known_groups
 from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     fairfed_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if self.fairfed_attribute:
-            check_attribute(run, self.fairfed_attribute)
-        return super().check(run, model)
+        told = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
+        return {**super().check(run, model), **told}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -142,7 +141,12 @@ class FairFed(Rule):
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
             names = sorted(set().union(*counts.values()))
-            whole = self._gap({name: added([of[name] for of in counts.values() if name in of]) for name in names})
+            factors = held(inputs, {site: _images(of) for site, of in counts.items()})
+            pools = {name: [(factors[site], of[name]) for site, of in counts.items() if name in of] for name in names}
+            whole = self._gap({
+                name: added([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
+                for name, pool in pools.items()
+            })  # fmt: skip
             own = {site: self._gap(of) for site, of in counts.items()}
             apart = {site: abs(whole - gap) for site, gap in own.items() if math.isfinite(whole - gap)}
             gaps = {**gaps, **apart}
@@ -152,6 +156,10 @@ class FairFed(Rule):
         self._omega = inputs.remembered(normalise(before))
         weights = normalise({site: self._omega[site] for site in inputs.sites})
         return Weighing(sites=weights, details={**details, "omega": dict(self._omega)})
+
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        counts = _counts(report, "") if self.fairfed_attribute else {}
+        return {"validation": _images(counts), "groups": len(counts)}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if self.fairfed_attribute:
@@ -175,6 +183,11 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
         raise ReportError(f"site {site!r}: field 'group_counts' has {len(told)} entries, of {groups:g} groups; {ALIKE}")
     rows = np.asarray(told).reshape(int(groups), -1, 4)
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
+
+
+def _images(counts: Mapping[str, Sums]) -> float:
+    """Images that counts by group are of: each is counted once in every class that is told."""
+    return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
 
 
 def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:

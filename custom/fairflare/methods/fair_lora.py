@@ -54,7 +54,7 @@ class GroupAdapters(ByPeople, LocalTraining):
             raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        check_attribute(run, self.fairlora_attribute)
+        facts = check_attribute(run, self.fairlora_attribute)
         told, made = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
         if told != made:
             raise SiteError(
@@ -63,7 +63,7 @@ class GroupAdapters(ByPeople, LocalTraining):
             )
         if run.data.order("training", 0) is None:
             raise SiteError(f"site {run.site!r}: fair_lora needs data that say which image is which in a batch")
-        return super().check(run, model)
+        return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         kept = self._kept(run, model)
@@ -125,6 +125,10 @@ class FairLoRA(Rule):
 
     def follows_num_rounds(self) -> list[str]:
         return ["fairlora_ema"] if self.fairlora_ema else []
+
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        told = report["group_images"] or []
+        return {"training": math.fsum(n for n in told if math.isfinite(n)), "groups": len(told)}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         self._kept = self.fairlora_ema * inputs.current_round / max(inputs.num_rounds, 1)

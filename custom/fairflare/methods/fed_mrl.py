@@ -129,6 +129,10 @@ class FedMRL(Rule):
         chosen = self.mu_policy.directives(sites)
         return {**told, "mu": BySite(chosen)} if chosen else told
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        told = report["num_validation"]
+        return {"validation": told} if math.isfinite(told) else {}
+
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if refusal := self.mu_policy.accepts(site):
             raise ReportError(refusal)

@@ -21,14 +21,19 @@ from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import Field
+from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB, SETTINGS
 from fairflare.methods.parts.group_sums import (
+    ALIKE,
     GROUP_IMAGES,
     GROUP_LOSSES,
+    MOST,
+    MOST_GROUPS,
     check_attribute,
+    check_told,
+    held,
     hidden,
     hidden_classes,
     known_groups,
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 SLOPES = "loss_slopes"
-MOST = 10.0  # times that an image's loss counts, at most; 0 at least: nothing is unlearned
 Over = Literal["sites", "groups", "both"]
 Measure = Literal["equal_accuracy", "demographic_parity", "equal_opportunity"]
 
@@ -69,9 +73,8 @@ class VariancePenalty(LocalTraining):
             raise ValueError(f"{over} needs flexfair_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if self.flexfair_attribute:
-            check_attribute(run, self.flexfair_attribute)
-        return super().check(run, model)
+        told = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
+        return {**super().check(run, model), **told}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -104,6 +107,8 @@ class VariancePenalty(LocalTraining):
         if not told:
             return super().loss(run, model, inputs, targets)
         classes = self._classes(run)
+        rows = 1 + (known_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
+        check_told(run, told, rows * classes, "slopes of groups and classes")
         slopes = torch.tensor([*told, *[0.0] * classes], dtype=torch.float32).reshape(-1, classes)  # last: not known
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
@@ -113,6 +118,7 @@ class VariancePenalty(LocalTraining):
             groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[run.batch])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)
+        # Not below 0: nothing is unlearned.
         return (factors.clamp(0, MOST).to(losses.device) * losses).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -167,6 +173,19 @@ class FlexFair(Rule):
     def weighs(self) -> bool:
         return False
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        images = _rows(report[GROUP_IMAGES.name], report["rows"])
+        whole, groups = float(np.nansum(images[:1])), float(np.nansum(images[1:]))
+        return {"training": max(whole, groups), "groups": float(len(images[1:]))}
+
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
+        told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
+        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # classes
+        fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
+        if told and not fits:
+            raise ReportError(f"site {site!r}: field 'group_losses' has {told} entries, of {rows:g} rows; {ALIKE}")
+        return report
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._tables(inputs)
         classes = next(iter(losses.values())).shape[1] if losses else 0
@@ -200,13 +219,15 @@ class FlexFair(Rule):
         rows, cells = most[0][0]
         alike = [site for site in inputs.sites if form[site] == (rows, cells)]
         found = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
+        every = {site: of[names[0]].copy() for site, of in found.items()}
         for cell in range(cells):
-            told = {site: float(of[names[0]][cell]) for site, of in found.items()}
-            known = {site: loss for site, loss in told.items() if math.isfinite(loss)}
-            for site, loss in inputs.moderated(known, names[0]).items() if known else ():
+            known = {site: float(of[cell]) for site, of in every.items() if math.isfinite(of[cell])}
+            others = [loss for of in every.values() for loss in np.delete(of, cell).tolist() if math.isfinite(loss)]
+            for site, loss in inputs.moderated(known, names[0], others).items() if known else ():
                 found[site][names[0]][cell] = loss
         losses, images = ({site: of[name].reshape(int(rows), -1) for site, of in found.items()} for name in names)
-        return losses, images
+        factors = held(inputs, {site: float(np.nansum(of[0])) for site, of in images.items()})
+        return losses, {site: of * factors[site] for site, of in images.items()}
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         classes = len(next(iter([*self._sites.values(), *self._groups]), ()))
@@ -221,6 +242,11 @@ def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) 
     known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
     found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
     return {key: weight * slope for key, slope in found.items()}
+
+
+def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
+    """A report's numbers by row; none where it tells nothing."""
+    return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
 
 
 METHODS = [

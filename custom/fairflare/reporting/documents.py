@@ -208,6 +208,7 @@ class Best(_Part):
     by: str = ""
     value: Figure | None = None
     sites: list[str] = []
+    doubts: list[str] = []
 
 
 class LastRounds(_Part):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fairflare.base.checks import few
 from fairflare.core.statistics.group_intervals import FEW, Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
@@ -43,6 +44,7 @@ OF_IMAGES, OF_CASES = COUNTS = (IMAGES, CASES)
 IN_ALL = "all"
 APART = 0.01  # from which on the gaps over all sites and within them are said to differ
 CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
+MOST_TOLD = 8  # names of a site in a sentence
 SENTENCES: Mapping[str, tuple[str, Any]] = {
     "ece": ("the told probability is off on average (ece) by", max),
     "auc": ("the area under the ROC curve is", min),
@@ -320,7 +322,7 @@ def group_notes(results: Mapping[str, Any]) -> list[str]:
         notes += [
             _one_rate(attribute, key, groups, sum(1 for n in images.values() if n)) for key, groups in undefined.items()
         ]
-    if stays := [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]:
+    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found["kept"].items() if names]:
         why = "fewer cases than min_cases, or needed to hide one with fewer"
         notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
     return notes

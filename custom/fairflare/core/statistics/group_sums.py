@@ -126,6 +126,39 @@ def in_one(sums: Sums) -> dict[str, Array]:
     return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
 
 
+def impossible(sums: Sums) -> str:
+    """Name of a sum that the number of a group's images does not allow; empty: none.
+
+    Args:
+        sums: as :func:`shapes` has them; further axes in front are allowed.
+    """
+    images = np.asarray(sums[IMAGES])
+    by_part = images[..., None]
+    exact = {CONFUSION: lambda of: of.sum(-1), HISTOGRAM: lambda of: of.sum((-2, -1))}
+    for name, of in sums.items():
+        if name in exact:
+            wrong = _beyond(exact[name](of), by_part) or _beyond(-exact[name](of), -by_part)
+        elif name == CALIBRATION:
+            count, confidence, right = np.moveaxis(of, -1, 0)
+            total = count.sum(-1)
+            wrong = _beyond(total, images) or _beyond(-total, -images)
+            wrong = wrong or _beyond(confidence, count) or _beyond(right, count)
+        elif name == DICE:
+            count, total, squares = np.moveaxis(of, -1, 0)
+            wrong = _beyond(count, by_part) or _beyond(total, count) or _beyond(squares, total)
+        else:  # of an image 2 at most; of a case the square of its images
+            most = 2 * images if name == BRIER else np.maximum(images**2, images)
+            wrong = _beyond(of, most.reshape(most.shape + (1,) * (np.ndim(of) - most.ndim)))
+        if wrong:
+            return name
+    return ""
+
+
+def _beyond(found: Array, most: Array) -> bool:
+    """Whether a number is above the most, or told where that is not (NaN)."""
+    return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
+
+
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
     """Groups of an attribute whose sums stay at home: with fewer than ``least`` cases, and those that go with them.
 

@@ -40,6 +40,7 @@ from fairflare.federation.site.replies import (
     reasons,
     suppressed_in,
 )
+from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
 from fairflare.reporting.compare.no_effect import short_step
@@ -125,6 +126,8 @@ class Collector:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self.bounds.check_aggregate(rule)
+        #: What each site said before the first round that it has: images by split, and ``groups`` of people.
+        self.said: Mapping[str, Mapping[str, float]] = {}
         #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
         self.num_sites: int | None = None
         self._temporary = OwnedFolder("staging") if folder is None else None
@@ -151,7 +154,8 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        self._influence = Influence(self.bounds, self.num_sites)
+        training = {site: has["training"] for site, has in self.said.items() if has.get("training")}
+        self._influence = Influence(self.bounds, self.num_sites, training)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -204,6 +208,7 @@ class Collector:
         said = read_report(meta, COUNTS, site)
         counts = {name: None if count is None else int(count) for name, count in said.items()}
         report = self.rule.check_report(report, site, counts["num_steps"])
+        self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
@@ -224,6 +229,16 @@ class Collector:
         assert isinstance(self.rule, TwoPhase), "nobody else asks"
         report = _report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(layers_of(self._first()).values())))
+
+    def _hold(self, site: str, report: Mapping[str, Any], num_samples: int | None) -> None:
+        """Refuses a report that speaks of more than its site has."""
+        has = {**({} if num_samples is None else {"training": num_samples}), **self.said.get(site, {})}
+        for what, count in self.rule.counted(report).items():
+            known, images = has.get(what), what != "groups"
+            refuse_if(site, {
+                f"its report is of {count:.0f} {f'{what} images' if images else what}, it has {known or 0:.0f}":
+                    known is not None and (count > known + 0.5 if images else count not in (0, known)),
+            })  # fmt: skip
 
     def keep(self, training: Training) -> None:
         """Puts a checked model where it waits for the others.

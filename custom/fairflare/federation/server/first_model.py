@@ -6,9 +6,11 @@ that is a process of its own lets another process build it, and never holds the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,7 +90,12 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     Raises:
         ValueError: it cannot be built, or ``exchange`` does not go with it.
     """
-    start = bool(run.initial_ckpt), place.initial_weights(run)
+    checkpoint = place.initial_weights(run)
+    named = (
+        place.carried is not None and "initial_weights" not in place.settings
+    )  # by the job, whose author hears of it
+    outside = named and not Path(checkpoint or "/").resolve().is_relative_to((place.carried or Path()).resolve())
+    start = bool(run.initial_ckpt), checkpoint, outside
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
@@ -156,15 +163,25 @@ def check_network(model: torch.nn.Module, named: str) -> None:
 
 
 def _made(
-    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None], site_half: Any
+    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None, bool], site_half: Any
 ) -> FirstModel:
-    carried, checkpoint = start
+    carried, checkpoint, outside = start
     torch.manual_seed(seed)  # as each site that builds the network for itself
     model = build(task)
     sent = SentTensors(model, exchange, makes)
     rest = sent.rest(model.state_dict())
     before = fingerprint(rest) if rest else ""
-    said = [(task.initialise(model, checkpoint), False)]
+    try:
+        said = [(task.initialise(model, checkpoint), False)]
+    except (ValueError, OSError) as error:
+        if not outside:
+            raise
+        print(f"a job's initial weights: {error}", file=sys.stderr)  # not into the job's log, which its author gets
+        raise ValueError(
+            f"the initial weights {checkpoint or 'of the task'!r:.200} cannot be used: the server has no such file, or "
+            "it is no plain checkpoint of exactly the task's network; the standard error of the server's process says "
+            "which"
+        ) from None
     check_network(model, "the network with its initial weights")
     state = clean_state(model.state_dict())
     after = fingerprint(sent.rest(state)) if rest else ""

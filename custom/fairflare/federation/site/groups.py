@@ -28,6 +28,7 @@ from fairflare.core.statistics.group_sums import (
     Array,
     hidden_groups,
     hidden_parts,
+    impossible,
     shapes,
     sums_of,
 )
@@ -79,6 +80,8 @@ FIELDS = (
         )
     ),
 )  # fmt: skip
+#: Of these a site tells all or none.
+TOGETHER = ((IMAGES, CASES), (CALIBRATION, BRIER), (CONFUSION, HISTOGRAM), (CONFUSION, CELLS))
 SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
@@ -209,7 +212,14 @@ def table_of(
 
 
 def read_groups(
-    site: str, stats: Mapping[str, Any], asked: Sequence[str], parts: int, bins: int, calibration_bins: int
+    site: str,
+    stats: Mapping[str, Any],
+    asked: Sequence[str],
+    parts: int,
+    bins: int,
+    calibration_bins: int,
+    declared: Sequence[str] | None = None,
+    images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
     """``{"<attribute>=<group>": sums}`` of a reply, checked, with the parts of the cases in front; ``None``: none.
 
@@ -219,9 +229,12 @@ def read_groups(
         asked: attributes that the run asks for.
         parts: number of classes or structures.
         bins, calibration_bins: of the run.
+        declared: names of the groups, as the sites said them before the first round; ``None``: none did.
+        images: that the site has in its test split; ``None``: not known.
 
     Raises:
-        ReportError: names that were not asked for, or vectors of another length (names site and field).
+        ReportError: other groups than were asked for and declared, vectors of another length, or sums that so many
+            images do not have (names site and field).
     """
     names = stats[NAMES]
     if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
@@ -230,6 +243,12 @@ def read_groups(
     if strange or len(set(names)) != len(names):
         told = strange[0] if strange else "one name twice"
         raise ReportError(f"site {site!r}: field {NAMES!r} must name groups of {', '.join(asked)}, got {told!r:.80}")
+    if declared is not None and list(names) != list(declared):
+        odd = next(iter(set(names) ^ set(declared)), "another order")
+        raise ReportError(
+            f"site {site!r}: field {NAMES!r} must name the {len(declared)} groups that the datalists declare, it has "
+            f"{len(names)}: {odd!r:.80}"
+        )
     found: dict[str, dict[str, Array]] = {name: {} for name in names}
     form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(stats[SUMS[IMAGES]]) == FOLDS * len(names) else 1
     for key, field in SUMS.items():
@@ -242,4 +261,18 @@ def read_groups(
             names, np.asarray(stats[field], float).reshape(len(names), folds, *form[key]), strict=True
         ):
             found[name][key] = own
+    for lacking, beside in ((one, other) for pair in TOGETHER for one, other in (pair, pair[::-1])):
+        if stats[SUMS[lacking]] is None and stats[SUMS[beside]] is not None:
+            raise ReportError(f"site {site!r}: field {SUMS[lacking]!r} is missing beside {SUMS[beside]!r}")
+    for name, sums in found.items():
+        if wrong := impossible(sums):
+            told = float(np.nansum(sums[IMAGES]))
+            raise ReportError(f"site {site!r}: field {SUMS[wrong]!r} of {name!r:.80} cannot be of {told:.0f} images")
+    for attribute in asked:
+        own = [of[IMAGES] for name, of in found.items() if name.partition("=")[0] == attribute]
+        if images is not None and (told := sum(float(np.nansum(of)) for of in own)) > images + 0.5:
+            raise ReportError(
+                f"site {site!r}: field {SUMS[IMAGES]!r} counts {told:.0f} images by {attribute!r:.80}, it has "
+                f"{images:.0f} in test"
+            )
     return found

@@ -171,7 +171,7 @@ def make_plan(
         usual = {**training_by_task(kind, model), **(model.small if small and kind == learned else {})}
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
-        usual = {**_of_own_paper(chosen, published, task_class), **usual}
+        usual = {**_of_own_paper(chosen, model, published, task_class), **usual}
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
         usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
@@ -348,13 +348,14 @@ def _shared_setup(
     return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
 
 
-def _of_own_paper(chosen: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
+def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
     """What a published setting (``other``, else its own) says of the method alone, when it is trained like another."""
     if other is None or not chosen.papers:
         return {}
     told = chosen.papers.get(other.name) or chosen.published()
     shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
-    own = {name for part in parts for name in field_names(part) if name not in shared or name in chosen.keeps}
+    kept = {*chosen.keeps, *model.keeps}
+    own = {name for part in parts for name in field_names(part) if name not in shared or name in kept}
     own |= {name for name in field_names(task_class) if name in chosen.keeps}
     return {k: v for k, v in (told.settings.items() if told else ()) if k.partition(".")[0] in own}
 

@@ -947,13 +947,14 @@ def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
         assert result[name].dissimilarity == pytest.approx(expected, rel=1e-4, abs=1e-13), name
 
 
-def test_positions_first_beside_a_norm_that_looks_at_the_batch() -> None:
+@pytest.mark.parametrize("n", [2, 5])
+def test_positions_first_beside_a_norm_that_looks_at_the_batch(n: int) -> None:
     """A batch of as many images as positions: the shape does not tell which is which."""
 
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm = nn.BatchNorm1d(5, track_running_stats=False)
+            self.norm = nn.BatchNorm1d(n, track_running_stats=False)
             self.words = nn.Linear(3, 4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -961,10 +962,10 @@ def test_positions_first_beside_a_norm_that_looks_at_the_batch() -> None:
             return self.words(y.swapaxes(0, 1)).tanh().sum((0, 2))
 
     torch.manual_seed(0)
-    x, a, b = torch.randn(5, 5), Words().eval(), Words().eval()
+    x, a, b = torch.randn(5, n), Words().eval(), Words().eval()
     found = layerwise_cka(a, b, [x])["words"].dissimilarity
     u, v = ((m.words.weight @ (torch.tensor([1.0, 2.0, -1.0])[:, None] * m.norm(x).flatten()[None])) for m in (a, b))
-    u, v = (f.detach().reshape(4, 5, 5).permute(1, 2, 0).flatten(1).double().numpy() for f in (u, v))
+    u, v = (f.detach().reshape(4, 5, n).permute(1, 2, 0).flatten(1).double().numpy() for f in (u, v))
     assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
 
 
@@ -1176,6 +1177,8 @@ class Between(nn.Module):
         self.norm.running_mean += torch.arange(4.0)
         if what == "hook":
             self.norm.register_forward_hook(lambda module, args, output: output.sin())
+        if what == "late hook":
+            self.norm.register_forward_hook(lambda module, args, output: output.sin() if self.late else output)
         if what == "hook in front":
             self.norm.register_forward_pre_hook(lambda module, args: (args[0].sin(),))
         if what == "variance below 0":
@@ -1193,7 +1196,8 @@ class Between(nn.Module):
             y = self.conv(x)
             if self.what == "inference":
                 y.relu_()
-        if self.what == "data":
+        self.late = bool(x.mean() > 0)
+        if self.what == "data" or (self.what == "late data" and self.late):
             y.data.relu_()
         if self.what == "in place":
             y.relu_()
@@ -1223,6 +1227,18 @@ def test_a_norm_of_something_else_is_kept(what: str) -> None:
     for name, value in layerwise_cka(a.float(), b.float(), x.split(5)).items():
         expected = reference_dissimilarity(u[name], v[name], "biased")
         assert value.dissimilarity == pytest.approx(expected, rel=1e-4), name
+
+
+def test_what_only_later_images_meet_is_seen() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12)
+    x = torch.cat([x[:1] - 10, x[1:] + 10])
+    written = layerwise_cka(Between("late data"), Between("late data"), x.split(4))
+    assert math.isnan(written["norm"].delta)
+    a, b = Between("late hook").eval(), Between("late hook").eval()
+    found = layerwise_cka(a, b, x.split(4))["norm"].dissimilarity
+    u, v = features(a.double(), x.double())["norm"], features(b.double(), x.double())["norm"]
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
 
 
 def test_a_norm_that_looks_at_the_batch_sees_those_that_came() -> None:

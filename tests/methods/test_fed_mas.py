@@ -19,9 +19,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
-from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.training import LocalTraining
-from fairflare.methods.bsm import SETTINGS
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
 from fairflare.methods.parts.prior_features import FeatureCache, SitePrior
 from fairflare.tasks.base import SiteData, evaluating
@@ -613,7 +611,6 @@ def test_paper_settings_and_the_projector_of_the_paper():
     assert (training.optimizer, training.schedule, training.criterion) == ("sgd", "cosine", "balanced_softmax")
     assert plan.task.projector_dim == 2048
     assert plan.task.phantom == "endoscopy"
-    assert get_method("bsm_fl").site is SETTINGS
     model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
     assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304
 

@@ -24,7 +24,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, held, known_groups
 from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
@@ -204,7 +204,6 @@ METHODS = [
         summary="sites far from the mean accuracy lose weight (fairfed_mode=fedism: as in FedISM's code)",
         rule=FairFed,
         training=ReportAccuracy,
-        site=SETTINGS,
         source="Ezzeldin et al., AAAI 2023",
         **JOB,
     )

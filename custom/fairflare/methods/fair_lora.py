@@ -21,7 +21,7 @@ from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, numbers_of
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ METHODS = [
         summary="low-rank adapters whose singular values are those of a group of people",
         rule=FairLoRA,
         training=GroupAdapters,
-        site={**SETTINGS, "fairlora_attribute": "tone"},
+        site={"fairlora_attribute": "tone"},
         learns={"adapters": "fair_lora", "adapters.train_norms": True, "attributes": True},
         source="Li et al., IEEE TMI 2025",
         keeps=("adapters",),

@@ -24,7 +24,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     ALIKE,
     GROUP_IMAGES,
@@ -256,7 +256,6 @@ METHODS = [
         summary="a penalty on the variance of the losses over the sites, groups of people, or both",
         rule=FlexFair,
         training=VariancePenalty,
-        site=SETTINGS,
         source="Xing et al., Nature Communications 2025",
         **JOB,
     )

@@ -22,7 +22,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     GROUP_IMAGES,
     GROUP_LOSSES,
@@ -229,7 +229,6 @@ METHODS = [
         summary="groups of people (dro_attribute), or sites, with a higher loss weigh more, round by round",
         rule=GroupDRO,
         training=GroupWeighted,
-        site=SETTINGS,
         source="Sagawa et al., ICLR 2020",
         **JOB,
     )

@@ -88,8 +88,10 @@ class StructureTask(ImageTask):
         ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
             Default: all count.
         metrics: beside Dice, which is always there: ``"iou"``, ``"hd95"``, ``"assd"``, ``"surface_dice"``,
-            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). Lengths are in mm
-            where all images of a site say their spacing, else in pixels, under names with ``pixel_`` in front.
+            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). ``hd95``
+            is the larger of the two directed 95th percentiles, as MONAI's, not medpy's of both surfaces together.
+            Lengths are in mm where all images of a site say their spacing, else in pixels, under names with ``pixel_``
+            in front.
         tolerance: of surface Dice, in mm or pixels.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site

@@ -35,13 +35,14 @@ def example_report(fields: Iterable[Field], index: int, layers: Sequence[str] = 
     """A legal value for every declared field; numbers differ from site to site."""
     report: dict[str, Any] = {}
     for field in fields:
-        length = len(report[field.same_length_as]) if field.same_length_as else len(layers)
+        length = 1 if field.name.startswith("group_") else len(layers)  # a site is one group, unless told otherwise
+        length = len(report[field.same_length_as]) if field.same_length_as else length
         plain = {"flag": True, "text": "same", "names": list(layers), "array": b""}
         if field.kind == "vector":
             report[field.name] = [_number(field, index + 0.1 * place) for place in range(length)]
         else:
             report[field.name] = plain[field.kind] if field.kind in plain else _number(field, index)
-    return report
+    return {**report, **({"rows": 1.0} if "rows" in report else {})}
 
 
 def _number(field: Field, index: float) -> float:

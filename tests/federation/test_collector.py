@@ -270,7 +270,7 @@ def test_a_reason_is_shown_as_a_terminal_may() -> None:
     """Two megabytes with escape sequences: nothing of it may forge a log line."""
     reason = "a\nround 1: site 'a' left out\x1b[2J\x00\u202e" + "x" * 2 * 10**6
     text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
-    assert text.startswith("site 'b': a round 1: site 'a' left out [2J  xxx")
+    assert text.startswith("site 'b' says: a round 1: site 'a' left out [2J  xxx")
     assert text.isprintable()
     assert len(text) < 350
     assert text.endswith("...")
@@ -292,9 +292,11 @@ def test_a_reason_is_shown_as_a_terminal_may() -> None:
 )
 def test_no_site_puts_the_blame_on_another(reason: str) -> None:
     text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
-    assert text == f"site 'b': {reason}"
+    blames = "site 'a'" in reason or "site 'bb'" in reason
+    assert text == (f"site 'b' says: {reason}" if blames else f"site 'b': {reason}")
     own = "site 'b': its disk is full, as that of site 'a'"
-    assert refusal(train_message("b", rule=Asking(), status="failed", reason=own)) == own
+    told = refusal(train_message("b", rule=Asking(), status="failed", reason=own))
+    assert told == own.replace("'b':", "'b' says:")
     listed = reasons([("b", "no answer"), ("bb", "site 'b': x"), ("c", own.replace("'b'", "'c'"))])
     assert listed == "b: no answer; bb: site 'b': x; site 'c': its disk is full, as that of site 'a'"
 
@@ -779,3 +781,45 @@ def test_two_phase_rule_with_one_site_asks_nobody() -> None:
     assert weighing.sites == {"b": 1.0}
     for name, tensor in net_state(1).items():
         torch.testing.assert_close(state[name], tensor, atol=1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------ no training
+
+
+@pytest.mark.parametrize("is_update", [True, False])
+@pytest.mark.parametrize("num_steps", [None, 0])
+def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool, num_steps: Any) -> None:
+    """Statistics and counters may have moved: a pass without a step."""
+    collector = begun(FedAvg())
+    state = {**RECEIVED, "bn.running_var": RECEIVED["bn.running_var"] + 1}
+    message = train_message("a", state, num_steps=num_steps)
+    if not is_update:
+        message.params, message.is_update = state, False
+    with pytest.raises(ReportError, match="site 'a': it sent back the model that it received and counts no step"):
+        collector.read_training("a", message)
+    one = {**RECEIVED, "head.weight": RECEIVED["head.weight"].clone()}
+    one["head.weight"][1, 2] += 1e-3
+    take(collector, "b", train_message("b", one, num_steps=num_steps))  # one number is enough
+    assert collector.accepted == ["b"]
+
+
+def test_counted_steps_that_change_nothing_are_said() -> None:
+    """At a learning rate of 0: a warning by name, in every kind of run's results."""
+    collector = begun(FedAvg())
+    take(collector, "a", train_message("a", RECEIVED, num_steps=7))
+    take(collector, "b", train_message("b", net_state(1), num_steps=7))
+    collector.aggregate()
+    (warned,) = [w for w in collector.warnings if w.kind == "unchanged"]
+    assert warned.site == "a"
+    assert warned.text.startswith("its 7 steps left the model as it was received (a learning rate of 0")
+
+
+def test_a_count_that_nobody_told_is_said() -> None:
+    collector = begun(FedAvg())
+    take(collector, "a", train_message("a", samples=None))
+    take(collector, "b", train_message("b", samples=3))
+    _, weighing = collector.aggregate()
+    assert weighing.sites == {"a": 0.25, "b": 0.75}
+    assert [(w.site, w.text) for w in collector.warnings if w.kind == "count"] == [
+        ("a", "it tells no number of samples, and weighs as much as one sample")
+    ]

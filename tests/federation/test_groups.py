@@ -138,7 +138,7 @@ def test_nothing_of_an_attribute_leaves_but_the_declared_sums(
             assert found == fields - {"group_dice"}
             count = sum({"sex": 3, "age": 4}[attribute] for attribute in asked)
             assert reply.meta["stats"][groups.NAMES].count("sex=female") == 1
-            assert len(reply.meta["stats"]["group_images"]) == count
+            assert len(reply.meta["stats"]["group_images"]) == 20 * count  # in parts of the cases
             assert sum(reply.meta["stats"]["group_images"]) == TEST * len(asked)
 
 
@@ -280,7 +280,7 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     assert float(told["", "sex/accuracy_gap/high"]) == high
     section = section_of(of_one(page_run(results)))
     assert section is not None
-    assert section.words[0].startswith("By sex, ")
+    assert section.words[0].startswith("Across all sites, sex ")
     assert (
         section.parts[0].alt.startswith("accuracy by sex: female from ")
         or "AUC by sex: female from " in section.parts[0].alt
@@ -337,7 +337,7 @@ def test_sums_by_class_stay_where_metrics_by_class_do(tmp_path: Path, carried: l
     local["sites"]["site-2"]["metrics_by_class"] = False
     results = done(plan("sex"), tmp_path / "run", local)
     stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
-    assert not {"group_confusion", "group_histogram"} & set(stats)
+    assert not {"group_cells", "group_confusion", "group_histogram"} & set(stats)
     own = results["groups"]["sites"]["site-2"]["sex"]["groups"]["male"]
     assert own["accuracy"] is not None
     assert "sensitivity" not in own
@@ -354,14 +354,36 @@ def test_segmentation_has_dice_by_group() -> None:
     measured = task.evaluate(model, data.batches("test", batch_size=7), torch.device("cpu"))
     assert dice.mean() == pytest.approx(measured["dice"], abs=1e-6)
     numbers = np.arange(len(dice)) % 2
-    table = groups.GroupTable((None, dice), {"sex": numbers}, {"sex": 3}, range(len(dice)),
+    table = groups.GroupTable("s", (None, dice), {"sex": numbers}, {"sex": 3}, range(len(dice)),
                               ["sex=F", "sex=M", "sex=unknown"], 10, 5)  # fmt: skip
     told, held = table.sent(1, False)  # of one structure it is no sum by class
-    found = np.array(told["group_dice"]).reshape(3, 1, 3)
+    found = np.array(told["group_dice"]).reshape(3, 20, 1, 3).sum(1)
     assert found[1, 0].tolist() == pytest.approx(
         [sum(numbers), dice[numbers == 1].sum(), (dice[numbers == 1] ** 2).sum()]
     )
     assert held == []
+
+
+def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
+    """Of 30 patients with 4 images each; with min_cases there are no parts."""
+    whose = [("patient", str(i // 4)) for i in range(120)]
+    dice, numbers = np.random.default_rng(0).uniform(size=(120, 1)), np.arange(120) // 4 % 2
+
+    def table(site: str, scores: Any) -> groups.GroupTable:
+        return groups.GroupTable(site, (None, scores), {"sex": numbers}, {"sex": 2}, whose, ["sex=F", "sex=M"], 10, 5)
+
+    told, _ = table("s", dice).sent(1, True)
+    parts = np.array(told["group_cases"]).reshape(2, 20, 2)
+    assert parts.sum(1).tolist() == [[15, 15 * 16], [15, 15 * 16]]
+    assert sorted(parts[:, :, 0].sum(0).tolist()) == [1] * 10 + [2] * 10
+    again, _ = table("s", dice[::-1]).sent(1, True)
+    other, _ = table("t", dice).sent(1, True)
+    assert again["group_cases"] == told["group_cases"]
+    assert other["group_cases"] != told["group_cases"]
+    floor, _ = table("s", dice).sent(2, True)
+    assert floor["group_cases"] == [15, 240, 15, 240]
+    stats = {field.name: floor.get(field.name) for field in groups.FIELDS}
+    assert groups.read_groups("s", stats, ["sex"], 1, 10, 5)["sex=F"]["cases"].tolist() == [[15, 240]]
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -578,7 +600,7 @@ def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
     found = at_unseen(given, tmp_path, "site-5", {})
     data = make_plan(**given).task.open_site("site-5", {})
     numbers = np.array(data.group_numbers("test", "zone"))
-    assert {name: of["images"] for name, of in found.groups.items()} == {
+    assert {name: sum(of["images"]) for name, of in found.groups.items()} == {
         "zone=small": (numbers == 0).sum(), "zone=enlarged": (numbers == 1).sum(), "zone=unknown": 0,
     }  # fmt: skip
     run = read_results(tmp_path / "server/simulate_job/fairflare")

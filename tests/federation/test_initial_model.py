@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.server.first_model import first_model
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
@@ -126,3 +127,30 @@ def test_a_relative_path_lies_in_the_job() -> None:
     assert Place(Path(), Path(), "job").initial_weights(run_settings) == "start.pt"
     absolute = RunSettings(initial_ckpt="/b.pt")
     assert Place(Path(), Path(), "job", carried=Path("/x/custom")).initial_weights(absolute) == "/b.pt"
+
+
+def test_a_jobs_author_cannot_ask_which_files_the_server_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a path outside of the job: one sentence for a file that is not there, cannot be read, or does not fit."""
+    secret, other = tmp_path / "secret.txt", tmp_path / "other.pt"
+    secret.write_text("no checkpoint")
+    torch.save({"weight": torch.zeros(1)}, other)
+    place = Place(tmp_path, tmp_path, "job", carried=tmp_path / "app" / "custom")
+    told = set()
+    for path in (tmp_path / "gone.pt", tmp_path, secret, other):
+        for run, task in (
+            (RunSettings(initial_ckpt=str(path)), SegmentationTask(**SEGMENTATION)),
+            (RunSettings(), SegmentationTask(**SEGMENTATION, initial_weights=str(path))),
+        ):
+            with pytest.raises(ValueError, match="cannot be used: the server has no such file, or") as raised:
+                first_model(task, run, place)
+            assert raised.value.__suppress_context__
+            told.add(str(raised.value).replace(str(path), "of the task"))
+            assert str(path) in capfd.readouterr().err
+    assert len(told) == 1
+    # What the job carries itself, and what a local run names, is told in full.
+    (tmp_path / "app" / "custom").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"gone\.pt does not exist"):
+        first_model(SegmentationTask(**SEGMENTATION), RunSettings(initial_ckpt="gone.pt"), place)
+    local = Place(tmp_path, tmp_path, "job")
+    with pytest.raises(ValueError, match=r"gone\.pt does not exist"):
+        first_model(SegmentationTask(**SEGMENTATION), RunSettings(initial_ckpt=str(tmp_path / "gone.pt")), local)

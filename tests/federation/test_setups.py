@@ -11,6 +11,7 @@ import pytest
 from fairflare.base.settings import Part, field_names
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.series import Series, entries_of
+from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.papers import table_of, tables
 from fairflare.methods.base.training import LocalTraining
@@ -225,7 +226,8 @@ def test_trained_like_another_method(name: str, model: str, small: bool) -> None
 
 def test_what_is_the_method_stays() -> None:
     assert make_plan("bsm_fl", train_like="fed_ism").training.criterion == "balanced_softmax"
-    assert make_plan("fed_ism", train_like="bsm_fl").training.criterion == "logit_adjusted"
+    assert make_plan("fed_ism", train_like="bsm_fl").training.criterion == "task"  # its own job's, too
+    assert make_plan("fed_ism", train_like="bsm_fl", small=False).training.criterion == "logit_adjusted"
     assert make_plan("fed_avg", train_like="fed_mas").training.criterion == "task"
     assert make_plan("fed_mas", train_like="fed_ism").task.projector_dim == 96  # type: ignore[attr-defined]
     assert make_plan("fed_ism", train_like="fed_mas").training.rho == 0.05  # type: ignore[attr-defined]
@@ -235,3 +237,35 @@ def test_what_is_the_method_stays() -> None:
 def test_unknown_model() -> None:
     with pytest.raises(ValueError, match="unknown method 'fed_isn'; did you mean 'fed_ism'"):
         make_plan("fed_avg", train_like="fed_isn")
+
+
+@pytest.mark.parametrize("kind", TASKS_BY_KIND)
+def test_a_quick_job_is_trained_as_its_task_wants(kind: str) -> None:
+    """Not as the method's paper was, on other images: else two runs differ in the optimizer, not in the method."""
+    wanted = make_plan("fed_avg", task=kind).training
+    learned = 0
+    for name, method in all_methods().items():
+        try:
+            found = make_plan(name, task=kind).training
+        except ValueError as error:
+            assert "cannot learn" in str(error)  # noqa: PT017
+            continue
+        learned += 1
+        for field in {*field_names(LocalTraining)} - {*method.keeps}:
+            assert getattr(found, field) == getattr(wanted, field), (name, field)
+    assert learned >= (15 if kind.endswith("segmentation") else 25)
+
+
+def test_a_quick_job_says_nothing_of_local_training_but_what_is_the_method() -> None:
+    for name, method in all_methods().items():
+        said = {*method.small, *method.site} & {*field_names(LocalTraining)}
+        assert said <= {*method.keeps}, name
+
+
+def test_a_paper_on_another_task_leaves_its_training_behind() -> None:
+    plan = make_plan("fed_mrl", task="segmentation", small=False)
+    assert (plan.training.optimizer, plan.training.local_epochs, plan.run.num_rounds) == ("adam", 5, 60)
+    assert make_plan("fed_mrl", small=False).training.optimizer == "sgd"
+    assert make_plan("group_dro", small=False).training.batch_size == 16  # none is published
+    assert make_plan("fed_prox", settings={"local_steps": 9}).training.local_epochs == 1
+    assert make_plan("fed_prox", settings={"batch_size": 5, "optimizer": "sgd"}).training.optimizer == "sgd"

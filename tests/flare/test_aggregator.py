@@ -6,6 +6,7 @@ import copy
 import errno
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,15 @@ import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.app_common.workflows.base_fedavg import _get_num_steps_weight
 from nvflare.app_common.workflows.fedavg import FedAvg as StockFedAvg
 from nvflare.job_config.api import FedJob
 
+from fairflare import client
 from fairflare.base.settings import build, values_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.collecting.collector import QuorumError
@@ -27,7 +33,7 @@ from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.rule import MakesTensors, TwoPhase
+from fairflare.methods.base.rule import MakesTensors, SendsParts, TwoPhase
 from fairflare.methods.cffl import CFFL
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
@@ -37,6 +43,8 @@ from fairflare.methods.q_fed_avg import QFedAvg
 
 from ..federation.examples import example_report
 from ..unit.test_settings import Builder
+
+PAGE = Path(__file__).parents[2] / "docs" / "own_script.md"
 
 
 def result(
@@ -59,6 +67,12 @@ def collect(*results: FLModel, rule: Any = None, min_sites: int = 1) -> tuple[Fa
     for model in results:
         aggregator.accept_model(model)
     return aggregator, aggregator.aggregate_model()
+
+
+def sent_out(aggregator: FairAggregator, params: dict[str, Any]) -> None:
+    """What FLARE's controllers leave in the context before each round."""
+    aggregator.fl_ctx = FLContext()
+    aggregator.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(params, {}), private=True, sticky=True)
 
 
 def flat(value: float, size: int = 2) -> dict[str, torch.Tensor]:
@@ -136,13 +150,16 @@ def test_updates_of_a_variance_may_be_negative() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors)],
+    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors | SendsParts)],
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
-    rule = build(method.rule, method.server)
+    """Whole models, as scripts send them; those that docs/own_script.md names as working do work."""
+    (listed,) = re.findall(r"also work without our controller: (.*?)\. The script", PAGE.read_text().replace("\n", " "))
+    rule = build(method.rule, {**method.server, **({"shrinking": False} if method.name == "fed_ga" else {})})
     rule.memory_folder = tmp_path
     aggregator = FairAggregator(rule=rule, min_sites=2)
+    sent_out(aggregator, {"conv.weight": torch.zeros(3, 2), "head.weight": torch.zeros(2)})
     for current_round, sites in enumerate((("a", "b", "c"), ("a", "c"), ("c", "b", "a"))):
         aggregator.reset_stats()
         rule.directives(current_round, 3, sites)
@@ -161,6 +178,7 @@ def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Pa
         except RuntimeError as error:  # a rule that needs what a stock controller does not give says so
             if "run it with fairflare.flare.controller.RoundsController" not in str(error):
                 raise
+            assert method.title not in re.split(", | with ", listed)
             return
         assert merged.current_round == current_round
         weights = aggregator.last_weighing.sites
@@ -353,8 +371,8 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
     sites = [result("a", flat(1.0)), result("b", flat(9.0), update=False), result("c", flat(3.0))]
     aggregator, merged = bounded(*sites, max_update_norm=3)
     assert merged.params["w"].tolist() == [2.0, 2.0]
-    assert aggregator.rejected["b"].startswith("site 'b' sent a whole model; max_update_norm needs updates here")
-    with pytest.raises(QuorumError, match=r"0 usable.*site 'a' sent a whole model; .* leave max_update_norm out"):
+    assert aggregator.rejected["b"].startswith("site 'b' sent a whole model, and the controller does not say which")
+    with pytest.raises(QuorumError, match=r"0 usable.*site 'a' sent a whole model, .*max_update_norm needs updates"):
         bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_update_norm=3)
     _, merged = bounded(*[result(site, flat(1.0), update=False) for site in "abc"], max_weight=0.4)
     assert merged.params["w"].tolist() == [1.0, 1.0]
@@ -362,7 +380,7 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
 
 @pytest.mark.parametrize(
     "method",
-    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors)],
+    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors | SendsParts)],
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:
@@ -501,11 +519,9 @@ def test_a_median_behind_a_stock_controller(update: bool, aggregate: str) -> Non
 
 
 def test_rules_that_want_more_than_a_mean_refuse_it_at_once() -> None:
-    for rule, why in (
-        (FedNova(), "a step along the mean"),
-        (QFedAvg(), "a step along"),
-        (CFFL(), "a model of its own"),
-    ):
+    with pytest.raises(ValueError, match="CFFL sends every site something of its own; run it with"):
+        FairAggregator(rule=CFFL())
+    for rule, why in ((FedNova(), "a step along the mean"), (QFedAvg(), "a step along")):
         with pytest.raises(ValueError, match=f"^aggregate='median' does not go with {type(rule).__name__}: .*{why}"):
             FairAggregator(rule=rule, aggregate="median")
     FairAggregator(rule=QFedAvg(q_form="weighted"), aggregate="median")
@@ -521,3 +537,138 @@ def test_two_of_six_are_bounded_behind_a_stock_controller() -> None:
     merged = aggregator.aggregate_model()
     assert float(merged.params["w"][0]) == pytest.approx(0.5 + 0.5 * (1 / 3 + 0.16))
     assert "max_excess" in " ".join(merged.meta[META_KEY]["warnings"])
+
+
+# ------------------------------------------------------------------------------------------------ what counts
+
+
+def steps(site: str, value: Any, count: Any, **more: Any) -> FLModel:
+    """A whole model with FLARE's count of steps; ``count`` None: the script says none."""
+    own = {} if count is None else {"NUM_STEPS_CURRENT_ROUND": count}
+    made = result(site, {"w": value}, update=False, **more)
+    made.meta.update(own)
+    return made
+
+
+def own_mean(*results: FLModel) -> Any:
+    """The mean that FLARE's own FedAvg makes of the same results."""
+    helper = WeightedAggregationHelper()
+    for each in results:
+        helper.add(each.params, _get_num_steps_weight(each), each.meta["client_name"], 0)
+    return helper.get_result()["w"]
+
+
+@pytest.mark.parametrize("kind", [float, lambda v: np.array([v]), lambda v: torch.tensor([v]), np.float32])
+@pytest.mark.parametrize("counts", [(10, 30), (None, None), (None, 30), (0, 30), (-1, 30), ("7", 2.5), (math.nan, 30)])
+def test_steps_weigh_as_in_flares_own_fed_avg(kind: Any, counts: tuple[Any, Any]) -> None:
+    """10 and 30 steps of 2 and 4 give 3.5; what FLARE counts as 1 is said by name."""
+    results = [steps(site, kind(v), n) for site, v, n in zip("ab", (2.0, 4.0), counts, strict=True)]
+    aggregator, merged = collect(*results)
+    assert aggregator.rejected == {}
+    found = torch.as_tensor(merged.params["w"]).item()
+    assert found == pytest.approx(torch.as_tensor(own_mean(*results)).item())
+    assert type(merged.params["w"]) is {float: float, np.float32: np.ndarray}.get(kind, type(kind(1.0)))
+    if counts == (10, 30):
+        assert found == 3.5
+    said = [line for line in merged.meta[META_KEY]["warnings"] if "weighs as one step" in line]
+    usable = [not isinstance(n, bool) and n is not None and float(n) > 0 for n in counts]
+    assert [line[:8] for line in said] == [f"site '{s}'" for s, fine in zip("ab", usable, strict=True) if not fine]
+
+
+def test_steps_of_all_rounds_so_far_are_noticed() -> None:
+    aggregator, said = FairAggregator(rule=FedAvg()), []
+    for current_round in range(3):
+        aggregator.reset_stats()
+        for site, count in (("a", 10 * (current_round + 1)), ("b", 10)):
+            aggregator.accept_model(steps(site, torch.ones(2) * current_round, count, current_round=current_round))
+        said.append([w for w in aggregator.aggregate_model().meta[META_KEY]["warnings"] if "of all rounds" in w])
+    assert said[0] == []
+    assert said[1] == [
+        "site 'a': it says 20 steps after 10; is NUM_STEPS_CURRENT_ROUND of all rounds so far, not of one?"
+    ]
+    assert said[2] == [
+        "site 'a': it says 30 steps after 20; is NUM_STEPS_CURRENT_ROUND of all rounds so far, not of one?"
+    ]
+
+
+def test_samples_of_a_report_go_before_steps_and_one_that_is_absent_is_said() -> None:
+    def given(site: str, value: float, samples: int | None, count: int | None) -> FLModel:
+        made = steps(site, torch.full((2,), value), count)
+        return client.with_report(made, {}, num_samples=samples)
+
+    _, merged = collect(given("a", 1.0, 30, 1), given("b", 5.0, 10, 1))
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    _, merged = collect(given("a", 1.0, 3, None), given("b", 5.0, 1, None), given("c", 5.0, None, 99), rule=FedAvg())
+    assert merged.params["w"].tolist() == pytest.approx([13 / 5, 13 / 5])  # 3, 1, and 1 in its place
+    assert "site 'c': it tells no number of samples, and weighs as much as one sample" in str(merged.meta[META_KEY])
+
+
+def test_counts_that_no_rule_looks_at_are_not_spoken_of() -> None:
+    _, merged = collect(result("a", flat(1.0)), result("b", flat(3.0)), rule=FedAvg(weighting="uniform"))
+    assert merged.meta[META_KEY]["warnings"] == []
+
+
+@pytest.mark.parametrize("value", [True, "2", [1.0]])
+def test_params_that_are_no_numbers_are_refused_in_words(value: Any) -> None:
+    aggregator, _ = collect(result("a", {"w": value}), result("b", {"w": 2.0}))
+    assert aggregator.rejected["a"].startswith("site 'a': tensor 'w' must be a tensor or an array, got")
+
+
+# ------------------------------------------------------------------------------------------------ no training
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("rule", [FedAvg(), FedNova(), QFedAvg()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("as_numpy", [True, False])
+def test_a_site_that_sends_back_what_it_received_is_left_out_by_name(update: bool, rule: Any, as_numpy: bool) -> None:
+    """Whatever it says of its steps: behind a stock controller nobody has counted them."""
+    start = {"w": torch.tensor([1.0, 2.0]), "bn.running_mean": torch.zeros(2), "n": torch.tensor(3)}
+    aggregator = FairAggregator(rule=copy.deepcopy(rule))
+    kind = torch.Tensor.numpy if as_numpy else torch.clone
+    sent_out(aggregator, {name: kind(tensor) for name, tensor in start.items()})
+    report = example_report(rule.report_fields, 0)
+    for site, change in (("a", 0.0), ("b", 2.0), ("c", 4.0)):
+        moved = {"w": torch.full((2,), change), "bn.running_mean": torch.ones(2), "n": torch.tensor(1)}
+        whole = {name: moved[name] + (0 if update else start[name]) for name in start}
+        made = result(site, {name: kind(t) for name, t in whole.items()}, update=update, samples=5, report=report)
+        made.meta["NUM_STEPS_CURRENT_ROUND"] = 12
+        aggregator.accept_model(made)
+    merged = aggregator.aggregate_model()
+    why = "site 'a': it sent back the model that it received, and does not count as trained"
+    assert aggregator.rejected == {"a": why} == merged.meta[META_KEY]["rejected"]
+    assert merged.params_type == (ParamsType.DIFF if update else ParamsType.FULL)
+    assert type(merged.params["w"]) is (np.ndarray if as_numpy else torch.Tensor)
+    if isinstance(rule, FedAvg):
+        assert merged.params["w"].tolist() == [3.0 + (0 if update else s) for s in (1.0, 2.0)]
+
+
+def test_a_round_in_which_nobody_trained_ends_the_job() -> None:
+    aggregator = FairAggregator(rule=FedAvg())
+    for site in "ab":
+        aggregator.accept_model(result(site, flat(0.0)))
+    with pytest.raises(QuorumError, match=r"0 usable.*'a': it sent back the model .*'b': it sent back"):
+        aggregator.aggregate_model()
+
+
+def test_whole_models_are_updates_from_the_controllers_model() -> None:
+    """q-FedAvg gives the same from both, where FLARE says what it sent out."""
+    found = {}
+    for update in (True, False):
+        rule = QFedAvg(q=1.0)
+        aggregator = FairAggregator(rule=rule)
+        sent_out(aggregator, {"w": np.array([1.0, 2.0], np.float32)})
+        for site, change, loss in (("a", 0.5, 2.0), ("b", -0.25, 1.0)):
+            params = {"w": np.array([change, change], np.float32) + (0 if update else np.array([1, 2], np.float32))}
+            aggregator.accept_model(result(site, params, update=update, report={"probe_loss": loss}))
+        merged = aggregator.aggregate_model()
+        found[update] = merged.params["w"] + (np.array([1, 2], np.float32) if update else 0)
+    assert found[True].tolist() == pytest.approx(found[False].tolist())
+    assert found[False].tolist() != [1.0, 2.0]
+
+
+def test_a_rule_that_needs_a_report_names_the_function_for_it() -> None:
+    for rule, field in ((QFedAvg(), "probe_loss"), (FedISM(), "sharpness"), (FedNova(), "step_norm")):
+        aggregator = FairAggregator(rule=rule)
+        aggregator.accept_model(result("a", flat(1.0)))
+        assert " report" in aggregator.rejected["a"]
+        assert re.search(rf"{type(rule).__name__} reads .*{field}.*: client\.with_report", aggregator.rejected["a"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -14,11 +15,13 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import client
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
+from fairflare.federation.site.replies import MAX_REASON
 from fairflare.federation.site.script import told_training
 from fairflare.flare import client_api
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.recipes import ScriptRecipe
 from fairflare.tasks.scripts import ScriptTask
 from tests.federation.test_script import Net, batches
@@ -135,8 +138,10 @@ def test_the_longer_form(federation: Any) -> None:
     ],
 )
 def test_what_cannot_be_done_is_answered_and_costs_one_task(federation: Any, task: Any, words: str) -> None:
-    flare, site, _ = federation(task, asked("train", LocalTraining(), 1))
+    flare, site, model = federation(task, asked("train", LocalTraining(), 1))
     assert site.receive()
+    with torch.no_grad():
+        model.body.weight += 1
     site.send()
     assert [answer.meta["status"] for _, answer in flare.sent] == ["failed", "ok"]
     assert words in flare.sent[0][1].meta["reason"]
@@ -159,12 +164,73 @@ def test_behind_another_controller_the_script_ends_with_a_sentence(federation: A
 def test_metrics_by_class_stay_at_home(federation: Any) -> None:
     tasks = asked("train", LocalTraining()), asked("validate", LocalTraining(), 1)
     found = {"accuracy": 0.5, "recall_tumour": 0.1, "loss": 2.0}
-    flare, site, _ = federation(*tasks, metrics=lambda m, b: found, metrics_by_class=False)
+    flare, site, model = federation(*tasks, metrics=lambda m, b: found, metrics_by_class=False)
     assert site.receive()
+    with torch.no_grad():
+        model.body.weight += 1
     site.send()
     assert not site.receive()
     for _, answer in flare.sent:
         assert answer.metrics == {"accuracy": 0.5, "loss": 2.0}
+
+
+@pytest.mark.parametrize("training", [LocalTraining(), ProximalTraining(mu=0.1)], ids=["plain", "own loss"])
+def test_a_loop_that_is_spent_is_no_training(
+    training: LocalTraining, federation: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop that goes through its batches once, as a Trainer with max_epochs or an iterator does."""
+    flare, site, model = federation(*(asked("train", training, number) for number in range(3)))
+    optimizer, once = torch.optim.SGD(model.parameters(), lr=0.1), iter(batches())
+    while site.receive():
+        for inputs, targets in once:
+            optimizer.zero_grad()
+            site.loss(inputs, targets).backward()
+            optimizer.step()
+        site.send()
+    statuses = [answer.meta["status"] for _, answer in flare.sent]
+    assert statuses == ["ok", "failed", "failed"]
+    for number, (_, answer) in enumerate(flare.sent[1:], 1):
+        reason = f"site 'site-1': it sent back the model that it received in round {number}, and does not count as"
+        assert answer.meta["reason"].startswith(reason)
+        assert "make a new one" in answer.meta["reason"]
+        assert len(answer.meta["reason"]) <= MAX_REASON
+        assert answer.params is None
+        assert any(reason in record.message and record.levelname == "WARNING" for record in caplog.records)
+
+
+def test_an_optimizer_of_another_model_is_noticed(federation: Any) -> None:
+    flare, site, model = federation(asked("train", LocalTraining()))
+    other = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+    for _ in site.epochs(1):
+        for inputs, targets in batches():
+            site.loss(inputs, targets).backward()
+            other.step()
+    assert "the optimizer has this model's parameters" in flare.sent[0][1].meta["reason"]
+
+
+def test_statistics_of_a_batch_norm_alone_are_no_training(federation: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    name, task = asked("train", LocalTraining())
+    task.params = clean_state(model.state_dict())
+    flare, _, _ = federation((name, task))
+    site = client.Site(
+        model, torch.nn.CrossEntropyLoss(), batches(), batches(8), batches(8), metrics=lambda m, b: 0.5, classes=2
+    )
+    for _ in site.epochs(1):
+        model(batches()[0][0])
+    assert float(model[0].num_batches_tracked) > 0
+    assert "sent back the model that it received" in flare.sent[0][1].meta["reason"]
+
+
+def test_counted_steps_at_a_learning_rate_of_zero_are_a_training(federation: Any) -> None:
+    """The site says so, and the server warns (tests/federation/test_collector.py)."""
+    flare, site, model = federation(asked("train", LocalTraining()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in site.epochs(1):
+        for inputs, targets in batches():
+            site.loss(inputs, targets).backward()
+            site.step(optimizer)
+    assert (flare.sent[0][1].meta["status"], flare.sent[0][1].meta["num_steps"]) == ("ok", 3)
 
 
 def test_with_report_goes_on_as_before() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from fairflare.methods.base.catalog import all_methods
 
 from .bench import OUTCOMES, Verdict, attack, phases_of
+from .statistics import STATS, attack_statistics
 
 COLUMNS = ("method", "phase", "cases", "sent", "accepted", *OUTCOMES)
 SHOWN = 20
@@ -26,14 +27,18 @@ SHOWN = 20
 def main() -> int:
     given = _arguments()
     methods = given.method or list(all_methods())
-    jobs = [(m, p) for m in methods for p in phases_of(m) if p in (given.phase or phases_of(m))]
+    of_statistics = [(STATS, STATS)] if (STATS in given.phase if given.phase else not given.method) else []
+    jobs = of_statistics + [(m, p) for m in methods for p in phases_of(m) if p in (given.phase or phases_of(m))]
     started, faulty = time.monotonic(), 0
     total: Counter[str] = Counter()
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
     with memory_folder() as root, ProcessPoolExecutor(given.workers) as pool:
         every = range(given.cases) if given.case is None else range(given.case, given.case + 1)
         how = {"cases": every} if given.replies is None else {"replies": given.replies}
-        running = {pool.submit(attack, Path(root) / f"{m}-{p}", m, p, given.seed, **how): (m, p) for m, p in jobs}
+        running = {
+            pool.submit(attack_statistics if p == STATS else attack, Path(root) / f"{m}-{p}", m, p, given.seed, **how):
+            (m, p) for m, p in jobs
+        }  # fmt: skip
         for done in as_completed(running):
             method, phase = running[done]
             if error := done.exception():
@@ -77,7 +82,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--method", action="append", help="default: all")
     parser.add_argument(
-        "--phase", action="append", choices=("train", "anchor", "norms", "validate"), help="default: all"
+        "--phase",
+        action="append",
+        choices=("check", "train", "anchor", "norms", "validate", "stats"),
+        help="default: all",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000, help="of each method and phase")

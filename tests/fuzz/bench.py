@@ -25,7 +25,7 @@ import torch
 
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.base.settings import build
-from fairflare.exchange.messages import TASK_NORMS
+from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS
 from fairflare.federation.server.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.catalog import get_method
@@ -34,7 +34,7 @@ from fairflare.methods.base.rule import TwoPhase
 from ..federation.network import SITES
 from .expected import expectations
 from .mutations import Case, Cases
-from .server import Delivery, FuzzServer, NotSent, decoded, encoded, good_reply
+from .server import BY_GROUP, Delivery, FuzzServer, NotSent, decoded, encoded, good_reply
 
 LONGEST = 360  # of a refusal: 300 characters of a site's words, and who said them
 MOST_BYTES = 400_000  # of results.json and progress.jsonl after three rounds; 1,000 metrics with long names fit
@@ -88,8 +88,9 @@ class Bench:
         self.folder = folder
         (folder / "server").mkdir(parents=True)
         self.server = FuzzServer(
-            folder / "server", self._play, build(entry.rule, entry.server), num_rounds=NUM_ROUNDS, min_sites=2,
-            max_missed=5, train_timeout=60, **({"norm_statistics": "recalibrated"} if phase == TASK_NORMS else {}),
+            folder / "server", self._play, build(entry.rule, {**entry.server, **BY_GROUP.get(method, {})}),
+            num_rounds=NUM_ROUNDS, min_sites=2, max_missed=5, train_timeout=60, require_all_sites=False,
+            **({"norm_statistics": "recalibrated"} if phase == TASK_NORMS else {}),
         )  # fmt: skip
         self.place = self.server._place()
         self.bad, self.answer, self.delivery = "site-2", None, ""
@@ -149,6 +150,9 @@ class Bench:
                 self.server.task, self.server.rule, self.server, self.server, self.place, [FlareEvents(self.server)]
             )
             _, state = rounds._start()
+            rounds.check.run(0)
+            self.facts = rounds.check.facts
+            rounds.collector.said = rounds.check.said
             self.like = dict(state)
             self.state = dict(rounds._round(0, state))
         self.best = rounds.files.best.state_dict()
@@ -180,7 +184,9 @@ class Bench:
                     rounds = self._fresh()
             else:
                 self.hostile_round = HOSTILE
-                for number in (HOSTILE, HOSTILE + 1):
+                if self.phase == TASK_CHECK:
+                    state = self._checked(trace, rounds, state)
+                for number in (HOSTILE,) if self.phase == TASK_CHECK else (HOSTILE, HOSTILE + 1):
                     state = rounds._round(number, state)
                     self._note(trace, rounds, dict(state), json.loads([*rounds.journal.store.log.read()][-1]))
                     if not again(trace):
@@ -188,6 +194,23 @@ class Bench:
         except Exception as error:
             trace.killed = f"{type(error).__name__}: {error}"
         return trace
+
+    def _checked(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor]) -> Any:
+        """The check with the hostile answer, noted as a round is; then all that follows is good."""
+        said: list[Any] = []
+        checked = rounds.journal.checked
+
+        def noted(phase: Any, facts: Any, metrics: Any) -> None:
+            said.append(phase)
+            checked(phase, facts, metrics)
+
+        rounds.journal.checked = noted  # type: ignore[method-assign]
+        rounds.check.run(HOSTILE)
+        rounds.collector.said, rounds.test.facts = rounds.check.said, rounds.check.facts
+        left = [{"site": s, "phase": TASK_CHECK, "reason": why} for s, why in sorted(said[0].left_out.items())]
+        honest = {site: facts for site, facts in rounds.check.facts.items() if site != self.bad}
+        self._note(trace, rounds, state, {"left_out": left, "facts": honest})
+        return state
 
     def _fresh(self) -> Rounds:
         """The run as it was after the first round."""
@@ -200,6 +223,9 @@ class Bench:
         rounds.files.best.load_state_dict(copy.deepcopy(self.best))
         rounds.journal.store.start(self.info)
         rounds.journal.store.load_state_dict(self.stored, self.log)
+        if self.phase != TASK_CHECK:
+            rounds.check.facts.update(copy.deepcopy(self.facts))
+            rounds.collector.said, rounds.test.facts = rounds.check.said, rounds.check.facts
         return rounds
 
     def _note(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor], record: dict[str, Any]) -> None:
@@ -284,6 +310,11 @@ class Bench:
         if trace.done < 2:
             return
         after = trace.records[1]
+        if self.phase == TASK_CHECK and after["left_out"]:  # who is another one than it said has itself to blame
+            for left in after["left_out"]:
+                if left["site"] != site or not left["reason"].startswith(f"site {site!r}"):
+                    verdict.fault("good failed", f"left out of the good round: {left}")
+            return
         if after["left_out"] or ("accepted" in after and after["accepted"] != SITES):
             verdict.fault("good failed", f"left out of the good round: {after['left_out']}")
         if reasons and trace.prints[1] != reference.prints[1]:
@@ -412,7 +443,8 @@ def phases_of(method: str) -> list[str]:
     """What a method asks its sites; the norms are asked for in the same way whatever the method."""
     rule = get_method(method).rule
     norms = [TASK_NORMS] if method in WITH_NORMS else []
-    return ["train", *(["anchor"] if issubclass(rule, TwoPhase) else []), *norms, "validate"]
+    check = [TASK_CHECK] if method in ("fed_avg", *BY_GROUP) else []
+    return [*check, "train", *(["anchor"] if issubclass(rule, TwoPhase) else []), *norms, "validate"]
 
 
 def attack(

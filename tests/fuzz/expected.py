@@ -32,7 +32,7 @@ def expectations(phase: str) -> dict[str, bool]:
     metrics = {"train": "initial_metrics", "validate": "data"}.get(phase, "-")  # "{metrics}" in their names may be "{}"
     known = dict.fromkeys(REFUSED, False) | dict.fromkeys(TAKEN, True)
     if phase != "train":  # what it says of a training is not looked at
-        odd = ("stats", "num_", "model:", *(["metric"] if phase in ("anchor", "norms") else []))
+        odd = ("stats", "num_", "model:", *(["metric"] if phase in ("anchor", "norms", "check") else []))
         known = {name: taken for name, taken in known.items() if taken or not any(word in name for word in odd)}
     if phase == "anchor":
         wrong = ("layers missing", "layers = x", "cka missing", "cka = [nan]", "dissimilarity = [1]", "cka = set")

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -28,6 +28,7 @@ from nvflare.fuel.f3.message import Message as CellMessage
 
 from fairflare import __version__
 from fairflare.core.features.layers import layers_of
+from fairflare.core.statistics.group_sums import sums_of
 from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS, Message
 from fairflare.flare.controller import RoundsController
 from fairflare.flare.messages.wire import to_model
@@ -57,6 +58,13 @@ class Net(torch.nn.Module):
         self.down_3 = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
 
 
+GROUPS = ["sex=female", "sex=male", "sex=unknown", "everybody=all"]
+ASKED, BINS = ("sex", "everybody"), 4
+#: Methods that go by groups of people do so.
+BY_GROUP = {
+    "group_dro": {"dro_attribute": "sex"}, "flex_fair": {"flexfair_over": "groups"},
+    "fair_fed": {"fairfed_attribute": "sex"},
+}  # fmt: skip
 DRAWS = 3  # of the test images, which every run asks for
 
 
@@ -65,6 +73,9 @@ class SmallTask(Line):
 
     def __init__(self, given: bool = False) -> None:
         self.given = given  # with the second classifier that CReFF's server makes
+
+    def outcome_names(self) -> tuple[str, ...]:
+        return "no", "yes"
 
     def build_model(self) -> torch.nn.Module:
         model = Net()
@@ -105,8 +116,6 @@ def decoded(message: CellMessage) -> Shareable:
 
 def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[str, torch.Tensor]) -> Shareable:
     """What a healthy site sends, as the executor sends it."""
-    if name == TASK_CHECK:  # a site that does not know this one says nothing about its data
-        return make_reply(ReturnCode.TASK_UNKNOWN)
     k = number(site)
     layers = list(dict.fromkeys(layers_of(like).values()))
     meta: dict[str, Any] = {"version": __version__, "status": "ok", "reason": "", "report": {}}
@@ -121,7 +130,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         reply.is_update = True
         reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
         meta.update(num_samples=10 * k, num_steps=3)
-        meta["report"] = example_report(rule.report_fields, k, layers)
+        meta["report"] = {**example_report(rule.report_fields, k, layers), **group_report(rule, k)}
     elif name == "anchor":
         meta["report"] = example_report(anchor_fields(type(rule)), k, layers)
     elif name == TASK_NORMS:
@@ -130,10 +139,39 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
             "norms": ["bn"], "values": [20.0 * k], "means": [0.1 * k, -0.2, 0.3], "variances": [1.0, 0.5 * k, 2.0],
             "more": False,
         }  # fmt: skip
+    elif name == TASK_CHECK:
+        splits = ["training", "validation", "test"]
+        meta["report"] = {"splits": splits, "images": [10 * k] * 3, "synthetic": False, "device": "cpu",
+                          "class_names": ["no", "yes"], "num_classes": 2, "group_names": [*GROUPS]}  # fmt: skip
+        meta["report"] |= {"method_groups": GROUPS[:3]} if group_report(rule, k) else {}
     else:
         reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
-        meta["stats"]["resampled"] = [0.2 * k] * DRAWS
+        meta["num_samples"] = 10 * k
+        meta["stats"] |= {"resampled": [0.2 * k] * DRAWS, "drawn_units": "images", "num_units": 10 * k}
+        meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k)}
     return FLModelUtils.to_shareable(to_model(reply))
+
+
+def group_report(rule: Rule, k: int) -> dict[str, Any]:
+    """What a method that goes by groups of people hears of two of them, where the bench has it do so."""
+    losses = [0.5 + 0.01 * k, 0.8]
+    if getattr(rule, "dro_attribute", ""):
+        return {"group_losses": losses, "group_images": [6.0 * k, 3.0 * k]}
+    if getattr(rule, "flexfair_over", "sites") != "sites":
+        return {"rows": 3.0, "group_losses": [0.6, *losses], "group_images": [10.0 * k, 6.0 * k, 3.0 * k]}
+    if getattr(rule, "fairfed_attribute", ""):
+        return {"groups": 2.0, "group_counts": [2.0 * k, k, k, 2.0 * k, 2.0 * k, k, k, 2.0 * k] + [1.0 * k] * 8}
+    return {}
+
+
+def group_sums(images: int) -> dict[str, Any]:
+    """Sums over the groups of a site's test images, as a site makes them."""
+    labels, scores = np.arange(images) % 2, np.linspace(0.05, 0.95, images)
+    of = np.stack([1 - scores, scores], 1)
+    numbers = np.arange(images) % 3
+    chosen = [*(numbers == group for group in range(3)), np.ones(images, bool)]
+    made = [sums_of(labels, of, rows, BINS, BINS) for rows in chosen]
+    return {f"group_{name}": np.stack([sums[name] for sums in made]).reshape(-1).tolist() for name in made[0]}
 
 
 @dataclass
@@ -179,7 +217,7 @@ class FuzzServer(Server):
             folder,
             task=task or SmallTask(isinstance(rule, MakesTensors)),
             rule=rule,
-            **{"bootstrap": DRAWS, **settings},
+            **{"bootstrap": DRAWS, "groups": ASKED, "group_bins": BINS, "calibration_bins": BINS, **settings},
         )
         self.play = play
         self.heard = Heard()

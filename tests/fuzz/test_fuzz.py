@@ -10,10 +10,11 @@ import pytest
 from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of
 from .expected import expectations
+from .statistics import STATS, attack_statistics
 
 REPLIES = 40
 SEED = 9
-PAIRS = [(method, phase) for method in ("fed_avg", "fed_lwr", "creff") for phase in phases_of(method)]
+PAIRS = [(method, phase) for method in ("fed_avg", "fed_lwr", "creff", "group_dro") for phase in phases_of(method)]
 
 
 @pytest.mark.many
@@ -44,6 +45,15 @@ def test_what_is_known_to_be_wrong_is_refused_and_the_rest_taken(method: str, ph
     assert all(v.sent for v in verdicts)
     bad = [told(method, phase, SEED, v) for v in verdicts if v.faults]
     assert not bad, "\n".join(bad)
+
+
+def test_hostile_statistics_cost_one_site_its_figures() -> None:
+    with memory_folder() as folder:
+        verdicts = attack_statistics(Path(folder), STATS, STATS, SEED, replies=3 * REPLIES)
+    bad = [told(STATS, STATS, SEED, v) for v in verdicts if v.faults]
+    assert not bad, "\n".join(bad[:10])
+    refused = sum(v.sent and not v.accepted for v in verdicts)
+    assert REPLIES < refused < 3 * REPLIES
 
 
 def test_a_case_is_told_by_its_number(tmp_path: Path) -> None:

@@ -48,24 +48,29 @@ def of_two_classes(tp: int, fp: int, fn: int, tn: int) -> list[list[int]]:
 SAMPLES = {"a": 100, "b": 300, "c": 600}
 TABLES = {
     "a": [of_two_classes(8, 1, 2, 9), of_two_classes(4, 3, 6, 7)],
-    "b": [of_two_classes(20, 5, 20, 35), of_two_classes(30, 5, 10, 35)],
+    "b": [of_two_classes(20, 5, 20, 35), of_two_classes(30, 25, 10, 15)],
 }
 
 
-@pytest.mark.parametrize("gap", ["equalised_odds", "equal_opportunity"])
+@pytest.mark.parametrize("gap", ["equalised_odds", "equal_opportunity", "demographic_parity", ""])
 def test_fair_fed_goes_by_the_gap_of_counts(gap: str) -> None:
+    """Without a setting it is the paper's equal opportunity difference."""
+
     def slow(tables: list[Any]) -> float:
-        tpr, fpr = [], []
+        tpr, fpr, told = [], [], []
         for group in range(2):
             tp, fp, fn, tn = (sum(table[group][1][k] for table in tables) for k in range(4))
             tpr.append(tp / (tp + fn))
             fpr.append(fp / (fp + tn))
+            told.append((tp + fp) / (tp + fp + fn + tn))
+        if gap == "demographic_parity":
+            return abs(told[0] - told[1])
         odds = [abs(tpr[0] - tpr[1])] + ([abs(fpr[0] - fpr[1])] if gap == "equalised_odds" else [])
         return max(odds)
 
     accuracies = {"a": 0.6, "b": 0.8, "c": 0.9}
     reports = {site: report(accuracies[site], TABLES.get(site)) for site in accuracies}  # c keeps its counts
-    rule = FairFed(fairfed_beta=0.5, fairfed_attribute="sex", fairfed_gap=gap)
+    rule = FairFed(fairfed_beta=0.5, fairfed_attribute="sex", **({"fairfed_gap": gap} if gap else {}))
     found = rule.weigh(inputs(reports, SAMPLES))
     whole = slow(list(TABLES.values()))
     mean = 0.84  # by samples
@@ -127,6 +132,10 @@ def test_exponentiated_gradient_by_hand() -> None:
     kept = exponentiated({"a": 0.25, "b": 0.75}, {"a": 9e5}, 1.0)
     assert kept == pytest.approx({"a": 0.25, "b": 0.75})
     assert exponentiated({}, {"a": 1.0, "b": 1.0}, 1.0) == {"a": 0.5, "b": 0.5}
+    late = exponentiated({"a": 0.5, "b": 0.5}, {"late": 3.0}, 1.0)  # with their mean, not with what they have together
+    assert late == pytest.approx({"a": 1 / 3, "b": 1 / 3, "late": 1 / 3}, abs=1e-15)
+    three = exponentiated({"a": 0.2, "b": 0.4}, dict.fromkeys(("a", "b", "late"), 1.0), 0.5)  # .2, .4 and .3 of .9
+    assert three == pytest.approx({"a": 2 / 9, "b": 4 / 9, "late": 3 / 9}, abs=1e-15)
 
 
 def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
@@ -199,7 +208,8 @@ def test_the_site_half_weighs_each_image_by_its_group() -> None:
     half = GroupWeighted(dro_attribute="sex")
     outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     task = SimpleNamespace(sample_losses=lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none"))
-    data = SimpleNamespace(group_numbers=lambda split, name: [0, 1, 2, 1, 0])
+    numbers, groups = [0, 1, 2, 1, 0], {"sex": ("female", "male", "unknown")}
+    data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes=groups)
     run: Any = SimpleNamespace(
         directives={"group_weights": [0.5, 3.0]}, site="a", batch=[4, 1, 2, 3], task=task, data=data,
         device=torch.device("cpu"),
@@ -285,7 +295,9 @@ def gradients(over: Any, measure: Any, weight: float) -> tuple[torch.Tensor, tor
             chosen = [losses[of_class & (parties == party)] for party in range(known)]
             mean = torch.cat(chosen).mean()
             share = 1 / CLASSES if measure == "equal_accuracy" else 1
-            objective = objective + weight * share * sum((one.mean() - mean) ** 2 for one in chosen) / known
+            objective = (
+                objective + weight / len(SIZES) * share * sum((one.mean() - mean) ** 2 for one in chosen) / known
+            )
     model.zero_grad()
     objective.backward()
     assert model.weight.grad is not None
@@ -295,10 +307,48 @@ def gradients(over: Any, measure: Any, weight: float) -> tuple[torch.Tensor, tor
 @pytest.mark.parametrize("measure", ["equal_accuracy", "demographic_parity", "equal_opportunity"])
 @pytest.mark.parametrize("over", ["sites", "groups", "both"])
 def test_the_federations_gradient_is_that_of_the_pooled_penalty(over: str, measure: str) -> None:
-    found, pooled = gradients(over, measure, 0.002)  # so small that no image counts less than 0 times
+    found, pooled = gradients(over, measure, 0.006)  # so small that no image counts less than 0 times
     plain, _ = gradients(over, measure, 0.0)
     assert float((pooled - plain).abs().max()) > 1e-4
     torch.testing.assert_close(found, pooled, rtol=0, atol=1e-7)  # factors are float32
+
+
+@pytest.mark.parametrize("sites", [2, 3, 5])
+def test_lambda_is_that_of_the_authors_for_any_number_of_sites(sites: int) -> None:
+    """One step of plain SGD as the authors' code makes it: a model a site, the sum of the losses plus lambda times
+    their variance, models averaged.
+    """
+    weight, each = 0.02, 6
+    made = torch.Generator().manual_seed(sites)
+    data = [torch.randn(each, 4, generator=made, dtype=torch.float64) + k for k in range(sites)]
+    labels = [torch.randint(2, (each,), generator=made) for _ in range(sites)]
+    start = torch.randn(2, 4, generator=made, dtype=torch.float64)
+    own = [start.clone().requires_grad_() for _ in range(sites)]
+    losses = [torch.nn.functional.cross_entropy(x @ w.T, y) for x, w, y in zip(data, own, labels, strict=True)]
+    (sum(losses) + weight * torch.stack(losses).var(correction=0)).backward()
+    authors = torch.stack([w.grad for w in own]).mean(0)
+    names = [f"s{k}" for k in range(sites)]
+    rule = FlexFair(flexfair_weight=weight)
+    told = {
+        name: {"rows": 1.0, "group_losses": [float(x.detach())], "group_images": [6.0]}
+        for name, x in zip(names, losses, strict=True)
+    }
+    rule.weigh(inputs(told, dict.fromkeys(names, each)))
+    slopes = rule.directives(1, 2, names)["loss_slopes"]
+    found = torch.zeros(2, 4, dtype=torch.float64)
+    for k, name in enumerate(names):
+        model = start.clone().requires_grad_()
+        (torch.nn.functional.cross_entropy(data[k] @ model.T, labels[k]) * (1 + slopes[name][0])).backward()
+        found += model.grad / sites
+    torch.testing.assert_close(found, authors, rtol=0, atol=1e-12)
+
+
+def test_lambda_by_hand() -> None:
+    """Losses 1 and 3 of 4 images each: M = 2, s = 2 * 8 / 2 * (L - M) / 4 = -2 and 2; lambda 2 of two sites: once."""
+    rule = FlexFair()
+    told = {name: {"rows": 1.0, "group_losses": [x], "group_images": [4.0]} for name, x in (("a", 1.0), ("b", 3.0))}
+    rule.weigh(inputs(told, {"a": 4, "b": 4}))
+    assert rule.directives(1, 2, ["a", "b"])["loss_slopes"] == {"a": [-2.0], "b": [2.0]}
 
 
 def test_an_image_counts_between_0_and_10_times() -> None:
@@ -320,7 +370,7 @@ def test_equal_opportunity_is_of_the_classes_that_are_looked_for() -> None:
     rule.weigh(inputs(reports, {"a": 16, "b": 38}))
     slopes = variance_slopes({"a": 2.0, "b": 3.0}, {"a": 6, "b": 8}, 54)
     told = rule.directives(1, 2, ["a", "b"])["loss_slopes"]
-    assert told == {site: [0.0, pytest.approx(slope)] for site, slope in slopes.items()}
+    assert told == {site: [0.0, pytest.approx(slope / 2)] for site, slope in slopes.items()}
 
 
 def test_flex_fair_goes_by_what_is_told() -> None:
@@ -337,8 +387,8 @@ def test_flex_fair_goes_by_what_is_told() -> None:
     told = rule.directives(1, 2, ["a", "new"])["loss_slopes"]
     sites = variance_slopes({"a": 1.0, "b": 4.0}, {"a": 10, "b": 30}, 105)
     groups = variance_slopes({0: 0.5, 1: 2.0}, {0: 6, 1: 4}, 105)
-    assert told["a"] == pytest.approx([2 * sites["a"], 2 * groups[0], 2 * groups[1]])
-    assert told["new"] == pytest.approx([0.0, 2 * groups[0], 2 * groups[1]])
+    assert told["a"] == pytest.approx([2 / 4 * s for s in (sites["a"], groups[0], groups[1])])  # of four sites
+    assert told["new"] == pytest.approx([0.0, 2 / 4 * groups[0], 2 / 4 * groups[1]])
     other = FlexFair(flexfair_over="both")
     other.load_state_dict(rule.state_dict())
     assert other.directives(1, 2, ["a", "new"]) == rule.directives(1, 2, ["a", "new"])

@@ -19,9 +19,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
-from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.training import LocalTraining
-from fairflare.methods.bsm import SETTINGS
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
 from fairflare.methods.parts.prior_features import FeatureCache, SitePrior
 from fairflare.tasks.base import SiteData, evaluating
@@ -196,6 +194,19 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monke
         assert torch.allclose(found, wanted, atol=1e-6)
         changed += not torch.allclose(found, still, atol=1e-3)
     assert changed == (len(seen) if augment else 0)
+
+
+def test_with_local_steps_it_is_the_mean_of_the_passes(worker):
+    """As many steps as two epochs have: the same training, and half of the sum."""
+    epochs = worker(RescueTraining(**QUICK, local_epochs=2), folder="epochs")
+    reply = train(epochs)
+    steps = worker(RescueTraining(**QUICK, local_steps=reply.num_steps), folder="steps")
+    again = train(steps)
+    present = divergence(epochs)["counts"] > 0
+    summed, mean = (divergence(site)["during"][present] for site in (epochs, steps))
+    assert float(summed.min()) > 0
+    assert torch.allclose(mean, summed / 2, atol=1e-6)
+    assert again.report["rescue_factor"] == pytest.approx(reply.report["rescue_factor"] / 2, abs=1e-6)
 
 
 def test_batch_size_does_not_change_the_divergence(worker):
@@ -600,7 +611,6 @@ def test_paper_settings_and_the_projector_of_the_paper():
     assert (training.optimizer, training.schedule, training.criterion) == ("sgd", "cosine", "balanced_softmax")
     assert plan.task.projector_dim == 2048
     assert plan.task.phantom == "endoscopy"
-    assert get_method("bsm_fl").site is SETTINGS
     model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
     assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304
 

@@ -364,7 +364,7 @@ def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
     collector.begin(0, 1, shape=LikeReceived(received, {"bn.weight"}), received=received, sites=["a", "b", "c"])
     for number, site in enumerate(("a", "b", "c")):
         update = {"weight": torch.full((500,), 0.1 * number).double()}
-        message = encode_reply(SiteReply(STATUS_OK, update=update, metrics={"dice": 0.5}), 0)
+        message = encode_reply(SiteReply(STATUS_OK, update=update, metrics={"dice": 0.5}, num_steps=1), 0)
         collector.keep(collector.read_training(site, message))
     state, weighing = collector.aggregate()
     assert torch.equal(state["bn.weight"], received["bn.weight"])

@@ -34,7 +34,6 @@ def dicom(path: Path, pixels: npt.NDArray[Any], **tags: Any) -> Path:
     if colour:
         head.PlanarConfiguration = 0
     head.BitsAllocated = head.BitsStored = pixels.dtype.itemsize * 8
-    head.HighBit = head.BitsStored - 1
     head.PixelRepresentation = int(pixels.dtype.kind == "i")
     head.SeriesInstanceUID = "1.2.3"
     for name, value in tags.items():
@@ -42,6 +41,8 @@ def dicom(path: Path, pixels: npt.NDArray[Any], **tags: Any) -> Path:
             delattr(head, name)
         elif value is not None:
             setattr(head, name, value)
+    if "HighBit" not in tags:
+        head.HighBit = head.BitsStored - 1
     head.PixelData = pixels.tobytes()
     head.file_meta = FileMetaDataset()
     head.file_meta.MediaStorageSOPClassUID = head.SOPClassUID

@@ -378,6 +378,9 @@ class Task(SegmentationTask):
     ("body", "code", "message"),
     [
         ("return None", 2, "build_model() of the task (Task) must give a torch.nn.Module, got NoneType"),
+        ("import torch; return torch.nn.LazyConv2d(1, 1)", 2, "'weight' has no size before the first batch"),
+        ("import torch; return torch.nn.Conv2d(1, 7, 1)", 2, "gives (1, 7, 64, 64), and (1, 1, 64, 64) is needed"),
+        ("import torch; return torch.nn.Conv2d(2, 1, 1)", 0, "fails: RuntimeError: Given groups=1"),
         ("open('/no/such/weights.pt')", 0, "warning: build_model() of the task (Task) failed: FileNotFoundError"),
     ],
 )

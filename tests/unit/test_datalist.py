@@ -417,9 +417,9 @@ def test_unusable_masks(tmp_path: Path) -> None:
 def test_image_and_mask_must_be_of_one_size(root: Path) -> None:
     png(root / "masks/0.png", np.zeros((6, 4), np.uint8))
     sample = load_datalist(root, site="a").splits["training"][0]
-    with pytest.raises(DataError, match=r"is 6x4 \(width x height\) but its mask .* is 4x6") as caught:
+    with pytest.raises(DataError, match=r"it is 4x6 \(width x height\), its image 6x4") as caught:
         read_pair(sample, site="a", split="training")
-    public = "site 'a': an image of split 'training' and its mask differ in size"
+    public = "site 'a': an image of split 'training' and its mask do not go together: image and mask differ in size"
     assert check_public(caught.value, root, "a").public == public
 
 

@@ -126,7 +126,9 @@ def test_the_scale_of_a_volume_is_measured_once(
 ) -> None:
     measured: list[str] = []
     real = reading.bounds_of
-    monkeypatch.setattr(reading, "bounds_of", lambda array, kind: measured.append(kind) or real(array, kind))
+    monkeypatch.setattr(
+        reading, "bounds_of", lambda array, kind, padded: measured.append(kind) or real(array, kind, padded)
+    )
     for _ in range(2):
         forget()
         passed(opened(site, decoded_folder=str(tmp_path / "kept")))

@@ -17,10 +17,12 @@ from fairflare.reporting.compare.differences import MEASURES, Difference, differ
 from fairflare.reporting.values import parts_of
 
 
-def run(label: str, seed: int, by_site: dict[str, float | None], **head: Any) -> dict[str, Any]:
-    info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": "dice"}
-    test = {site: {"dice": value} for site, value in by_site.items()}
-    return {"status": "completed", "info": info, "test": test, "rounds": [], **head}
+def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> dict[str, Any]:
+    """A run; its draws of the test patients do not scatter, so that all there is is over the seeds."""
+    info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": metric}
+    test = {site: {metric: value} for site, value in by_site.items()}
+    drawn = {site: [value] * 30 for site, value in by_site.items() if value is not None}
+    return {"status": "completed", "info": info, "test": test, "rounds": [], "resampled": drawn, **head}
 
 
 REFERENCE = [run("fed_avg", seed, {"a": 0.8, "b": 0.6}) for seed in (0, 1, 2)]
@@ -53,10 +55,46 @@ def test_hand_numbers() -> None:
     assert of(found, "a").verdict == "within noise"
 
 
-def test_a_loss_is_better_when_lower() -> None:
-    values = {0: -0.10, 1: -0.11, 2: -0.09}
-    assert paired("x", "average", values, higher_is_better=False).verdict == "better"
-    assert paired("x", "average", values, higher_is_better=True).verdict == "worse"
+#: How far sites a and b, .8 and .6 with the reference, move so that a measure becomes better: of Dice, and of a loss.
+TO_THE_BETTER = {
+    "average": ((0.05, 0.05), (-0.05, -0.05)),
+    "std": ((-0.05, 0.05), (-0.05, 0.05)),  # the sites come closer
+    "worst": ((0.0, 0.05), (-0.05, 0.0)),
+    "a": ((0.05, 0.0), (-0.05, 0.0)),
+}
+
+
+@pytest.mark.parametrize("metric", ["dice", "loss"])
+@pytest.mark.parametrize("measure", list(TO_THE_BETTER))
+def test_which_way_is_better(measure: str, metric: str) -> None:
+    a, b = TO_THE_BETTER[measure][metric == "loss"]
+    for turn, verdict in ((1, "better"), (-1, "worse")):
+        runs = [run("fed_avg", s, {"a": 0.8, "b": 0.6}, metric) for s in range(3)]
+        for seed, size in enumerate((1.0, 1.02, 0.98)):
+            runs.append(run("fair", seed, {"a": 0.8 + turn * size * a, "b": 0.6 + turn * size * b}, metric))
+        found = of(differences(runs, "fed_avg"), measure)
+        assert found.verdict == verdict
+        assert abs(found.mean) == pytest.approx(0.05)
+
+
+def test_a_spread_is_at_most_half_of_the_metric() -> None:
+    """std .00, .08, .16 against 0: (7.6488 + 1.0607) * .08 / sqrt(3) = .402, between .66 / 2 and .66."""
+    runs = [run("fed_avg", s, {"a": 0.5, "b": 0.5}) for s in range(3)]
+    runs += [run("fair", s, {"a": 0.5 + d, "b": 0.5 - d}) for s, d in enumerate((0.0, 0.08, 0.16))]
+    found = of(differences(runs, "fed_avg"), "std")
+    assert found.smallest == pytest.approx(0.4023, abs=1e-3)
+    assert (found.limit, found.verdict) == (pytest.approx(0.33), "cannot tell")
+
+
+def test_from_seeds_alone_nothing_is_said() -> None:
+    """All seeds are tested on the same patients: without their draws, what one method has with them counts as truth."""
+    runs = [run(label, s, {"a": v + 0.001 * s * (v > 0.5), "b": v}, resampled={}) for label, v in
+            (("fed_avg", 0.5), ("fair", 0.8)) for s in range(3)]  # fmt: skip
+    found = differences(runs, "fed_avg")
+    assert {d.verdict for d in found} == {"not known"}
+    assert of(found, "a").low > 0.29  # the interval stands, and says what it is over
+    text = " ".join(difference_table(found, "fed_avg").split())
+    assert "nothing says how far the test patients move it" in text
 
 
 def test_one_seed_says_nothing_of_noise() -> None:

@@ -13,7 +13,8 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.compare.group_gaps import gap_lead, gap_table, gaps_in_words, over_seeds
+from fairflare.reporting.compare.differences import paired
+from fairflare.reporting.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 from fairflare.reporting.layout import shown
 
 BINS, SURE = 40, 7
@@ -134,7 +135,10 @@ def test_intervals_hold_the_true_gap(apart: float) -> None:
         groups = {}
         for g, (share, count) in enumerate(((0.6, 40), (0.6, 90), (0.6 + apart, 60))):
             right = float(rng.binomial(count, share))
-            groups[str(g)] = {"calibration": np.array([[count, count * 0.7, right]])}
+            groups[str(g)] = {
+                "images": np.array(float(count)), "cases": np.array([count, count], float),
+                "calibration": np.array([[count, count * 0.7, right]]),
+            }  # fmt: skip
         low, high = gap_intervals(groups)["accuracy_gap"]
         held += low <= apart <= high
     assert held / draws >= 0.95
@@ -157,23 +161,97 @@ def test_what_has_no_interval() -> None:
     assert math.isnan(intervals_of(one)["dice"][0])
 
 
+# ------------------------------------------------------------------------------------------------ of patients
+
+
+def both(ends: Any, wanted: Any) -> None:
+    assert {*ends} == {*wanted}
+    for name in ends:
+        assert ends[name] == pytest.approx(wanted[name], abs=1e-12, nan_ok=True), name
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+def test_several_images_of_a_patient_count_as_one(classes: int) -> None:
+    """Each patient's images are alike: twelve of them say what one says."""
+    labels, scores, numbers = made(max(classes, 2), 90, 4)
+    labels, scores = (labels, scores) if classes else (None, scores[:, :1])
+    whose = np.repeat(np.arange(90), 12)
+    each = None if labels is None else labels[whose]
+    single = {f"g{g}": sums_of(labels, scores, numbers == g, BINS, SURE) for g in range(3)}
+    many = {f"g{g}": sums_of(each, scores[whose], numbers[whose] == g, BINS, SURE, whose) for g in range(3)}
+    assert [of["cases"][0] for of in many.values()] == [(numbers == g).sum() for g in range(3)]
+    both(gap_intervals(many), gap_intervals(single))
+    for group in single:
+        both(intervals_of(many[group]), intervals_of(single[group]))
+    assert not all(math.isnan(low) for low, _ in gap_intervals(many).values())
+
+
+def test_one_patient_with_most_images_is_one_patient() -> None:
+    """Kish by hand: of 9 patients with 1 image and one with 91, 100^2 / (9 + 91^2) = 1.206 count."""
+    whose = np.array([*range(9), *[9] * 91])
+    right = (np.arange(100) < 60).astype(float)
+    sums = sums_of(np.zeros(100, np.int64), np.stack([right, 1 - right], 1), np.ones(100, bool), 5, 5, whose)
+    low, high = intervals_of(sums)["accuracy"]
+    n, z = 100**2 / (9 + 91**2), norm.ppf(0.975)
+    middle, half = (0.6 + z * z / 2 / n) / (1 + z * z / n), z / (1 + z * z / n) * math.sqrt(0.24 / n + z * z / 4 / n**2)
+    assert (low, high) == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+@pytest.mark.parametrize(("patients", "told"), [(4, False), (5, True)])
+def test_below_five_patients_there_is_no_interval(patients: int, told: bool) -> None:
+    labels, scores, numbers = made(2, 400, 5, 2)
+    few = np.flatnonzero(numbers == 1)
+    whose = np.arange(400)
+    whose[few] = np.arange(len(few)) % patients  # as many images as before
+    of = {f"g{g}": sums_of(labels, scores, numbers == g, BINS, SURE, whose) for g in (0, 1)}
+    found = [*gap_intervals(of).values(), *intervals_of(of["g1"]).values()]
+    assert [math.isfinite(low) for low, _ in found] == [told] * len(found)
+    assert all(math.isfinite(low) for low, _ in intervals_of(of["g0"]).values())
+
+
+def test_intervals_of_patients_hold_the_true_gap() -> None:
+    """Patients with 1 to 9 images, of which most are told alike; as if each were another patient, too few are held."""
+    rng, held, naive, draws = np.random.default_rng(3), 0, 0, 300
+    for _ in range(draws):
+        whose = np.repeat(np.arange(60), rng.integers(1, 10, 60))
+        level = rng.normal(size=60)[whose] + 0.5 * rng.normal(size=len(whose)) + 0.3
+        right = (level > 0).astype(float)
+        scores = np.stack([right, 1 - right], 1)
+        for cases in (whose, None):
+            of = {str(g): sums_of(np.zeros(len(whose), np.int64), scores, whose % 2 == g, 5, 5, cases) for g in (0, 1)}
+            low, _ = gap_intervals(of)["accuracy_gap"]
+            if cases is None:
+                naive += low == 0
+            else:
+                held += low == 0
+    assert held / draws >= 0.95 > naive / draws
+
+
 # ------------------------------------------------------------------------------------------------ over seeds
 
 
-def run(label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None) -> dict[str, Any]:
-    of = {"gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"}}
+def run(
+    label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None, cases: int = 50, without: Any = None
+) -> dict[str, Any]:
+    """A run of two groups; without each part of the cases the gap moves by ``without``, else by hardly anything."""
+    moved = np.arange(20) % 2 * 1e-6 if without is None else np.asarray(without)
+    of = {
+        "gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"},
+        "groups": {name: {"images": 2 * cases, "cases": cases} for name in ("dark", "light")},
+        "without": {"accuracy_gap": (gap + moved).tolist()},
+    }  # fmt: skip
     return {"info": {"label": label, "seed": seed}, "groups": {"pooled": {"tone": of}, "kept": kept or {}}}
 
 
 def test_over_seeds_the_images_are_the_same() -> None:
     gaps, ends = [0.10, 0.14, 0.18], (0.02, 0.30)
     half = t.ppf(0.975, 2) * np.std(gaps, ddof=1) / math.sqrt(3)
-    low, high = over_seeds([(gap, ends) for gap in gaps])
+    low, high = over_seeds([Value(gap, ends) for gap in gaps])
     below, above = np.mean([g - ends[0] for g in gaps]), np.mean([ends[1] - g for g in gaps])
     assert low == pytest.approx(max(0.0, 0.14 - math.hypot(below, half)), abs=1e-12)
     assert high == pytest.approx(0.14 + math.hypot(above, half), abs=1e-12)
-    assert over_seeds([(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
-    assert all(map(math.isnan, over_seeds([(0.1, (math.nan, math.nan))])))
+    assert over_seeds([Value(0.1, (0.02, 0.3))]) == pytest.approx((0.02, 0.3), abs=1e-12)
+    assert all(map(math.isnan, over_seeds([Value(0.1, (math.nan, math.nan))])))
 
 
 def test_methods_side_by_side() -> None:
@@ -190,9 +268,9 @@ def test_methods_side_by_side() -> None:
     assert second[6].values == pytest.approx([differ.mean(), differ.mean() - half, differ.mean() + half], abs=1e-12)
     assert second[8] == "better"
     text = gaps_in_words(rows, "fed_avg")
-    assert "fed_avg, other: lowest accuracy by tone: dark in 3 of 3 runs." in text
+    assert 'fed_avg, other: lowest accuracy by tone: "dark" (in 3 of 3 runs).' in text
     commas = {name: [run(name, 0, 0.2, [0.1, 0.3])] for name in ("fed_avg", "fed_avg, adapted")}
-    assert "fed_avg; fed_avg, adapted: lowest accuracy by tone: dark." in gaps_in_words(commas, "fed_avg")
+    assert 'fed_avg; fed_avg, adapted: lowest accuracy by tone: "dark".' in gaps_in_words(commas, "fed_avg")
     assert "other: groups or classes of them stay at site-1 and are in no figure" in text
     assert "fed_avg: groups" not in text
     lines = gaps_in_words(rows, "fed_avg", style="csv").splitlines()
@@ -203,7 +281,10 @@ def test_methods_side_by_side() -> None:
 def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
     rows = {"fed_avg": [run("fed_avg", s, 0.20 + 0.01 * s, [0.1, 0.3]) for s in range(3)]}
     text = gap_lead(rows, "fed_avg")
-    assert text.startswith("By tone, the lowest accuracy with fed_avg is that of dark in 3 of 3 runs, 0.210 below the ")
+    said = (
+        'With fed_avg, across all sites tone "dark" (in 3 of 3 runs) has the lowest accuracy, 0.210 below the best (['
+    )
+    assert text.startswith(said)
     assert "chance" not in text
     rows["worse"] = [run("worse", s, 0.55 + 0.012 * s, [0.4, 0.7]) for s in range(3)]
     assert gap_lead(rows, "fed_avg").endswith("; worse has a larger gap.")
@@ -220,7 +301,7 @@ def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
     assert "(how sure is not known)." in gap_lead({"fed_avg": [nothing]}, "fed_avg")
     nothing["groups"]["pooled"]["tone"]["gaps"] = {"accuracy_gap": None}
     assert gap_lead({"fed_avg": [nothing]}, "fed_avg") == (
-        "By tone fewer than two groups have a value over all sites with fed_avg."
+        "With fed_avg, fewer than two groups of tone have a value across all sites."
     )
 
 
@@ -228,7 +309,8 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
         found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
         of = found["groups"]["pooled"]["tone"]
-        of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        scaled = of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        of["without"]["es_accuracy"] = [scaled] * 20
         return found
 
     rows = {
@@ -248,10 +330,98 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     assert "of equity-scaled metrics larger" in gaps_in_words(rows, "fed_avg")
 
 
+@pytest.mark.parametrize("measure", ["accuracy_gap", "accuracy_gap_within", "es_accuracy"])
+def test_which_way_is_better(measure: str) -> None:
+    """A gap is better when smaller, an equity-scaled metric when larger."""
+    for turn in (1, -1):
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for label, value in (("fed_avg", 0.4), ("other", 0.4 + 0.1 * turn)):
+            for seed in range(3):
+                made = run(label, seed, 0.0, [0.0, 0.5])
+                of = made["groups"]["pooled"]["tone"]
+                level = value + 0.001 * seed * (label == "other")
+                of["gaps"], of["without"] = {measure: level}, {measure: (level + np.arange(20) % 2 * 1e-6).tolist()}
+                rows.setdefault(label, []).append(made)
+        better = turn == (1 if measure.startswith("es_") else -1)
+        assert gap_table(rows, "fed_avg").rows[-1][8] == ("better" if better else "worse")
+
+
+def test_images_and_seeds_are_in_a_verdict_together() -> None:
+    """By hand: what one method has with these cases is the same with every seed, and no certainty."""
+    taste = np.linspace(-0.02, 0.02, 20)  # what the difference becomes without each part
+
+    def rows(without: Any) -> dict[str, Any]:
+        return {
+            "fed_avg": [run("fed_avg", s, 0.30, [0.1, 0.5]) for s in range(3)],
+            "other": [run("other", s, 0.20 + 0.001 * s, [0.0, 0.4], without=without) for s in range(3)],
+        }
+
+    sure, unsure = (gap_table(rows(without), "fed_avg").rows[-1] for without in (None, taste))
+    assert (sure[8], unsure[8]) == ("better", "within noise")
+    error = math.sqrt(19 / 20 * np.square(taste - taste.mean()).sum() + 0.001**2 / 3)  # jackknife, and over the seeds
+    low, high = unsure[6].values[1:]
+    assert (high - low) / 2 == pytest.approx(t.ppf(0.975, 10) * error, rel=0.01)
+    # Without parts (min_cases above 1) both intervals, as if they were of other cases; nothing where there is none.
+    for ends, width in (([0.1, 0.5], 0.2), ([None, None], math.nan)):
+        made = rows(None)
+        for one in (*made["fed_avg"], *made["other"]):
+            one["groups"]["pooled"]["tone"]["without"] = {}
+            gap = one["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"]
+            one["groups"]["pooled"]["tone"]["gap_intervals"]["accuracy_gap"] = (
+                ends if ends[0] is None else [gap - width, gap + width]
+            )
+        cell = gap_table(made, "fed_avg").rows[-1]
+        assert cell[8] == ("not known" if ends[0] is None else "within noise")
+        low, high = cell[6].values[1:]
+        if ends[0] is None:
+            assert math.isnan(low), "from seeds alone there is no interval either"
+        else:
+            assert (high - low) / 2 == pytest.approx(
+                t.ppf(0.975, 49) * math.hypot(0.2, 0.2) / norm.ppf(0.975), rel=0.01
+            )
+
+
+@pytest.mark.parametrize(("smaller", "least", "most"), [(0.0, 0.0, 0.05), (1.0, 0.8, 1.0)])
+def test_methods_without_a_difference_are_rarely_called_different(smaller: float, least: float, most: float) -> None:
+    """Ten seeds, 30 cases a group, each method with a taste for some of them: from seeds alone, 4 of 10 are."""
+    rng, said, alone, repeats = np.random.default_rng(2), 0, 0, 100
+    group = np.arange(60) % 2
+    for _ in range(repeats):
+        part, hard = rng.permutation(60) % 20, rng.normal(size=60)
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for label, gap in (("fed_avg", 1.5), ("other", 1.5 - smaller)):
+            taste = 0.5 * rng.normal(size=60)
+            for seed in range(10):
+                level = (hard + taste + 0.3 * rng.normal(size=60) - gap * group) / 10
+                gaps = []
+                for kept in (part >= 0, *(part != k for k in range(20))):
+                    gaps.append(abs(level[kept & (group == 0)].mean() - level[kept & (group == 1)].mean()))
+                rows.setdefault(label, []).append(
+                    run(label, seed, gaps[0], [0.0, 1.0], cases=30, without=np.array(gaps[1:]) - gaps[0])
+                )
+        said += gap_table(rows, "fed_avg").rows[-1][8] == "better"
+        said += gap_table(rows, "fed_avg").rows[-1][8] == "worse"
+        of = [[r["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"] for r in rows[label]] for label in rows]
+        differ = {s: b - a for s, (a, b) in enumerate(zip(*of, strict=True))}
+        alone += paired("other", "gap", differ, higher_is_better=False).p < 0.05
+    assert least <= said / repeats <= most
+    assert alone / repeats > 0.25
+
+
+def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:
+    for cases, verdict in ((4, "not known"), (5, "better")):
+        rows = {
+            "fed_avg": [run("fed_avg", s, 0.5, [0.1, 0.9], cases=cases) for s in range(3)],
+            "other": [run("other", s, 0.1 + 0.001 * s, [0.0, 0.4], cases=cases) for s in range(3)],
+        }
+        assert gap_table(rows, "fed_avg").rows[-1][8] == verdict
+        assert ("how sure differences" in gap_lead(rows, "fed_avg")) == (cases == 4)
+
+
 def test_a_run_without_groups_is_named() -> None:
     rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [{"info": {"seed": 0}, "groups": None}]}
     assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")
 
 
 def test_gaps_that_are_the_same_with_every_seed_keep_their_images_interval() -> None:
-    assert over_seeds([(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))
+    assert over_seeds([Value(0.1, (0.05, 0.2))] * 3) == pytest.approx((0.05, 0.2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -255,7 +256,7 @@ def test_what_is_in_no_figure_is_said() -> None:
         missing, "Groups of people that stay at a site and are in no figure",
     ]  # fmt: skip
     results = {"groups": by_group(alone, {}, BINS, SURE)}
-    assert captions(results) == ["By age, fewer than two groups have a value over all sites."]
+    assert captions(results) == ["Across all sites, fewer than two groups of age have a value."]
     assert group_notes(results) == ["No test image at any site is of age 40-60, >=60: in no figure."]
     assert group_notes({"groups": None}) == captions({"groups": None}) == []
 
@@ -264,14 +265,118 @@ def test_a_caption_says_how_sure_a_gap_is() -> None:
     labels, scores, groups = made(2, 400)
     same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
     (told,) = captions({"groups": by_group(same, {}, BINS, SURE)})
-    assert told.startswith("By x, over all sites the groups have the same auc ([0.000, ")
+    assert told.startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     assert "which may be chance" in told
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
     found = by_group(worse, {}, BINS, SURE)
     (told,) = captions({"groups": found})
     low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
     assert low > 0
-    assert f"below the best ({interval(low, high)}); the largest gap in sensitivity" in told
+    assert told.startswith('Across all sites, x "1" has the lowest AUC: 0.')
+    assert f'below x "0" ({interval(low, high)}). The largest gap in sensitivity' in told
+
+
+def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> dict[str, Any]:
+    """``{site: {group: (Dice of all, cases)}}``, each case with so many images; results of these groups of ``zone``."""
+    of: dict[str, Any] = {}
+    for site, groups in values.items():
+        for group, (dice, cases) in groups.items():
+            count = cases * images
+            whose = np.arange(count) // images
+            own = sums_of(None, np.full((count, 1), dice), np.ones(count, bool), BINS, SURE, whose)
+            of.setdefault(site, {})[f"zone={group}"] = own
+    return {"groups": by_group(of, {}, BINS, SURE)}
+
+
+def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
+    """Twelve images a patient; the only one with an enlarged zone is at the second of three sites."""
+    at = {
+        "site-1": {"small": (0.5, 4)},
+        "site-2": {"small": (0.7, 2), "enlarged": (0.75, 1)},
+        "site-3": {"small": (0.3, 4)},
+    }
+    results = dice_at(at, images=12)
+    pooled = results["groups"]["pooled"]["zone"]
+    assert {g: (of["images"], of["cases"]) for g, of in pooled["groups"].items()} == {
+        "small": (120, 10), "enlarged": (12, 1),
+    }  # fmt: skip
+    assert pooled["gaps"]["dice_gap"] == pytest.approx(0.75 - (0.5 * 4 + 0.7 * 2 + 0.3 * 4) / 10)  # .29
+    assert pooled["gaps"]["dice_gap_within"] == pytest.approx(0.05)
+    assert np.isnan(pooled["gap_intervals"]["dice_gap"]).all()
+    assert captions(results) == [
+        'Across all sites, zone "small" has the lowest Dice: 0.460, 0.290 below zone "enlarged" (how sure is not '
+        'known: "enlarged" has 1 case). Within site-2, the only site with both, it is 0.050: a part of the difference '
+        "may be one between the sites."
+    ]
+
+
+def test_gaps_within_sites_by_hand() -> None:
+    """Weights n m / (n + m): 6 * 3 / 9 = 2 and 8 * 8 / 16 = 4; .1 and .4 of them: .3. The third site has one group."""
+    at = {
+        "a": {"F": (0.8, 6), "M": (0.7, 3)}, "b": {"F": (0.9, 8), "M": (0.5, 8)}, "c": {"M": (0.2, 9)},
+    }  # fmt: skip
+    results = dice_at(at)
+    pooled = results["groups"]["pooled"]["zone"]
+    assert pooled["gaps"]["dice_gap_within"] == pytest.approx(0.3, abs=1e-12)
+    assert pooled["within"]["dice_gap_within"] == {"lowest": "M", "sites": ["a", "b"]}
+    assert "dice_gap_within" not in results["groups"]["sites"]["a"]["zone"]["gaps"]
+    assert "Within the 2 sites that have both, it is 0.300" in captions(results)[0]
+
+
+def test_what_the_sites_hide_or_turn_round_is_said() -> None:
+    turned = {"a": {"F": (0.9, 2), "M": (0.95, 18)}, "b": {"F": (0.2, 18), "M": (0.25, 2)}}
+    (told,) = captions(dice_at(turned))
+    assert told.startswith('Across all sites, zone "F" has the lowest Dice')
+    assert told.endswith("it is 0.050 (how sure is not known): a part of the difference may be one between the sites.")
+    turned = {"a": {"F": (0.9, 2), "M": (0.8, 18)}, "b": {"F": (0.2, 18), "M": (0.1, 2)}}
+    assert 'and there zone "M" has the lower value: the sites differ, too.' in captions(dice_at(turned))[0]
+    hidden = {"a": {"F": (0.9, 4), "M": (0.7, 6)}, "b": {"F": (0.5, 6), "M": (0.3, 4)}}  # .66 and .54; .2 within
+    assert captions(dice_at(hidden))[0].endswith(": differences between the sites may hide a part of it.")
+    apart = {"a": {"F": (0.9, 8)}, "b": {"M": (0.5, 8)}}
+    assert captions(dice_at(apart))[0].endswith(
+        "No site has two of these groups, so this may be a difference between the sites."
+    )
+    alone = {"a": {"F": (0.9, 8), "M": (0.5, 8)}}
+    assert "Within" not in captions(dice_at(alone))[0]
+
+
+def test_equalised_odds_of_one_rate_are_said() -> None:
+    """M has no image of class 1: its sensitivity is not defined, and only false positives are compared."""
+    labels = np.array([0, 1] * 20 + [0] * 20)
+    groups = np.array([0] * 40 + [1] * 20)
+    scores = np.stack([1 - (p := np.random.default_rng(1).uniform(size=60)), p], 1)
+    of = {"s": {f"sex={name}": sums(labels, scores, groups == g) for g, name in enumerate("FM")}}
+    results = {"groups": by_group(of, {}, BINS, SURE)}
+    assert results["groups"]["pooled"]["sex"]["undefined_rates"] == {"sensitivity 1": ["M"]}
+    wanted = "Equalised odds by sex rest on false positives alone for class 1: M: no image of class 1."
+    assert wanted in group_notes(results)
+    of["s"]["sex=X"] = sums(labels, scores, groups == 0)  # a third group that has both
+    told = group_notes({"groups": by_group(of, {}, BINS, SURE)})
+    assert "In equalised odds by sex, M count by false positives alone for class 1: no image of class 1." in told
+    both = {"s": {f"sex={name}": sums(labels, scores, groups == 0) for name in "FM"}}
+    assert not group_notes({"groups": by_group(both, {}, BINS, SURE)})
+
+
+def test_without_each_part_a_gap_is_that_of_the_other_cases() -> None:
+    """By a loop over the images themselves; parts of the cases are sums of their own."""
+    labels, scores, groups = made(2, 400, 2)
+    part, sites = np.random.default_rng(0).permutation(400) % 20, np.arange(400) % 2
+    of: dict[str, Any] = {}
+    for s, g in product(range(2), range(3)):
+        each = [sums(labels, scores, (groups == g) & (part == k) & (sites == s)) for k in range(20)]
+        of.setdefault(f"s{s}", {})[f"x={g}"] = {name: np.stack([one[name] for one in each]) for name in each[0]}
+    pooled = by_group(of, {}, BINS, SURE)["pooled"]["x"]
+    right = scores.argmax(1) == labels
+    for k in range(20):
+        kept = part != k
+        of_groups = [right[kept & (groups == g)].mean() for g in range(3)]
+        assert pooled["without"]["accuracy_gap"][k] == pytest.approx(max(of_groups) - min(of_groups), abs=1e-12)
+    whole = {f"x={g}": sums(labels, scores, groups == g) for g in range(3)}
+    together = by_group({"s": whole}, {}, BINS, SURE)["pooled"]["x"]
+    for name in ("accuracy_gap", "auc_gap", "equalised_odds", "es_accuracy"):
+        assert pooled["gaps"][name] == pytest.approx(together["gaps"][name], abs=1e-12)
+    low, high = pooled["gap_intervals"]["accuracy_gap_within"]
+    assert low < pooled["gaps"]["accuracy_gap_within"] < high
 
 
 def test_shapes_are_those_of_the_sums() -> None:

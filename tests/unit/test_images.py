@@ -82,6 +82,7 @@ def colour8(path: Path) -> tuple[str, Array]:
 
 def alpha8(path: Path) -> tuple[str, Array]:
     values = np.stack([pattern(seed=k) for k in range(4)], -1).astype(np.uint8)
+    values[:, :, 3] = 255  # opaque
     Image.fromarray(values, "RGBA").save(path / "a.png")
     return "a.png", values[:, :, :3] / 255
 
@@ -274,7 +275,7 @@ def test_an_error_keeps_its_words(tmp_path: Path, num_workers: int) -> None:
     data = opened(root, num_workers=num_workers)
     for _ in range(2):  # what failed is not kept
         with pytest.raises(
-            DataError, match=r"image '.*4\.png' of split 'training' cannot be used: Unidentified"
+            DataError, match=r"image '.*4\.png' of split 'training' cannot be used: it is damaged, or no picture"
         ) as error:
             all_of(data, batch_size=7)
         assert type(error.value) is DataError

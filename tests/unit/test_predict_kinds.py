@@ -8,7 +8,9 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
+import SimpleITK as sitk
 import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -146,6 +148,31 @@ def test_one_body_stored_in_many_ways_has_one_mask(padded: Path, tmp_path: Path)
     np.testing.assert_allclose(ct.affine, [[-0.7, 0, 0, 20], [0, -0.5, 0, 30], [0, 0, 3, 5], [0, 0, 0, 1]], atol=1e-6)
     overlays = {np.asarray(Image.open(path)).tobytes() for path in (tmp_path / "out").glob("*_overlay.png")}
     assert len(overlays) == 1
+
+
+def test_the_mask_of_a_sagittal_series_lies_on_it(padded: Path, tmp_path: Path) -> None:
+    """Stored from either side, as DICOM and as the NIfTI that ITK makes of it: one mask, where ITK has the image."""
+    images, masks = tmp_path / "images", {}
+    for name, order in (("up", None), ("down", [4, 3, 2, 1, 0])):
+        folder = series(images / name, body(), order)
+        for file in folder.iterdir():
+            one = pydicom.dcmread(file)
+            one.ImageOrientationPatient = [0, 1, 0, 0, 0, -1]
+            one.ImagePositionPatient = [float(one.ImagePositionPatient[2]), -20, 30]
+            one.save_as(file)
+    itk = sitk.ReadImage(sitk.ImageSeriesReader.GetGDCMSeriesFileNames(str(images / "up")))
+    sitk.WriteImage(itk, str(images / "itk.nii.gz"))
+    result = fairflare(padded / "run", images, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    for name in ("up", "down", "itk"):
+        mask = sitk.ReadImage(str(tmp_path / "out" / f"{name}_mask.nii.gz"))
+        placed = sitk.Resample(mask, itk, sitk.Transform(), sitk.sitkNearestNeighbor, 9)
+        masks[name] = sitk.GetArrayFromImage(placed)
+        assert set(np.unique(masks[name])) == {0, 1}
+    np.testing.assert_array_equal(masks["up"], masks["down"])
+    np.testing.assert_array_equal(masks["up"], masks["itk"])
+    bright = sitk.GetArrayFromImage(itk) > 9 * 120  # the disc, as ITK has it
+    assert 2 * (bright & (masks["up"] > 0)).sum() > 0.5 * (bright.sum() + masks["up"].sum())
 
 
 def test_masks_of_dicom_files(padded: Path, tmp_path: Path) -> None:

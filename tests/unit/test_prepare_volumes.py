@@ -251,10 +251,11 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     (masks / "p05_0_seg.nii.gz").unlink()
     told = refused(tmp_path / "out", source_dir=tmp_path / "s")
     for words in (
-        "6 of 9 volume(s) cannot be used", "it has the shape (12, 10, 8), its mask (12, 10, 9)",
-        "lies elsewhere, by up to 0.6 mm",
-        "are not whole numbers", "it has the shape (12, 10, 8, 2)", "images/p04_0.nii.gz'",
-            "without a mask of its name: 's/images/p05_0.nii.gz'",
+        "6 of 9 volume(s) cannot be used",
+        "it covers a part (from row 0, column 0, slice 0; 12 x 10 x 9 of 12 x 10 x 8)",
+        "it is shifted by (0.6, 0, 0) mm",
+        "are not whole numbers", "it holds 2 volumes", "images/p04_0.nii.gz'",
+        "without a mask of its name: 's/images/p05_0.nii.gz'",
     ):  # fmt: skip
         assert words in told
     assert not (tmp_path / "out").exists()

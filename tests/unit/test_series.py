@@ -54,8 +54,8 @@ def test_rows_share_task_and_training_of_the_first() -> None:
     assert len({str(values_of(plan.task)) for plan in plans}) == 1
     for name in field_names(LocalTraining):
         assert len({getattr(plan.training, name) for plan in plans}) == 1, name
-    own = Series([Entry("fed_lwr"), Entry("fed_prox")], train_like="own").runs()[1].make()
-    assert own.training.batch_size == 32  # FedProx's
+    own = Series([Entry("fed_lwr"), Entry("bsm_fl")], train_like="own").runs()[1].make()
+    assert own.training.criterion == "balanced_softmax"
 
 
 def test_every_row_meets_every_seed() -> None:

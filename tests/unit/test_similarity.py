@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -536,6 +536,29 @@ def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
         assert stores[-1].spilled > 0
 
 
+@pytest.mark.parametrize("estimator", FULL)
+@pytest.mark.parametrize("piece", [1, 3, 40])
+@pytest.mark.parametrize("n", [4, 8, 20])
+@pytest.mark.parametrize("times", [1e2, 1e3, 1e4])
+def test_a_first_image_far_larger_than_the_others(times: float, n: int, piece: int, estimator: str) -> None:
+    """It takes no digits from them: the features are those of float32, the sums NumPy's in float64."""
+    drawn = np.random.default_rng(n)
+    u = drawn.normal(size=(n, 30)).astype(np.float32)
+    v = u + 0.05 * drawn.normal(size=u.shape).astype(np.float32)
+    u[0] *= times
+    v[0] *= times
+    with closing(stored.Store(2**20)) as store:
+        rows = layerwise._Rows("layer", store)
+        alignment = layerwise.Alignment(estimator)
+        for part in np.split(np.arange(n), [1, *range(1 + piece, n, piece)]):
+            rows.add(torch.from_numpy(u[part]), torch.from_numpy(v[part]))
+        (pair,) = rows.grams().values()
+        alignment.add(*pair)
+        found = alignment.similarity().dissimilarity
+    expected = 1 - reference_cka(u.astype(np.float64), v.astype(np.float64), estimator)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def shapes(n: int, size: int) -> Tensor:
     """An ellipse with a spot in it on black, as in many medical images: most pixels of an image are the same."""
     generator = torch.Generator().manual_seed(0)
@@ -924,6 +947,28 @@ def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
         assert result[name].dissimilarity == pytest.approx(expected, rel=1e-4, abs=1e-13), name
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_positions_first_beside_a_norm_that_looks_at_the_batch(n: int) -> None:
+    """A batch of as many images as positions: the shape does not tell which is which."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(n, track_running_stats=False)
+            self.words = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)[:, :, None] * torch.tensor([1.0, 2.0, -1.0])
+            return self.words(y.swapaxes(0, 1)).tanh().sum((0, 2))
+
+    torch.manual_seed(0)
+    x, a, b = torch.randn(5, n), Words().eval(), Words().eval()
+    found = layerwise_cka(a, b, [x])["words"].dissimilarity
+    u, v = ((m.words.weight @ (torch.tensor([1.0, 2.0, -1.0])[:, None] * m.norm(x).flatten()[None])) for m in (a, b))
+    u, v = (f.detach().reshape(4, 5, n).permute(1, 2, 0).flatten(1).double().numpy() for f in (u, v))
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
 class Rows(nn.Module):
     """Its features as a batch of rows: image by image, or position by position; and a layer without images."""
 
@@ -1130,9 +1175,30 @@ class Between(nn.Module):
         self.what = what
         self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
         self.norm.running_mean += torch.arange(4.0)
+        if what == "hook":
+            self.norm.register_forward_hook(lambda module, args, output: output.sin())
+        if what == "late hook":
+            self.norm.register_forward_hook(lambda module, args, output: output.sin() if self.late else output)
+        if what == "hook in front":
+            self.norm.register_forward_pre_hook(lambda module, args: (args[0].sin(),))
+        if what == "variance below 0":
+            self.norm.running_var[0] = -1
+        if what == "own forward":
+            self.norm.forward = lambda x: x.sin()  # type: ignore[method-assign]
+
+    def train(self, mode: bool = True) -> Between:
+        super().train(mode)
+        self.norm.train(mode or self.what == "training")
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
+        with torch.inference_mode() if self.what == "inference" else nullcontext():
+            y = self.conv(x)
+            if self.what == "inference":
+                y.relu_()
+        self.late = bool(x.mean() > 0)
+        if self.what == "data" or (self.what == "late data" and self.late):
+            y.data.relu_()
         if self.what == "in place":
             y.relu_()
         if self.what == "twice":
@@ -1145,7 +1211,11 @@ class Between(nn.Module):
         return self.norm(y * 1 if self.what == "other tensor" else y)
 
 
-@pytest.mark.parametrize("what", ["nothing", "in place", "twice", "behind", "other tensor", "small"])
+@pytest.mark.parametrize(
+    "what",
+    ["nothing", "in place", "twice", "behind", "other tensor", "small", "inference", "data", "hook", "hook in front",
+     "own forward"],
+)  # fmt: skip
 def test_a_norm_of_something_else_is_kept(what: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 1, *((9, 9) if what == "small" else (12, 12)))
@@ -1157,6 +1227,51 @@ def test_a_norm_of_something_else_is_kept(what: str) -> None:
     for name, value in layerwise_cka(a.float(), b.float(), x.split(5)).items():
         expected = reference_dissimilarity(u[name], v[name], "biased")
         assert value.dissimilarity == pytest.approx(expected, rel=1e-4), name
+
+
+def test_what_only_later_images_meet_is_seen() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12)
+    x = torch.cat([x[:1] - 10, x[1:] + 10])
+    written = layerwise_cka(Between("late data"), Between("late data"), x.split(4))
+    assert math.isnan(written["norm"].delta)
+    a, b = Between("late hook").eval(), Between("late hook").eval()
+    found = layerwise_cka(a, b, x.split(4))["norm"].dissimilarity
+    u, v = features(a.double(), x.double())["norm"], features(b.double(), x.double())["norm"]
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_norm_that_looks_at_the_batch_sees_those_that_came() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12) + torch.arange(12.0)[:, None, None, None]
+    a, b = Between("training").eval(), Between("training").eval()
+    found = layerwise_cka(a, b, x.split(4))["norm"].dissimilarity
+    u, v = (
+        torch.cat([m.norm(m.conv(s)).detach().flatten(1) for s in x.double().split(4)]).numpy()
+        for m in (a.double(), b.double())
+    )
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_norm_without_a_root_has_no_features() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12)
+    a, b = Between("variance below 0").eval(), Between("variance below 0").eval()
+    found = layerwise_cka(a, b, x.split(5))
+    assert math.isnan(found["norm"].delta)
+    assert 0 < found["conv"].delta < 1
+
+
+def test_half_precision_is_rounded_behind_the_norm() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12).bfloat16()
+    a = Between("nothing").bfloat16().eval()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.conv.weight += 0.002 * torch.randn(4, 1, 3, 3)
+    found = layerwise_cka(a, b, x.split(5))["norm"].dissimilarity
+    u, v = (m.norm(m.conv(x)).detach().flatten(1).double().numpy() for m in (a, b))
+    assert found == pytest.approx(1 - reference_cka(u, v, "biased"), rel=1e-4)
 
 
 def test_a_norm_whose_input_becomes_another(caplog: pytest.LogCaptureFixture) -> None:

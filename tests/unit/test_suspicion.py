@@ -39,6 +39,9 @@ def test_its_own_model_says_otherwise() -> None:
     assert contradicted(received, {"a": 0.9}, 0.2) == set()  # the common model is nearly as good
     assert contradicted(received, {}, 0.2) == set()
     assert contradicted({"d": 0.1}, {"d": 0.9}, 0.2) == set()
+    # Of unequal sites the middle one counts, .6, not the best: .5 is within .2 of it.
+    assert contradicted({"a": 0.95, "b": 0.6, "c": 0.55, "d": 0.1}, {"d": 0.5}, 0.2) == {"d"}
+    assert contradicted({"a": 0.95, "b": 0.6, "c": 0.55, "d": 0.1}, {"d": 0.39}, 0.2) == set()
 
 
 def test_the_heaviest_points_away() -> None:

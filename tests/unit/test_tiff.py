@@ -54,10 +54,14 @@ def test_pillow_reads_packed_colours(tmp_path: Path, compression: str) -> None:
     np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), COLOURS)
 
 
-def test_alpha_is_dropped(tmp_path: Path) -> None:
-    deep = np.dstack([COLOURS, GREY]).astype(np.float32)
+def test_opaque_alpha_is_dropped_and_other_refused(tmp_path: Path) -> None:
+    deep = np.dstack([COLOURS, np.ones_like(GREY)]).astype(np.float32)
     tifffile.imwrite(tmp_path / "a.tif", deep, photometric="rgb", extrasamples=["unassalpha"])
     np.testing.assert_array_equal(decoded(tmp_path / "a.tif"), COLOURS)
+    deep[:3, :, 3] = 0.5
+    tifffile.imwrite(tmp_path / "clear.tif", deep, photometric="rgb", extrasamples=["unassalpha"])
+    with pytest.raises(ValueError, match="15 % of its pixels are transparent"):
+        decoded(tmp_path / "clear.tif")
 
 
 @pytest.mark.parametrize("tag", range(1, 9))

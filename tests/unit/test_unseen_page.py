@@ -174,7 +174,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     }  # fmt: skip
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
-    told = "By sex, the lowest auc with fed_avg is that of M, 0.200 below the best (how sure is not known)."
+    told = 'With fed_avg, across all sites sex "M" has the lowest AUC, 0.200 below the best (how sure is not known).'
     assert leads[1].text == f"Between groups of people: {told}"
     assert leads[1].picture is not None
     assert leads[1].picture.alt == (
@@ -277,7 +277,7 @@ def test_the_page_of_left_out_sites_has_groups_of_people(tmp_path: Path) -> None
     page = unseen_page(*found)
     assert [lead.section for lead in page.leads] == ["unseen_groups", "unseen"]
     text = page.leads[0].text
-    assert "the lowest auc with a is that of M in 2 of 2 runs" in text
+    assert 'With a, across all sites sex "M" (in 2 of 2 runs) has the lowest AUC' in text
     assert [lead.picture.name for lead in page.leads if lead.picture] == ["unseen_groups_of_sex", "unseen"]
     section = page.sections[1]
     assert [part.name for part in section.parts] == [

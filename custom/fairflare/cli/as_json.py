@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from fairflare.cli.data.doctor import Finding
 from fairflare.reporting.compare.comparison import Comparison, Row
 from fairflare.reporting.compare.difference_table import notes_of_differences
-from fairflare.reporting.compare.matrix import Matrix
 from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 
@@ -174,16 +173,12 @@ class EndedRun(_Part):
 
 
 class CompareDocument(_Document):
-    """``fairflare compare --json``; ``comparison``: null if no run completed; ``last``: of the last models.
-
-    ``matrix``: with ``--matrix``, see :class:`fairflare.reporting.compare.matrix.Matrix`.
-    """
+    """``fairflare compare --json``; ``comparison``: null if no run completed; ``last``: of the last models."""
 
     folder: str
     runs: list[EndedRun]
     comparison: ComparisonShown | None
     last: ComparisonShown | None
-    matrix: Matrix | None = None
 
 
 class FoundProblem(_Part):
@@ -296,9 +291,7 @@ def _row(row: Row[Any], sites: Sequence[str]) -> ComparedRow:
     )  # fmt: skip
 
 
-def of_compare(
-    folder: Path, runs: Iterable[Progress], found: Sequence[Comparison], matrix: Matrix | None = None
-) -> CompareDocument:
+def of_compare(folder: Path, runs: Iterable[Progress], found: Sequence[Comparison]) -> CompareDocument:
     """``compare`` as a document; ``found``: of the final models, and of the last ones where there are such."""
     made = [*map(of_comparison, found), None, None]
     return CompareDocument(
@@ -306,7 +299,6 @@ def of_compare(
         runs=[EndedRun(name=one.run.name, state=one.state, reason=one.reason) for one in runs],
         comparison=made[0],
         last=made[1],
-        matrix=matrix,
     )
 
 

@@ -29,7 +29,7 @@ from fairflare.data.intensity import Bounds
 log = logging.getLogger(__name__)
 
 DECODED_BYTES = 8 * 2**30
-FORM = 1  # of the files, and of what the decoding gives; another number: made anew
+FORM = 2  # of the files, and of what the decoding gives; another number: made anew
 UNUSED_DAYS = 30
 BLOCK = 1 << 20
 

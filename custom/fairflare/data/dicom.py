@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import files_of_series
+from fairflare.data.dicom_files import files_of_series, has_dicom_mark
+from fairflare.data.dicom_values import (
+    FLOATS,
+    HEADER_TAGS,
+    INVERTED,
+    LOSSY,
+    PALETTE,
+    PIXEL_TAGS,
+    Padding,
+    modality_table,
+    notes_of,
+    padding_of,
+    palette_colours,
+    stored_values,
+)
+from fairflare.data.geometry import Misfit, Plane, Stack, stack
+from fairflare.data.image_file import reading_as
 from fairflare.data.intensity import between
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says
@@ -26,14 +43,35 @@ TAGS = (
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
     "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "ImageOrientationPatient",
     "ImagePositionPatient", "PixelSpacing", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
+    *HEADER_TAGS,
+    "SOPClassUID", "SOPInstanceUID", "Modality", "FrameOfReferenceUID", "PatientOrientation", "GantryDetectorTilt",
+    "GridFrameOffsetVector", "DimensionIndexSequence", "EchoTime", "TriggerTime", "TemporalPositionIdentifier",
+    "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
-PALETTES = tuple(
-    f"{colour}PaletteColorLookupTable{part}"
-    for colour in ("Red", "Green", "Blue") for part in ("Descriptor", "Data")
-)  # fmt: skip
-GREY, INVERTED, PALETTE = "MONOCHROME2", "MONOCHROME1", "PALETTE COLOR"
+WHOLE = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber")
+GREY = "MONOCHROME2"
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-SMALLEST_STEP = 1e-3  # mm between slices of a series
+FILES_APART = (  # what tells files at one place apart, in this order
+    "EchoTime", "TriggerTime", "TemporalPositionIdentifier", "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
+)  # fmt: skip
+FRAMES_APART = (
+    "TemporalPositionIndex", "StackID", "ReferencedSegmentNumber", "EffectiveEchoTime", "DiffusionBValue",
+    "NominalCardiacTriggerDelayTime", "ComplexImageComponent", "FrameType",
+)  # fmt: skip
+PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions that are places
+NO_IMAGES = {  # by their modality: what they are, and what makes masks of them
+    "SEG": (
+        "DICOM SEG", "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi), or "
+        "get_volume of highdicom",
+    ),
+    "RTSTRUCT": (
+        "RT Structure Set", "plastimatch convert --input FILE --referenced-ct SERIES --output-labelmap MASK.nii.gz"
+    ),
+}  # fmt: skip
+NO_IMAGE_CLASSES = {  # SOP classes
+    "1.2.840.10008.5.1.4.1.1.66.4": "SEG", "1.2.840.10008.5.1.4.1.1.66.7": "SEG",
+    "1.2.840.10008.5.1.4.1.1.481.3": "RTSTRUCT",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,12 +109,15 @@ class Picture:
         bytes: of a value of the array that :func:`decode` makes.
         inverted: the lowest value is white.
         rescaling: slope and intercept of each frame, or of all.
-        window: the first that the header has.
-        across: direction in which the columns follow each other, then the rows (LPS); ``None``: it is not said.
-        position: of the first pixel, mm (LPS).
-        last: the same of the last frame.
-        spacing: of rows and of columns, mm.
-        series, number: to tell whether and in which order files belong together.
+        windows: of each frame, or of all, the first that the header has.
+        table: a Modality LUT gives the measured values.
+        padding: between which stored values, ends included, a pixel is no part of the picture.
+        eight_bits: values are 0 to 255, as stored.
+        lossy: the pixels were compressed so that single values are not kept.
+        notes: what is made of the values, see :func:`fairflare.data.dicom_values.notes_of`.
+        plane: of a file with one frame, where it lies and what belongs together.
+        stack: of its frames; ``rescaling`` and ``windows`` are in this order.
+        frame, posture: FrameOfReferenceUID and PatientOrientation.
     """
 
     path: Path
@@ -88,13 +129,16 @@ class Picture:
     inverted: bool
     photometric: str
     rescaling: tuple[tuple[float, float], ...]
-    window: Window | None
-    across: tuple[float, ...] | None
-    position: tuple[float, ...] | None
-    last: tuple[float, ...] | None
-    spacing: tuple[float, float]
-    series: str
-    number: int | None
+    windows: tuple[Window | None, ...]
+    table: bool
+    padding: Padding | None
+    eight_bits: bool
+    lossy: bool
+    notes: tuple[str, ...]
+    plane: Plane
+    stack: Stack
+    frame: str
+    posture: str
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,15 +152,13 @@ class Picture:
 
     @property
     def scaled(self) -> bool:
-        """Whether values are not as stored."""
-        return any(each != (1.0, 0.0) for each in self.rescaling)
+        """Whether values are not as stored: float32, NaN where the picture is padded."""
+        return self.table or self.padding is not None or self.rescaled
 
     @property
-    def normal(self) -> npt.NDArray[np.float64]:
-        """Direction of the slices of a series: to the left, the back or the head, whichever is nearest."""
-        assert self.across is not None
-        found = np.cross(self.across[:3], self.across[3:])
-        return np.asarray(found if found[np.abs(found).argmax()] > 0 else -found, np.float64)
+    def rescaled(self) -> bool:
+        """Whether a slope and an intercept are applied."""
+        return any(each != (1.0, 0.0) for each in self.rescaling)
 
 
 # ------------------------------------------------------------------------------------------------ headers
@@ -126,15 +168,40 @@ def headers(path: Path) -> tuple[Picture, ...]:
     """The header of a file, or those of a series in the order of its slices, from the feet, the right or the front.
 
     Raises:
-        ValueError: no DICOM, no image, or files that are not one series.
-        Exception: what pydicom raises for a damaged file.
+        Misfit: files or frames that are not one stack; a segmentation or a structure set.
+        ValueError: no DICOM, no image, or a damaged header.
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
     found = [_header(file, file.stat().st_mtime_ns) for file in files_of_series(path)]
     if not found:
         raise ValueError("the folder has no DICOM file")
-    return tuple(_in_order(found))
+    return tuple(found[k] for k in stack_of(found).order) if len(found) > 1 else tuple(found)
+
+
+def stack_of(pictures: Sequence[Picture]) -> Stack:
+    """How the frames of one file, or the files of a series, follow each other and where they lie.
+
+    Raises:
+        Misfit: they are not one stack.
+        ValueError: a series of files with several frames, or in colour.
+    """
+    first = pictures[0]
+    if len(pictures) == 1:
+        return first.stack
+    if any(picture.frames > 1 or picture.colour for picture in pictures):
+        raise ValueError("the series has files of several frames or in colour; name one file")
+    found = stack([p.plane for p in pictures], same=lambda i, j: _same_pixels(pictures[i].path, pictures[j].path))
+    if isinstance(found, Misfit):
+        raise found
+    return found
+
+
+def _same_pixels(*paths: Path) -> bool:
+    import pydicom
+
+    one, other = (pydicom.dcmread(path, specific_tags=["PixelData"]).get("PixelData") for path in paths)
+    return bool(one == other)
 
 
 @lru_cache(maxsize=4096)
@@ -142,33 +209,56 @@ def _header(path: Path, stamp: int) -> Picture:
     import pydicom
 
     check_stop()
-    meta = pydicom.filereader.read_file_meta_info(path)
-    if str(meta.get("TransferSyntaxUID", "")) == DEFLATED:
+    if not has_dicom_mark(path):
+        raise ValueError("it is no DICOM file: the mark DICM at byte 128 is missing; export it again, with its header")
+    with reading_as("DICOM file"):
+        syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
+    if syntax == DEFLATED:
         raise ValueError("the file is packed as a whole (deflated), which is not read; store it explicit little endian")
-    head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
-    if "Rows" not in head or "Columns" not in head:
+    with reading_as("DICOM file"):
+        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
+    kind = NO_IMAGE_CLASSES.get(str(head.get("SOPClassUID", "")), str(head.get("Modality", "")))
+    if kind in NO_IMAGES:
+        what, remedy = NO_IMAGES[kind]
+        raise Misfit(what, "", f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
+    if not syntax or "Rows" not in head or "Columns" not in head:
         raise ValueError("it is a DICOM file without an image")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
     if kind not in (GREY, INVERTED, PALETTE, *COLOUR):
         raise ValueError(
             f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR"
         )
-    return _picture(path, head, kind)
+    if "AlphaPaletteColorLookupTableDescriptor" in head:
+        raise ValueError("its palette has an alpha channel, which is not applied; export it without transparency")
+    for name in WHOLE:
+        try:
+            int(head.get(name) or 0)
+        except (TypeError, ValueError):
+            raise ValueError(f"its header is damaged: {name} is {head.get(name)!r}, no whole number") from None
+    return _picture(path, head, kind, syntax)
 
 
-def _picture(path: Path, head: Any, kind: str) -> Picture:
+def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     frames = int(head.get("NumberOfFrames") or 1)
     colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
-    groups = [_groups(head, number) for number in range(frames)] if _groups(head, 0) else [[head]]
-    rescaling = tuple(
-        (float(_first(group, "RescaleSlope", 1.0)), float(_first(group, "RescaleIntercept", 0.0)))
-        for group in ([head, *inner] for inner in groups)
-    )
-    scaled = any(each != (1.0, 0.0) for each in rescaling)
-    own, end = [head, *groups[0]], [head, *groups[-1]]
+    groups = _frame_groups(head, frames)
+    planes = _planes(path, head, kind, groups, frames)
+    found = stack(planes, "frames" if frames > 1 else "files")  # of frames without places there is one plane
+    if isinstance(found, Misfit):
+        raise found
+    ordered = [[*groups[k], head] for k in (found.order if len(groups) > 1 else (0,))]
+    rescaling = tuple(map(_rescale, ordered))
+    rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
+    tables = [name for name, there in (("a palette", kind == PALETTE), ("a Modality LUT", table)) if there]
+    if len(tables) + rescaled > 1:
+        raise ValueError(
+            f"its header has {' and '.join([*tables, *(['a slope and intercept'] if rescaled else [])])}, and at most "
+            "one of them can give the values; export the file again"
+        )
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
-    spacing = _numbers(_first(own, "PixelSpacing", None), 2)
-    number = head.get("InstanceNumber")
+    padding, ignored = padding_of(head)
+    scaled = rescaled or table or padding is not None
+    signed = bool(head.get("PixelRepresentation"))
     return Picture(
         path=path,
         rows=int(head.Rows),
@@ -176,17 +266,116 @@ def _picture(path: Path, head: Any, kind: str) -> Picture:
         frames=frames,
         colour=colours == 3,
         bytes=max(stored, 4) if scaled else stored,
-        inverted=kind == INVERTED,
+        inverted=kind == INVERTED or head.get("PresentationLUTShape") == "INVERSE",
         photometric=kind,
         rescaling=rescaling,
-        window=_window(own),
-        across=_numbers(_first(own, "ImageOrientationPatient", None), 6),
-        position=_numbers(_first(own, "ImagePositionPatient", None), 3),
-        last=_numbers(_first(end, "ImagePositionPatient", None), 3),
-        spacing=(spacing[0], spacing[1]) if spacing else (1.0, 1.0),
-        series=str(head.get("SeriesInstanceUID", "")),
-        number=None if number is None else int(number),
+        windows=tuple(map(_window, ordered)),
+        table=table,
+        padding=padding,
+        eight_bits=int(head.get("BitsAllocated") or 8) == 8 and not (rescaled or table or signed),
+        lossy=syntax in LOSSY or str(head.get("LossyImageCompression")) == "01",
+        notes=notes_of(head, padding is not None) + ((ignored,) if ignored else ()),
+        plane=planes[0],
+        stack=found,
+        frame=str(head.get("FrameOfReferenceUID", "")),
+        posture=_text(head.get("PatientOrientation")),
     )
+
+
+def _rescale(places: Sequence[Any]) -> tuple[float, float]:
+    found = _first(places, "RescaleSlope", 1.0), _first(places, "RescaleIntercept", 0.0)
+    try:
+        slope, intercept = float(found[0]), float(found[1])
+    except (TypeError, ValueError):
+        slope = intercept = math.nan
+    if slope == 0 or not (math.isfinite(slope) and math.isfinite(intercept)):
+        raise ValueError(f"its header is damaged: RescaleSlope is {found[0]}, RescaleIntercept {found[1]}")
+    return slope, intercept
+
+
+def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
+    """Of each frame what stands in its functional groups, its own before those of all; else one entry, of all."""
+    own = head.get("PerFrameFunctionalGroupsSequence")
+    if own and len(own) != frames:
+        value = f"its header has {len(own)} functional groups for {frames} frames"
+        raise Misfit("groups and frames differ in number", "", value, "Fetch the file again, or leave it out")
+    return [_groups(head, number) for number in range(frames if own else 1)]
+
+
+def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], frames: int) -> list[Plane]:
+    """Where each frame lies, as its functional groups say it; the top of the header speaks of a single one.
+
+    The frames of a dose are offsets along the normal (PS3.3, C.8.8.3). Without places there is one entry.
+    """
+    alike = {"size": f"{head.Rows} x {head.Columns}", "PhotometricInterpretation": kind}
+    alike |= {name: str(head.get(name, "")) for name in ("SOPClassUID", "FrameOfReferenceUID")}
+    alike = {"SeriesInstanceUID": str(head.get("SeriesInstanceUID", "")), **alike}
+    apart = {name: _text(head.get(name)) for name in FILES_APART}
+    tilt, number = float(head.get("GantryDetectorTilt") or 0), head.get("InstanceNumber")
+    offsets = head.get("GridFrameOffsetVector")
+    usual = Plane(
+        f"'{path.name}'",
+        number=None if number is None else int(number),
+        tilt=tilt,
+        modality=_text(head.get("Modality")),
+        alike=alike,
+        apart=apart,
+    )
+    if not any(groups):  # of no functional groups
+        top = replace(usual, **_place([head]))
+        if frames == 1:
+            return [top]
+        if not offsets or len(offsets) != frames or top.position is None or top.across is None:
+            return [usual]
+        if float(offsets[0]) != 0:
+            value = f"its GridFrameOffsetVector begins with {float(offsets[0]):g}, not with 0"
+            raise Misfit("offsets of frames that are not relative", "", value, "Fetch the file again, or leave it out")
+        normal = np.cross(top.across[:3], top.across[3:])
+        behind = (np.array(top.position) + float(offset) * normal for offset in offsets)
+        return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
+    pointers = [str(each.get("DimensionIndexPointer", "")) for each in head.get("DimensionIndexSequence") or ()]
+    found = []
+    for k, places in enumerate(groups):
+        own = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
+        values = _first(places, "DimensionIndexValues", None)
+        values = [values] if isinstance(values, int) else values or ()
+        own |= {
+            f"dimension {n}": str(v) for n, v in zip(map(_keyword, pointers), values, strict=False) if n not in PLACES
+        }
+        one = replace(usual, **_place(places))
+        told = {name: own[name] for name in ("TemporalPositionIndex", "StackID")}
+        found.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=told, apart=own))
+    return found
+
+
+def _place(places: Sequence[Any]) -> dict[str, Any]:
+    position = _first(places, "ImagePositionPatient", None)
+    return {
+        "position": _numbers(position, 3),
+        "across": _numbers(_first(places, "ImageOrientationPatient", None), 6),
+        "spacing": _numbers(_first(places, "PixelSpacing", None), 2),
+        "decimals": max((_decimals(value) for value in position or ()), default=0),
+    }
+
+
+def _decimals(value: Any) -> int:
+    """Digits behind the point, as the header has them."""
+    exponent = Decimal(str(value)).as_tuple().exponent
+    return max(-exponent, 0) if isinstance(exponent, int) else 0
+
+
+def _keyword(pointer: str) -> str:
+    from pydicom.datadict import keyword_for_tag
+
+    try:
+        return keyword_for_tag(int(pointer.strip("()").replace(",", "").replace(" ", ""), 16)) or pointer
+    except ValueError:
+        return pointer
+
+
+def _text(value: Any) -> str:
+    r"""As the header has it: ``L\P``."""
+    return "" if value is None else str(value) if isinstance(value, (str, int, float)) else "\\".join(map(str, value))
 
 
 def _groups(head: Any, frame: int) -> list[Any]:
@@ -203,14 +392,17 @@ def _is_items(value: Any) -> bool:
 
 
 def _first(places: Sequence[Any], name: str, default: Any) -> Any:
-    found = (place.get(name) for place in reversed(places))
+    found = (place.get(name) for place in places)
     return next((value for value in found if value is not None and value != ""), default)
 
 
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
     if value is None or len(value) != count:
         return None
-    found = tuple(float(each) for each in value)
+    try:
+        found = tuple(float(each) for each in value)
+    except ValueError:
+        raise ValueError(f"its header is damaged: {list(value)} are no {count} numbers") from None
     return found if all(map(math.isfinite, found)) else None
 
 
@@ -218,43 +410,11 @@ def _window(places: Sequence[Any]) -> Window | None:
     centre, width = _first(places, "WindowCenter", None), _first(places, "WindowWidth", None)
     if centre is None or width is None:
         return None
-    first = [value if isinstance(value, (int, float)) else value[0] for value in (centre, width)]
+    first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
-    usable = float(first[1]) > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-    return Window(float(first[0]), float(first[1]), function) if usable else None
-
-
-def _in_order(found: list[Picture]) -> list[Picture]:
-    first = found[0]
-    series = {picture.series for picture in found}
-    if len(series) > 1:
-        raise ValueError(
-            f"the folder holds {len(series)} DICOM series; give each a folder of its own, or name one file"
-        )
-    for picture in found[1:]:
-        if picture.shape != first.shape or picture.photometric != first.photometric or picture.across != first.across:
-            raise ValueError(
-                f"'{picture.path.name}' and '{first.path.name}' of the series differ in size, kind or direction; a "
-                "series of a localiser or of several stacks is no volume: name one file"
-            )
-    if len(found) > 1 and (first.frames > 1 or first.colour):
-        raise ValueError("the series has files of several frames or in colour; name one file")
-    if len(found) == 1:
-        return found
-    if first.across is not None and all(picture.position is not None for picture in found):
-        places = [float(np.dot(picture.position or (), first.normal)) for picture in found]
-        apart, remedy = (
-            SMALLEST_STEP,
-            "several slices lie at one place (echoes, phases); give each stack its own folder",
-        )
-    else:
-        places = [math.nan if picture.number is None else float(picture.number) for picture in found]
-        apart, remedy = 0.5, "its files say neither where a slice lies nor its number; name one file"
-    order = sorted(range(len(found)), key=places.__getitem__)
-    steps = np.diff(np.array(places)[order])
-    if not (steps > apart).all():  # also where one is not a number
-        raise ValueError(f"the series has no order: {remedy}")
-    return [found[place] for place in order]
+    found = _numbers(first, 2)
+    usable = found and found[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+    return Window(found[0], found[1], function) if found and usable else None
 
 
 # ------------------------------------------------------------------------------------------------ pixels
@@ -268,11 +428,10 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
         is_mask: a palette's indices are the values.
 
     Returns:
-        the stored type where nothing is rescaled, else float32.
+        the stored type where nothing is rescaled, else float32; of an image NaN, of a mask 0 where it is padded.
 
     Raises:
-        ValueError: compressed in a way that this machine cannot read; says which package would.
-        Exception: what pydicom raises for a damaged file.
+        ValueError: damaged, or compressed in a way that this machine cannot read; says which package would.
     """
     if len(pictures) == 1:
         return _pixels(pictures[0], is_mask)
@@ -293,68 +452,40 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
 def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
     import pydicom
 
-    _check_readable(picture.path)
-    found = pydicom.pixels.pixel_array(picture.path)
-    shape = picture.shape
+    with reading_as("DICOM file"):
+        dataset = pydicom.dcmread(picture.path, specific_tags=list(PIXEL_TAGS))
+    if "PixelData" not in dataset and not any(name in dataset for name in FLOATS):
+        raise ValueError("it is a DICOM file without an image: its header describes one, the pixels are missing")
+    stored = stored_values(dataset)
+    found, shape = stored, picture.shape
     if picture.photometric == PALETTE and is_mask:
         shape = shape[:-1]
     elif picture.photometric == PALETTE:
-        palettes = pydicom.dcmread(picture.path, stop_before_pixels=True, specific_tags=list(PALETTES))
-        found = _coloured(pydicom.pixels.apply_color_lut(found, palettes))
+        found = palette_colours(dataset, stored)
+    elif picture.table:
+        found = modality_table(dataset, stored)
     if picture.frames > 1:
-        found = np.moveaxis(found, 0, 2)
+        found, stored = np.moveaxis(found, 0, 2), np.moveaxis(stored, 0, 2)
+        if len(picture.stack.order) == picture.frames:
+            found, stored = found[:, :, list(picture.stack.order)], stored[:, :, list(picture.stack.order)]
     if found.shape != shape:
         raise ValueError(f"the file is damaged: its header describes {shape}, it has {found.shape}")
-    return _rescaled(found, picture)
-
-
-def _rescaled(found: npt.NDArray[Any], picture: Picture) -> npt.NDArray[Any]:
-    if not picture.scaled:
-        return found
-    slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
-    return found.astype(np.float32) * slopes + intercepts  # of each frame, the last axis
-
-
-def _coloured(found: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Palettes of 16 bits, which mostly hold 8 bits in the upper byte, as the pictures that they are."""
-    return (found >> 8).astype(np.uint8) if found.dtype == np.uint16 else found
-
-
-def _check_readable(path: Path) -> None:
-    from pydicom.filereader import read_file_meta_info
-    from pydicom.pixels import get_decoder
-
-    syntax = read_file_meta_info(path).TransferSyntaxUID
-    try:
-        decoder = get_decoder(syntax)
-    except NotImplementedError:
+    if is_mask and picture.lossy:
         raise ValueError(
-            f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file"
-        ) from None
-    if not decoder.is_available:
-        ways = "; or ".join(decoder.missing_dependencies)
-        raise ValueError(
-            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed here. Install "
-            f"one ({ways}), or store the file uncompressed"
+            "it is compressed with loss, which changes labels: it holds "
+            f"{len(np.unique(found))} different values; store the mask again from its source, without loss"
         )
+    if picture.rescaled:
+        slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
+        found = found.astype(np.float32) * slopes + intercepts  # of each frame, the last axis
+    if picture.padding is None:
+        return found
+    low, high = picture.padding
+    outside = (stored >= low) & (stored <= high)
+    return np.where(outside, 0, found).astype(found.dtype) if is_mask else _padded(found, outside)
 
 
-# ------------------------------------------------------------------------------------------------ where it lies
-
-
-def affine_of(pictures: Sequence[Picture]) -> npt.NDArray[np.float64] | None:
-    """From (row, column, slice) to mm to the right, front and head (RAS), (4, 4); ``None``: it is not said."""
-    first = pictures[0]
-    if first.across is None:
-        return None
-    across, down = np.array(first.across[:3]), np.array(first.across[3:])
-    count = len(pictures) if len(pictures) > 1 else first.frames
-    start = np.array(first.position or (0.0, 0.0, 0.0))
-    end = pictures[-1].position if len(pictures) > 1 else first.last
-    step = first.normal
-    if count > 1 and end is not None and np.linalg.norm(end - start) > SMALLEST_STEP:
-        step = (np.array(end) - start) / (count - 1)
-    found = np.eye(4)
-    found[:3] = np.stack([down * first.spacing[0], across * first.spacing[1], step, start], axis=1)
-    found[:2] *= -1  # from LPS
-    return found
+def _padded(found: npt.NDArray[Any], outside: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    values = found.astype(np.float32)
+    values[outside] = np.nan
+    return values

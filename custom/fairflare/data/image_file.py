@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,12 +19,23 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.data.dicom_files import DICOM, has_dicom_mark
+from fairflare.data.picture_values import (
+    check_mask,
+    check_opaque,
+    in_rgb,
+    is_reduced,
+    min_is_white,
+    plain_mode,
+    smaller_pages,
+    white_high,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
     from fairflare.data.dicom import Window
+    from fairflare.data.geometry import Grid
 
 TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
@@ -34,8 +46,37 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: a value), passes; the four that may be kept at once take 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
-TIFF_FLIPS: tuple[tuple[int, ...], ...] = ((), (1,), (0, 1), (0,))  # by the orientation tag; 5 to 8 are transposed
+SUB_PAGES = 330  # a tag of TIFF
+INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
+CIFTI = range(3000, 3100)  # intents of a NIfTI file
+BY_PALETTE = "its palette's indices are the labels"
+PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
+ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
+
+
+@contextmanager
+def reading_as(what: str) -> Iterator[None]:
+    """Say what a library raises for a damaged file in words of ours; the library's own are the cause.
+
+    Args:
+        what: the file is to be.
+
+    Raises:
+        ValueError: instead of all but lack of memory and an ``OSError`` with a number, which says what is wrong.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
+            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
+        if type(error).__name__ == "DecompressionBombError":
+            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
+        raise ValueError(f"it is damaged, or no {what}") from error
 
 
 class TooLarge(ValueError):
@@ -52,21 +93,30 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a header says besides the array's size.
+    """What a header says besides the values.
 
     Attributes:
+        grid: how the array lies.
         slices: how many the file holds; None: it is one picture.
-        affine: from (row, column, slice) of the decoded array to mm (RAS), (4, 4); None: the file does not say.
         inverted: the lowest value is white.
-        window: the first that the header has.
+        windows: the first that the header has, of each slice or of all.
+        padded: where the array is NaN there is no picture.
+        eight_bits: values are 0 to 255, in whatever type they come.
         shape: of the decoded array, of volumes.
     """
 
+    grid: Grid
     slices: int | None = None
-    affine: npt.NDArray[Any] | None = None
     inverted: bool = False
-    window: Window | None = None
+    windows: tuple[Window | None, ...] = (None,)
+    padded: bool = False
+    eight_bits: bool = False
     shape: tuple[int, ...] = ()
+
+    @property
+    def affine(self) -> npt.NDArray[Any] | None:
+        """See :attr:`Grid.affine`."""
+        return self.grid.affine
 
 
 @dataclass(frozen=True)
@@ -98,21 +148,23 @@ class ImageFile(ABC):
 
         Raises:
             TooLarge: it would take more, by its header.
-            Exception: what the libraries raise for a damaged file; ``ValueError`` when an array or volume is longer or
-                shorter than its header says. Of pictures Pillow finds only what is missing.
+            ValueError: it is damaged, of another kind, or holds what cannot be used (alpha, several pages, a mask's
+                colours). Of pictures Pillow finds only what is missing.
+            OSError: it cannot be opened.
         """
 
+    @abstractmethod
     def facts(self) -> Facts:
-        """What the header says besides; of a file that could be decoded."""
-        return Facts()
-
-    def look(self) -> Facts:
-        """The same of a file that nobody decoded: opens it, and reads its header alone.
+        """What the header says besides; nothing is decoded.
 
         Raises:
-            Exception: what the libraries raise for a file that is none.
+            Misfit: its slices are no stack, or it says of its place what cannot be.
+            ValueError: it is none.
         """
-        return self.facts()
+
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        """Return what is made of the file's values, or of what it holds besides, in words that are the same for all."""
+        return ()
 
 
 class Picture(ImageFile):
@@ -121,22 +173,62 @@ class Picture(ImageFile):
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
         from PIL.ImageMode import getmode
-        from PIL.ImageOps import exif_transpose
+
+        from fairflare.data.geometry import tag_turn
+        from fairflare.data.orientation import turned
 
         with self.opened() as picture:
             if picture is None:
-                return _tiff(self.path, limit)
-            mode = _plain_mode(picture.mode, is_mask)
-            sizes = [len(m.bands) * np.dtype(m.typestr).itemsize for m in (getmode(picture.mode), getmode(mode))]
+                return _tiff(self.path, limit, is_mask)
+            mode = plain_mode(picture.mode, is_mask)
+            alpha = "A" in picture.getbands() or "transparency" in picture.info
+            modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
+            sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
-            exif_transpose(picture, in_place=True)  # what a camera wrote about how it was held
-            return np.asarray(picture if mode == picture.mode else picture.convert(mode))
+            reduced = is_reduced(picture)  # once decoded nobody knows
+            tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
+            with reading_as("picture"):
+                # A palette's indices say all that its transparency says.
+                clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
+                array = np.asarray(in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
+            if not (is_mask and picture.mode == "P"):
+                check_opaque(clear, array, is_mask)
+            if is_mask:
+                check_mask(picture, array, reduced)
+            array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
+            return turned(array, tag_turn(tag))  # what a camera wrote about how it was held
 
-    def look(self) -> Facts:
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
         with self.opened() as picture:
             if picture is None:
-                _tiff(self.path, None)
-        return Facts()
+                return ()
+            said = {
+                BY_PALETTE: is_mask and picture.mode == "P",
+                f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
+                "its 16 bits are read with 8": not is_mask and is_reduced(picture),
+                "its lowest value is white, and it is inverted": min_is_white(picture),
+                "its ICC profile is not applied": "icc_profile" in picture.info and picture.mode != "LAB",
+                "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
+                "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
+            }
+            return tuple(note for note, true in said.items() if true)
+
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid, tag_turn
+
+        with self.opened() as picture:
+            if picture is None:
+                height, width, tag = _tiff_head(self.path)
+            else:
+                height, width, tag = picture.height, picture.width, _tag_of(picture)
+                stored: Any = getattr(picture, "tag_v2", None)  # of a TIFF: Pillow 13 gives the turned size
+                if stored is not None:
+                    height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
+        strange = tag is not None and tag not in range(1, 9)
+        note = "an orientation tag that is none of 1 to 8 counts as 1" if strange else ""
+        tag = 1 if strange else tag
+        sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
+        return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
     @contextmanager
     def opened(self) -> Iterator[Image.Image | None]:
@@ -147,13 +239,17 @@ class Picture(ImageFile):
         with ExitStack() as files:
             file = files.enter_context(self.path.open("rb"))
             picture = None
-            try:
-                picture = files.enter_context(Image.open(file))
-            except UnidentifiedImageError:
-                if suffix_of(self.path) not in TIFFS:
-                    raise
-            if picture is not None and picture.format == "TIFF":
-                _check_pages(getattr(picture, "n_frames", 1))
+            with reading_as("picture"):
+                try:
+                    picture = files.enter_context(Image.open(file))
+                    pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
+                    if picture.format == "TIFF":
+                        pages += smaller_pages(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined, operator]
+                except UnidentifiedImageError:
+                    if suffix_of(self.path) not in TIFFS:
+                        raise
+            if picture is not None:
+                _check_pages(pages)
             yield picture
 
 
@@ -170,19 +266,22 @@ class Array(ImageFile):
         import numpy as np
 
         with self.path.open("rb") as file:
-            version = np.lib.format.read_magic(file)
-            readers: dict[Any, Callable[[Any], Any]] = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }
-            if version not in readers:
-                raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
-            shape, _, dtype = readers[version](file)
+            shape, dtype = _npy_header(file)
             size = _count(shape) * dtype.itemsize
             _check(size, limit)
-            if not dtype.hasobject:
-                _check_length(file.tell() + size, self.path.stat().st_size)
-        return np.load(self.path, allow_pickle=False)
+            _check_length(file.tell() + size, self.path.stat().st_size)
+        with reading_as(".npy file"):
+            return np.load(self.path, allow_pickle=False)
+
+    def facts(self) -> Facts:
+        from fairflare.data.geometry import Grid
+
+        with self.path.open("rb") as file:
+            shape, _ = _npy_header(file)
+        plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # channels first
+        slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
+        rows, columns = (*plane, 1, 1)[:2]
+        return Facts(Grid((rows, columns, slices)), shape=shape)
 
 
 class Volume(ImageFile):
@@ -194,39 +293,45 @@ class Volume(ImageFile):
         # From one stream, so that a compressed file is unpacked once, and no further than its header says.
         import numpy as np
         from nibabel.fileholders import FileHolder
-        from nibabel.nifti1 import Nifti1Image
-        from nibabel.nifti2 import Nifti2Image
 
-        packed = suffix_of(self.path) == ".nii.gz"
-        with gzip.open(self.path, "rb") if packed else self.path.open("rb") as stream:
-            head = stream.read(Nifti2Image.header_class.sizeof_hdr)
-            kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
-            if kind is None:
-                raise ValueError("it is no NIfTI file")
-            header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
-            offset, values = int(header["vox_offset"]), _count(header.get_data_shape())
-            stored = values * header.get_data_dtype().itemsize
-            scaled = header.get_slope_inter() not in ((None, None), (1.0, 0.0))
+        from fairflare.data.geometry import three_axes
+
+        with self.opened() as stream:
+            kind, header = _nifti_header(stream)
+            axes = three_axes(header.get_data_shape())
+            with reading_as("NIfTI file"):
+                offset, item, slope = (
+                    int(header["vox_offset"]),
+                    header.get_data_dtype().itemsize,
+                    header.get_slope_inter(),
+                )
+            values = _count(header.get_data_shape())
+            stored = values * item
+            scaled = slope not in ((None, None), (1.0, 0.0))
             # nibabel reads what lies before the volume too.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
-            if not packed:
+            if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
-            image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
-            array = np.asanyarray(image.dataobj)
-            stream.seek(offset + stored)
-            if stream.read(1):  # at its end gzip compares the checksum as well
+            with reading_as("NIfTI file"):
+                image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
+                array = np.asanyarray(image.dataobj).reshape(axes)
+                stream.seek(offset + stored)
+                more = stream.read(1)  # at its end gzip compares the checksum as well
+            if more:
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
-        return array.swapaxes(0, 1) if array.ndim > 1 else array  # rows first, as in pictures
+        return array.swapaxes(0, 1)  # rows first, as in pictures
+
+    def opened(self) -> Any:
+        """The unpacked bytes of the file."""
+        return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
-        import nibabel
-        import numpy as np
+        from fairflare.data.geometry import nifti_grid, three_axes
 
-        image: Any = nibabel.load(self.path)
-        said = int(image.header["qform_code"]) != 0 or int(image.header["sform_code"]) != 0
-        affine = np.asarray(image.affine)[:, [1, 0, 2, 3]] if said else None  # else nibabel guesses
-        shape = (*image.shape[1::-1], *image.shape[2:])
-        return Facts(shape[2] if len(shape) == 3 else None, affine, shape=shape)
+        with self.opened() as stream:
+            header = _nifti_header(stream)[1]
+        grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
+        return Facts(grid, grid.shape[2] if len(axes) == 3 else None, shape=grid.shape[: len(axes)])
 
 
 class Dicom(ImageFile):
@@ -244,14 +349,31 @@ class Dicom(ImageFile):
 
     def facts(self) -> Facts:
         from fairflare.data import dicom
+        from fairflare.data.geometry import Grid
 
         pictures = dicom.headers(self.path)
-        first = pictures[0]
+        first, found = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
         shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
-        affine = dicom.affine_of(pictures)
-        return Facts(frames if several else None, affine, first.inverted, first.window, shape)
+        said = () if found.affine is None else (("header", found.affine),)
+        of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
+        grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
+        windows = tuple(window for picture in pictures for window in picture.windows)
+        return Facts(
+            grid,
+            frames if several else None,
+            first.inverted,
+            windows,
+            any(picture.padding is not None for picture in pictures),
+            all(picture.eight_bits for picture in pictures),
+            shape,
+        )
+
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        from fairflare.data import dicom
+
+        return tuple(dict.fromkeys(note for picture in dicom.headers(self.path) for note in picture.notes))
 
 
 KINDS: dict[str, type[ImageFile]] = {
@@ -298,34 +420,104 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
-def _tiff(path: Path, limit: int | None) -> npt.NDArray[Any]:
-    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says.
+def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and type of an array, from the beginning of a file."""
+    import numpy as np
 
-    Without a limit nothing is decoded, and the array is empty.
-    """
+    with reading_as(".npy file"):
+        version = np.lib.format.read_magic(file)
+    readers: dict[Any, Callable[[Any], Any]] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    with reading_as(".npy file"):
+        shape, _, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, not numbers")
+    return tuple(shape), dtype
+
+
+def _nifti_header(stream: Any) -> tuple[Any, Any]:
+    """Kind of image and header, not checked, from the beginning of a file."""
+    from nibabel.nifti1 import Nifti1Image
+    from nibabel.nifti2 import Nifti2Image
+
+    with reading_as("NIfTI file"):
+        head = stream.read(Nifti2Image.header_class.sizeof_hdr)
+    kind = next((k for k in (Nifti2Image, Nifti1Image) if k.header_class.may_contain_header(head)), None)
+    if kind is None:
+        raise ValueError("it is no NIfTI file")
+    header = kind.header_class(head[: kind.header_class.sizeof_hdr], check=False)
+    if int(header["intent_code"]) in CIFTI:
+        raise ValueError("it is a CIFTI file, which holds surfaces or connections, no volume")
+    return kind, header
+
+
+def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
+    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says."""
     import numpy as np
     import tifffile
 
-    with tifffile.TiffFile(path) as tiff:
-        _check_pages(len(tiff.pages))
-        page = tiff.pages.first
-        if limit is None:
-            return np.empty(0)
+    from fairflare.data.geometry import tag_turn
+    from fairflare.data.orientation import turned
+
+    with ExitStack() as files:
+        with reading_as("TIFF"):
+            tiff = files.enter_context(tifffile.TiffFile(path))
+            page = tiff.pages.first
+            pages = len(tiff.pages) + smaller_pages(page.tags.valueof(SUB_PAGES))
+        _check_pages(pages)
+        white_low = page.photometric == 0
+        if page.photometric not in (0, 1, 2) or (
+            white_low and (is_mask or page.dtype is None or page.dtype.kind == "f")
+        ):
+            said = str(getattr(page.photometric, "name", page.photometric))
+            raise ValueError(f"its values are stored as {said} (PhotometricInterpretation); save it as grey or RGB")
         _check(page.nbytes, limit)
         try:
             array = page.asarray()
         except ValueError as error:
             if "imagecodecs" in str(error):
-                raise ValueError(f"{error} (pip install 'fairflare[tiff]')") from error
-            raise
+                raise ValueError(f"it is packed as {page.compression.name} (pip install 'fairflare[tiff]')") from error
+            raise ValueError("it is damaged, or no TIFF") from error
         array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
         alpha = sum(kind in ALPHA for kind in page.extrasamples)
         if alpha and array.ndim == 3:
-            array = array[:, :, :-alpha]
-        turn = int(page.tags.valueof("Orientation", 1)) - 1
-    if turn >= len(TIFF_FLIPS):
-        array = array.swapaxes(0, 1)
-    return np.flip(array, TIFF_FLIPS[turn % len(TIFF_FLIPS)])
+            array, over = array[:, :, :-alpha], array[:, :, -alpha:]
+            full = np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1
+            check_opaque(full - over, array, is_mask)
+        tag = page.tags.valueof("Orientation", None)
+    return turned(white_high(array) if white_low else array, tag_turn(tag))
+
+
+def _tag_of(picture: Any) -> int | None:
+    """The orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
+    from PIL import Image
+
+    found = Image.Image.getexif(picture)  # that of PngImageFile decodes the pixels first
+    if picture.format == "PNG" and ORIENTATION not in found:  # it may stand behind them
+        at = picture.fp.tell()
+        picture.fp.seek(8)
+        while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":
+            picture.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
+        if head[4:] == b"eXIf":
+            found = Image.Exif()
+            found.load(picture.fp.read(int.from_bytes(head[:4], "big")))
+        picture.fp.seek(at)
+    tag = found.get(ORIENTATION)
+    return tag if isinstance(tag, int) else None
+
+
+def _tiff_head(path: Path) -> tuple[int, int, int | None]:
+    """Height, width and orientation tag as they are stored."""
+    import tifffile
+
+    with tifffile.TiffFile(path) as tiff:
+        _check_pages(len(tiff.pages))
+        page = tiff.pages.first
+        return page.imagelength, page.imagewidth, page.tags.valueof("Orientation", None)
 
 
 def _check_pages(pages: int) -> None:
@@ -347,10 +539,3 @@ def _count(shape: tuple[int, ...]) -> int:
     if any(length < 0 for length in shape):
         raise ValueError(f"the file is damaged: its header describes the shape {shape}")
     return math.prod(shape)
-
-
-def _plain_mode(mode: str, is_mask: bool) -> str:
-    """Colours instead of palette indices, no alpha; grey pictures as they are. Of a mask the indices are the labels."""
-    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
-        return "RGB"
-    return "L" if mode == "LA" else mode

@@ -1,4 +1,4 @@
-"""Grey values of a file to [0, 1], by what the task chose."""
+"""Values of a file: grey ones to [0, 1], by what the task chose, and labels to whole numbers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this i
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
 INTENSITIES: tuple[str, ...] = get_args(Intensity)
+LABEL_OFF = 1e-3  # from a whole number: what scaling and float32 do to a label
+SHOWN_LABELS = 5
+MOST_LABEL = 2**31
 DEVIATIONS = 3.0  # of "zscore", below and above the mean
 
 #: What each does, for whoever finds a model years later.
@@ -25,14 +28,19 @@ IN_WORDS = {
 Bounds = tuple[float, float]
 
 
-def bounds_of(array: npt.NDArray[Any], kind: str) -> Bounds | None:
+def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
     """What becomes 0 and 1; ``None``: some values are NaN or infinite. Alike where all values are.
 
     Args:
         array: the values of a whole file.
         kind: ``"range"``, ``"percentile"``, ``"zscore"``; ``"percentile, inverted"``: the darkest percent is white.
+        padded: NaN marks what lies outside the picture, and does not count.
     """
     values = array.astype(np.float32)
+    if padded:
+        values = values[~np.isnan(values)]
+        if not values.size:
+            return 0.0, 0.0
     if not np.isfinite(values).all():
         return None
     low, high = float(values.min()), float(values.max())
@@ -55,3 +63,31 @@ def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]
         return np.zeros(values.shape, np.float32)
     scaled = (values.astype(np.float32) - np.float32(low)) / np.float32(high - low)
     return np.clip(scaled, 0.0, 1.0, out=scaled)
+
+
+def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the labels of a mask: values that are whole numbers of 0 and more within 0.001.
+
+    Raises:
+        ValueError: some are none; shows the first and where the first of them is.
+    """
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"its values are {array.dtype}, no labels")
+    if array.dtype.kind == "b" or not array.size:
+        return array.astype(np.int64)
+    usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # NaN is not
+    if array.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            usable &= np.abs(array - np.round(array)) <= LABEL_OFF
+    if usable.all():
+        return np.round(array).astype(np.int64)
+    places = np.argwhere(~usable)
+    values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:SHOWN_LABELS]
+    where = ", ".join(
+        f"{name} {at}" for name, at in zip(("row", "column", "slice", "channel"), places[0], strict=False)
+    )
+    more = " ..." if len(places) > 1 else ""
+    raise ValueError(
+        f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
+        f"{', '.join(values)}{more}, the first at {where} (from 0)"
+    )

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairflare.base.checks import few
+from fairflare.data.geometry.misfits import Misfit
+from fairflare.data.geometry.misfits import by_kind as misfits_by_kind
 from fairflare.data.listing.samples import DataError, Sample
 
 NAMED = 3  # files of a kind that a message names
-FEW = 8  # different values of a drawn mask; a photograph has more, and so has a mask as JPEG
-JPEG = b"\xff\xd8\xff"
+FEW = 8  # different values of a drawn mask; a photograph has more
 # What differs between messages of one kind: names in quotes, and numbers.
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
@@ -36,9 +37,17 @@ def grouped(problems: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
     return list(found.values())
 
 
-def by_kind(problems: Iterable[tuple[str, str]]) -> list[str]:
-    """A line for each kind: how many, the first one's message, three names and the number of the rest."""
-    return [f"{len(own)} x {own[0][1]}: {named([name for name, _ in own])}" for own in grouped(problems)]
+def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
+    """Return a line for each kind: how many, the first one's message, three names and the number of the rest."""
+    misfits: list[tuple[str, Misfit]] = []
+    texts: list[tuple[str, str]] = []
+    for name, found in problems:
+        if isinstance(found, Misfit):
+            misfits.append((f"'{name}'", found))
+        else:
+            texts.append((name, found))
+    lines = [f"{len(own)} x {own[0][1]}: {named([name for name, _ in own])}" for own in grouped(texts)]
+    return lines + misfits_by_kind(misfits)
 
 
 def named(names: Sequence[str]) -> str:
@@ -61,9 +70,6 @@ def odd_pair(image: Path, mask: Path) -> str:
     if other is not None and 1 < other <= FEW and (own is None or own > FEW):
         has = "colours" if own is None else f"{own} values"
         return f"image and mask look swapped: the mask has {has}, the image {other} values; exchange the two folders"
-    if _is_jpeg(mask) and (own is None or own > 2):
-        has = "colours" if own is None else f"{own} values"
-        return f"its mask is a JPEG, which blurs labels into others ({has}); save masks as PNG where they were drawn"
     return ""
 
 
@@ -75,11 +81,3 @@ def _values(path: Path) -> int | None:
         return len(set(read_mask(Sample(path, path), site="", split="none").ravel().tolist()))
     except (DataError, OSError):
         return None
-
-
-def _is_jpeg(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(JPEG)) == JPEG
-    except OSError:
-        return False

@@ -81,26 +81,3 @@ def back(turn: Turn | None) -> Turn | None:
 def same_turn(a: Turn | None, b: Turn | None) -> bool:
     """Whether two turns do the same."""
     return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))
-
-
-def same_way(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Whether the axes of two files lead the same way, nearly."""
-    from nibabel.orientations import io_orientation
-
-    return bool(np.array_equal(io_orientation(a), io_orientation(b)))
-
-
-def ends_of(affine: npt.NDArray[Any], turn: Turn | None, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Where the first and the last voxel of a turned array lie, (2, 3) mm.
-
-    Args:
-        affine: of the array as it is stored.
-        turn: of :func:`turn_of`.
-        shape: (rows, columns, slices) as it is stored.
-    """
-    from nibabel.orientations import inv_ornt_aff
-
-    stored = inv_ornt_aff(PLAIN if turn is None else turn, shape)
-    order = np.argsort((PLAIN if turn is None else turn)[:, 0])
-    last = [shape[int(axis)] - 1 for axis in order]
-    return np.asarray((affine @ stored @ np.array([[0, 0, 0, 1], [*last, 1]]).T).T[:, :3])

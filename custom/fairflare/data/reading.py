@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import few
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
-from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, ImageFile, TooLarge, Volume, image_file, kind_of
-from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of
-from fairflare.data.orientation import Orientation, Turn, ends_of, same_turn, same_way, turn_of, turned
+from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit
+from fairflare.data.image_file import (
+    BY_PALETTE,
+    MAX_IMAGE_BYTES,
+    Facts,
+    ImageFile,
+    TooLarge,
+    Volume,
+    image_file,
+    kind_of,
+)
+from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
+from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
-HALF = 0.5  # of the smallest voxel: how far an image and its mask may lie apart
+NAMES_SHOWN = 3
+COLOURS_SHOWN = 5  # of a mask that is refused for them
 
 
 @dataclass(frozen=True)
@@ -30,12 +44,14 @@ class Reading:
         intensity: what becomes 0 and 1; see :mod:`fairflare.data.intensity`.
         window: centre and width for ``"window"``; ``None``: those of the DICOM header.
         kept: decoded volumes on the site's disk.
+        drawn_on: how masks lie on images where only one of both says so; see :func:`fairflare.data.geometry.fit`.
     """
 
     orientation: Orientation = "canonical"
     intensity: Intensity = "auto"
     window: tuple[float, float] | None = None
     kept: DecodedVolumes | None = field(default=None, compare=False)
+    drawn_on: DrawnOn | None = None
 
     def in_words(self) -> str:
         """What is done with grey values."""
@@ -46,6 +62,30 @@ class Reading:
 
 
 PLAIN = Reading()
+
+
+class ValueNotes:
+    """What reading makes of the values of files (padding, tables, colour spaces), to be said once for all of them."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, str], set[Path]] = {}
+        self._seen: dict[str, set[Path]] = {"image": set(), "mask": set()}
+
+    def add(self, sample: Sample) -> None:
+        """Take note of the image and the mask of a sample that could be read; each file counts once."""
+        for what, path in (("image", sample.image), ("mask", sample.label)):
+            if isinstance(path, Path) and path not in self._seen[what]:
+                self._seen[what].add(path)
+                for note in image_file(path).notes(what == "mask"):
+                    self._files.setdefault((what, note), set()).add(path)
+
+    def lines(self) -> list[str]:
+        """Return a line for each kind, with the number of files and the names of the first ones."""
+        return [
+            f"{len(files)} {what}(s): {note} ({few(sorted(path.name for path in files), NAMES_SHOWN)})"
+            for (what, note), files in sorted(self._files.items())
+            if note != BY_PALETTE or len(files) < len(self._seen["mask"])  # said where both kinds meet
+        ]
 
 
 def read_image(
@@ -66,7 +106,14 @@ def read_image(
     Raises:
         DataError: the file is larger, damaged, or holds no image.
     """
-    return _image(_open(sample.image, "image", site, split, max_bytes, how), sample.slice, max_bytes, how)
+    where = (site, split, max_bytes, how)
+    try:
+        opened = _open(sample.image, "image", *where)
+    except DataError as error:
+        if error.misfit is None or error.misfit.cause != TWO_FORMS or isinstance(sample.label, int):
+            raise
+        opened = open_pair(sample, *where)[0]  # the mask tells which form is meant
+    return _image(opened, sample.slice, max_bytes, how)
 
 
 def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
@@ -85,13 +132,27 @@ def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) ->
             f"site '{site}': an image of split '{split}' has {channels} channels",
             f"it has {channels} channels; 1 (grey) or 3 (colour) are understood",
         )
-    if bounds is not None:
-        scaled, constant = between(plane, bounds), bounds[1] <= bounds[0]
-    else:
-        scaled, constant = _windowed(plane, opened, how), False
-    if opened.facts.inverted and not constant:
+    return np.ascontiguousarray(_scaled(opened, plane, number, bounds, how))
+
+
+def _scaled(
+    opened: _Opened, values: npt.NDArray[Any], number: int | None, bounds: Bounds | None, how: Reading
+) -> npt.NDArray[np.float32]:
+    """Values of a file in [0, 1], the highest white, and 0 where it is padded.
+
+    Args:
+        opened: the file.
+        values: of the plane ``number``, or of the whole volume.
+        number: of the slice; ``None``: there is one, or all are meant.
+        bounds: what becomes 0 and 1; ``None``: a window says so.
+        how: with the window.
+    """
+    scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
+    if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
         scaled = np.float32(1) - scaled
-    return np.ascontiguousarray(scaled)
+    if opened.facts.padded:
+        scaled[np.isnan(values)] = 0
+    return scaled
 
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
@@ -100,7 +161,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
         return 0.0, 1.0
-    if how.intensity == "auto" and opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume):
+    if how.intensity == "auto" and _is_eight_bits(opened):
         return 0.0, 255.0
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
     if kind == "percentile" and opened.facts.inverted:
@@ -112,18 +173,35 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     return found
 
 
-def _windowed(plane: npt.NDArray[Any], opened: _Opened, how: Reading) -> npt.NDArray[np.float32]:
+def _is_eight_bits(opened: _Opened) -> bool:
+    return opened.facts.eight_bits or (opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume))
+
+
+def _windowed(
+    opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """As :func:`_scaled`, each slice by its own window where the header has several."""
     from fairflare.data.dicom import Window
 
-    window = opened.facts.window if how.window is None else Window(*how.window)
-    if window is None:
+    windows = opened.facts.windows if how.window is None else (Window(*how.window),)
+    if None in windows:
+        table = any("VOI LUT" in note for note in opened.file.notes(False))
         raise opened.unreadable(
-            "the task has intensity='window' without a window, and the file's header has none that can be used; set "
-            "window=[centre, width] of the task"
+            "the task has intensity='window' without a window, and the file's header has "
+            f"{'a lookup table (VOI LUT), which is not applied, and no window' if table else 'none that can be used'}; "
+            "set window=[centre, width] of the task"
         )
-    if not np.isfinite(plane).all():
+    if not (np.isfinite(values) | (np.isnan(values) & opened.facts.padded)).all():
         raise opened.not_finite()
-    return window(plane)
+    if len(set(windows)) == 1:
+        return windows[0](values)  # type: ignore[misc]
+    slices = np.broadcast_to(np.arange(len(windows)), opened.array.shape)  # of each voxel, as it is stored
+    of = slices if values.ndim == 3 and values.shape == slices.shape else replace(opened, array=slices).plane(number)
+    found = np.empty(values.shape, np.float32)
+    for place in np.unique(of):
+        here = (of == place).reshape(values.shape)
+        found[here] = windows[place](values[here])
+    return found
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
@@ -134,32 +212,37 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    return _open(path, "image", "none", "none", max_bytes, how).slices
+    alone = how.orientation not in ("canonical", "stored")  # these leave the slices as they are
+    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
 
 
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_image`."""
-    file = _mask_file(sample, site, split)
-    return _mask(_open(file, "mask", site, split, max_bytes, how), sample.slice)
+    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_pair`."""
+    return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
 
 def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
-    array = opened.plane(number)
+    array = opened.plane(None if opened.slices is None else number)  # the mask of one slice may be a picture
     if array.ndim == 3:
-        if array.shape[2] != 1 and (array[:, :, :3] != array[:, :, :1]).any():
-            raise opened.unreadable("it is a colour image; a mask has one channel of label values")
+        if array.shape[2] != 1 and (array != array[:, :, :1]).any():
+            colours, counts = np.unique(array.reshape(-1, array.shape[2]), axis=0, return_counts=True)
+            found = [str(tuple(colours[place].tolist())) for place in np.argsort(-counts)[:COLOURS_SHOWN]]
+            raise opened.unreadable(
+                f"it is a colour image of {len(colours)} colours ({', '.join(found)}"
+                f"{' ...' if len(colours) > COLOURS_SHOWN else ''}); a mask has one channel of label values"
+            )
         array = array[:, :, 0]
     return whole_numbers(opened, array)
 
 
 def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """The values of a mask."""
-    kind = array.dtype.kind
-    if kind not in "biuf" or (kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all()):
-        raise opened.unreadable("its values are not whole numbers")
-    return array.astype(np.int64)
+    try:
+        return labels_of(array)
+    except ValueError as error:
+        raise opened.unreadable(str(error)) from None
 
 
 def _mask_file(sample: Sample, site: str, split: str) -> Path:
@@ -174,20 +257,50 @@ def _mask_file(sample: Sample, site: str, split: str) -> Path:
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Image and mask of ``sample``, checked to be of one size, and to lie the same way."""
-    opened = _open(sample.image, "image", site, split, max_bytes, how)
-    image = _image(opened, sample.slice, max_bytes, how)
-    labels = _open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how)
-    mask = _mask(labels, sample.slice)
-    if image.shape[:2] != mask.shape:
+    """Image and mask of ``sample``; the mask lies on the image, whichever way both are stored."""
+    image, mask = open_pair(sample, site, split, max_bytes, how)
+    return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
+
+
+def open_pair(
+    sample: Sample, site: str, split: str, limit: int, how: Reading, *, masks_only: bool = False
+) -> tuple[_Opened, _Opened]:
+    """Image and mask of a sample, both with the axes of the image.
+
+    Args:
+        sample, site, split, limit, how: as of :func:`read_pair`.
+        masks_only: the image is not decoded.
+
+    Raises:
+        DataError: one cannot be read, or they do not lie on each other.
+    """
+    file = _mask_file(sample, site, split)
+    image = _open(sample.image, "image", site, split, limit, how, alone=False, decoded=not masks_only)
+    mask = _open(file, "mask", site, split, limit, how, alone=False)
+    found = fit(image.facts.grid, mask.facts.grid, how.drawn_on, how.orientation)
+    if isinstance(found, Misfit):
         raise DataError(
-            f"site '{site}': image '{sample.image}' is {_size(image.shape)} but its mask '{sample.label}' is "
-            f"{_size(mask.shape)} (split '{split}'); they must have the same size",
-            f"site '{site}': an image of split '{split}' and its mask differ in size",
+            f"site '{site}': mask '{file}' of '{sample.image}' (split '{split}'): {found}",
+            f"site '{site}': an image of split '{split}' and its mask do not go together: {found.cause}",
+            f"its mask '{file.name}': {found}",
+            found,
         )
-    if how.orientation != "stored":
-        _check_way(opened, labels)
-    return image, mask
+    with _said_of(sample.image, "image", site, split):
+        turn = turn_of(found.affine, how.orientation, image.facts.slices or 1)
+    slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
+    brought = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
+    facts = replace(mask.facts, slices=slices)
+    return replace(image, turn=turn, fit=found), replace(mask, array=brought, facts=facts, turn=turn)
+
+
+def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
+    """What is to be said of a sample that can be read: of its image, its mask, and how they lie on each other."""
+    image = _facts(image_file(sample.image)).grid
+    if isinstance(sample.label, int):
+        return [image.note]
+    mask = _facts(image_file(sample.label)).grid
+    found = fit(image, mask, how.drawn_on, how.orientation)
+    return [image.note, mask.note, found.note if isinstance(found, Fit) else ""]
 
 
 def turn_and_size(
@@ -201,29 +314,6 @@ def turn_and_size(
     opened = _open(path, "image", "none", "none", max_bytes, how)
     plane = opened.plane(0 if opened.slices is not None else None)
     return opened.turn, plane.shape[0], plane.shape[1]
-
-
-def _check_way(image: _Opened, mask: _Opened) -> None:
-    """Refuses a mask that, by what its file says of how it lies, would be turned otherwise than its image."""
-    if _lie_alike(image, mask):
-        return
-    site, split = image.site, image.split
-    raise DataError(
-        f"site '{site}': image '{image.file.path}' and its mask '{mask.file.path}' (split '{split}') do not say the "
-        "same of how they lie in the body, and would be turned in different ways; correct the header of the mask (that "
-        "of its image), or, where pixel lies on pixel as they are stored, set orientation='stored' of the task",
-        f"site '{site}': an image of split '{split}' and its mask say different things of how they lie",
-        "its mask lies otherwise than it",
-    )
-
-
-def _lie_alike(image: _Opened, mask: _Opened) -> bool:
-    """Whether both are stored the same way round, or else first and last voxel lie together once they are turned."""
-    a, b = image.facts.affine, mask.facts.affine
-    if a is None or b is None:
-        return same_turn(image.turn, mask.turn)
-    apart = np.abs(image.ends(a) - mask.ends(b)).max()
-    return same_way(a, b) or bool(apart <= HALF * np.linalg.norm(a[:3, :3], axis=0).min())
 
 
 # --- the files ------------------------------------------------------------------------------------------
@@ -244,6 +334,7 @@ class _Opened:
     array: npt.NDArray[Any]
     facts: Facts
     turn: Turn | None
+    fit: Fit | None = None  # of an image with its mask
 
     def unreadable(self, reason: str) -> DataError:
         """The error for this file."""
@@ -263,11 +354,6 @@ class _Opened:
         """Of the turned array; ``None``: one picture."""
         stored = self.facts.slices
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
-
-    def ends(self, affine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Where the first and the last voxel lie, as they are turned, (2, 3) mm."""
-        shape = (*self.array.shape[:2], self.facts.slices or 1)
-        return ends_of(affine, self.turn, shape)
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
         """One picture, (height, width) or (height, width, channels), the right way up."""
@@ -292,14 +378,27 @@ class _Opened:
         return array
 
 
-def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading) -> _Opened:
-    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides."""
-    try:
+def _open(
+    path: Path, what: str, site: str, split: str, limit: int, how: Reading, *, alone: bool = True, decoded: bool = True
+) -> _Opened:
+    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides.
+
+    Of one of a pair (not ``alone``) the turn is found by both.
+    """
+    with _said_of(path, what, site, split, limit):
         file = image_file(path)
         with _turn_for(file):
-            array = _decode(file, what == "mask", limit, how.kept)
+            array = _decode(file, what == "mask", limit, how.kept) if decoded else np.empty(0)
             facts = _facts(file)
-        turn = turn_of(facts.affine, how.orientation, facts.slices or 1)
+        turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
+    return _Opened(file, what, site, split, array, facts, turn)
+
+
+@contextmanager
+def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
+    """Turns what the libraries raise into a ``DataError`` about this file."""
+    try:
+        yield
     except TooLarge as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
@@ -310,11 +409,17 @@ def _open(path: Path, what: str, site: str, split: str, limit: int, how: Reading
         ) from error
     except TaskStopped:
         raise
-    except Exception as error:  # the libraries below raise what they like for a damaged file
-        kind = type(error).__name__
-        told = "damaged, or no picture" if kind == "UnidentifiedImageError" else error  # Pillow's names a Python object
-        raise _unreadable(path, what, site, split, f"{kind}: {told}") from error
-    return _Opened(file, what, site, split, array, facts, turn)
+    except Misfit as error:
+        raise DataError(
+            f"site '{site}': {what} '{path}' of split '{split}': {error}",
+            f"site '{site}': {_article(what)} of split '{split}' cannot be read: {error.cause}",
+            str(error),
+            error,
+        ) from error
+    except Exception as error:
+        known = isinstance(error, (ValueError, OSError))
+        told = (getattr(error, "strerror", None) or str(error)) if known else "it is damaged, or holds what is not read"
+        raise _unreadable(path, what, site, split, told) from error
 
 
 def _turn_for(file: ImageFile) -> threading.Lock:
@@ -342,7 +447,7 @@ def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | Non
     """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
 
     def measure() -> Bounds | None:
-        return bounds_of(_decode(file, False, limit, kept), kind)
+        return bounds_of(_decode(file, False, limit, kept), kind, _facts(file).padded)
 
     return measure() if kept is None else kept.bounds(file, kind, measure)
 
@@ -358,7 +463,3 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
 
 def _article(what: str) -> str:
     return f"an {what}" if what == "image" else f"a {what}"
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return f"{shape[1]}x{shape[0]} (width x height)"

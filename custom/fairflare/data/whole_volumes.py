@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.image_file import MAX_IMAGE_BYTES
-from fairflare.data.intensity import between
 from fairflare.data.reading import (
     PLAIN,
     Reading,
     _bounds,
-    _lie_alike,
-    _mask_file,
     _open,
     _Opened,
-    _windowed,
+    _scaled,
+    open_pair,
     whole_numbers,
 )
 
@@ -61,32 +58,24 @@ def read_whole(
             "does not use; take the key 'slice' out (one entry for each volume), or run a task on slices"
         )  # fmt: skip
     how = replace(how, orientation="stored")
-    opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
-    bounds = _bounds(opened, how, max_bytes)
-    image = _windowed(opened.array, opened, how) if bounds is None else between(opened.array, bounds)
-    if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
-        image = np.float32(1) - image
-    mask = None
+    labels = None
     if masked:
-        labels = _volume(_open(_mask_file(sample, site, split), "mask", site, split, max_bytes, how))
-        mask = whole_numbers(labels, labels.array)
-        if mask.shape != image.shape:
-            raise _refused(sample.image, site, split, f"it is {_shape(image)} voxels, its mask {_shape(mask)}")
-        if not _lie_alike(opened, labels):
-            said = "its mask says another place or direction in the body; correct the header of the mask"
-            raise _refused(sample.image, site, split, said)
-    affine = opened.facts.affine
+        opened, labels = map(_volume, open_pair(sample, site, split, max_bytes, how))
+    else:
+        opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
+    bounds = _bounds(opened, how, max_bytes)
+    image = _scaled(opened, opened.array, None, bounds, how)
+    mask = None if labels is None else whole_numbers(labels, labels.array)
+    affine = opened.facts.affine if opened.fit is None else opened.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
-    return Whole(np.ascontiguousarray(image, np.float32), mask, affine)
+    return Whole(np.ascontiguousarray(image, np.float32), mask if mask is None else np.ascontiguousarray(mask), affine)
 
 
 def _volume(opened: _Opened) -> _Opened:
     array = opened.array
     if array.dtype.kind not in "biuf":
         raise opened.unreadable(f"it holds {array.dtype} values, not numbers")
-    if array.ndim == 4 and array.shape[3] == 1:
-        return replace(opened, array=array[..., 0])
     if array.ndim != 3 or (opened.facts.slices is None and array.shape[2] in (3, 4)) or 0 in array.shape:
         raise opened.unreadable(
             f"it has the shape {array.shape}, which is no volume with one value a voxel; tasks on pictures are "
@@ -101,7 +90,3 @@ def _refused(path: Path, site: str, split: str, reason: str) -> DataError:
         f"site '{site}': a volume of split '{split}' cannot be used",
         reason,
     )
-
-
-def _shape(array: npt.NDArray[Any]) -> str:
-    return "x".join(map(str, array.shape))

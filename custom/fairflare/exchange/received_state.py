@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from fairflare.core.features.layers import is_statistic
 from fairflare.core.states import local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
 from fairflare.exchange.tensor_file import Layout, LazyState
@@ -29,6 +30,7 @@ class Incoming(LazyState):
         make: gives a tensor by its name.
         notes: what results and log should say of it.
         made: tensors that were made already, for nobody else.
+        moved: whether a trained tensor is another one than the site received; True: nobody knows.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class Incoming(LazyState):
         make: Callable[[str], torch.Tensor],
         notes: Iterable[str] = (),
         made: Mapping[str, torch.Tensor] | None = None,
+        moved: bool = True,
     ) -> None:
-        self.layout, self._make, self.notes, self.made = layout, make, tuple(notes), made or {}
+        self.layout, self._make, self.notes, self.made, self.moved = layout, make, tuple(notes), made or {}, moved
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.layout:
@@ -110,19 +113,26 @@ class LikeReceived:
             notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
         made: dict[str, torch.Tensor] = {}
         below = []
+        moved = not any(is_trained(name, received[name]) for name in params)
         keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors are the message's own
         for name in params:
             tensor = make(name)  # and so it is checked
+            moved = moved or (is_trained(name, tensor) and not torch.equal(tensor, received[name]))
             if _has_negative_variance(name, tensor):
                 below.append(name)
             if keep:
                 made[name] = tensor
         if below:
             notes.append(f"site {site!r}: {in_words(below)} with variances below 0; the average is kept at 0 or more")
-        return Incoming(layout, make, notes, made)
+        return Incoming(layout, make, notes, made, moved)
 
     def collected(self, state: State) -> State:
         return state
+
+
+def is_trained(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no counter and no running statistic, as far as it and its name tell."""
+    return tensor.is_floating_point() and not is_statistic(name)
 
 
 def _filtered(site: str, message: Message) -> list[str]:

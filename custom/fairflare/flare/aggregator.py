@@ -9,68 +9,88 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
 
 from fairflare import __version__
+from fairflare.base import checks
 from fairflare.base.settings import PositiveInt, settings
-from fairflare.core.states import check_state
+from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
-from fairflare.exchange.received_state import Conformed, Incoming, in_words, layout_of
+from fairflare.exchange.received_state import Conformed, Incoming, in_words, is_trained, layout_of
 from fairflare.exchange.tensor_file import Layout
-from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.site.replies import is_finite, printable
-from fairflare.flare.messages.wire import META_KEY, from_model
-from fairflare.methods.base.reports import ReportError
-from fairflare.methods.base.rule import MakesTensors, Rule, State, TwoPhase, Weighing
+from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable
+from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
+from fairflare.methods.base.reports import SENT_BACK, ReportError
+from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, Steps, TwoPhase, Weighing
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]
 
 
 class AsSent:
-    """Under a stock controller nobody says what was sent out: models are collected as they come, and compared later.
+    """Under a stock controller models are collected as they come, and compared with each other later.
 
     Args:
-        only_updates: whole models are refused, as nobody knows how far they are from what was sent out.
+        received: the model that the controller sent out, of FLARE's kinds of values; ``None``: nobody knows it.
+        as_updates: why whole models are collected as updates from it; empty: as they are.
     """
 
     stays: frozenset[str] = frozenset()
 
-    def __init__(self, only_updates: bool = False) -> None:
+    def __init__(self, received: Mapping[str, Any] | None = None, as_updates: str = "") -> None:
         self.updates = False
-        self.only_updates = only_updates
+        self.received, self.as_updates = received or {}, as_updates
+        self.only_updates = True  # no whole model has come
         self.signatures: dict[str, Signature] = {}
         self.layouts: dict[str, Layout] = {}
         self.common: Layout = {}
 
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
-        if self.only_updates and not message.is_update:
-            raise ValueError(
-                f"site {site!r} sent a whole model; max_update_norm needs updates here (params of type DIFF): have the "
-                "sites send them, or leave max_update_norm out"
-            )
-        params = message.params
+        params, received = message.params, self.received
         if not params:
             raise ValueError(f"site {site!r} sent no model")
-        names = {str(name): name for name in params}
+        names, whole = {str(name): name for name in params}, not message.is_update
+        known = whole and all(name in received for name in names)
+        if whole and self.as_updates and not known:
+            raise ValueError(
+                f"site {site!r} sent a whole model, and the controller does not say which one it sent out; "
+                f'{self.as_updates} needs updates here: params_transfer_type="DIFF" in the recipe, or run it with '
+                "fairflare.flare.controller.RoundsController"
+            )
 
         def make(name: str) -> torch.Tensor:
-            return clean_tensor(name, params[names[name]])
+            tensor = _as_tensor(name, params[names[name]])
+            if not (known and self.as_updates):
+                return tensor
+            start = _as_tensor(name, received[name])
+            checks.same_shape(f"tensor {name!r}", tensor, "the model that was sent out", start)
+            return difference({name: tensor}, {name: start}, site)[name]
 
         layout: Layout = {}
+        moved: list[bool] = []
         for name in names:
             tensor = make(name)
             check_state({name: tensor}, {name: tensor}, site)  # finite, real
             layout[name] = tensor.dtype, tuple(tensor.shape)
+            if (known or message.is_update) and not any(moved) and is_trained(name, tensor):
+                start = _as_tensor(name, received[name]) if known and not self.as_updates else torch.zeros_like(tensor)
+                moved.append(not torch.equal(tensor, start))
+        if moved and not any(moved):
+            raise ValueError(f"site {site!r}: it {SENT_BACK}, and does not count as trained")
+        self.only_updates = self.only_updates and message.is_update
+        is_update = message.is_update or bool(self.as_updates)
         shapes = tuple(sorted((name, shape, dtype.is_floating_point) for name, (dtype, shape) in layout.items()))
-        self.signatures[site] = (message.is_update, message.current_round, shapes)
+        self.signatures[site] = (is_update, message.current_round, shapes)
         self.layouts[site] = layout
         return Incoming(layout, make)
 
@@ -106,13 +126,17 @@ class FairAggregator(Bounds, ModelAggregator):
         rule: a method's server half.
         min_sites: usable results a round needs.
 
-    With ``max_update_norm`` the sites must send updates (DIFF): a stock controller does not say which model a whole one
-    started from, so one is refused by name.
+    A rule weighs by ``NUM_STEPS_CURRENT_ROUND`` as FLARE does (without it, or where it is no positive number, 1), or by
+    the ``num_samples`` of :func:`fairflare.client.with_report` where at least as many sites tell these; warnings name
+    who tells neither.
+
+    Where the length of updates counts (``max_update_norm``, FedNova, q-FedAvg), whole models are taken as updates from
+    the controller's global model. A site that sent back what it received is left out by name.
 
     The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
 
     Raises:
-        ValueError: the rule asks the sites twice a round, or makes tensors itself; a stock controller does neither.
+        ValueError: the rule does what a stock controller does not: ask the sites twice a round, or send them parts.
     """
 
     rule: Rule
@@ -120,13 +144,20 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def __post_init__(self) -> None:
         ModelAggregator.__init__(self)
-        kinds = {TwoPhase: "asks the sites twice a round", MakesTensors: "makes a part of the model itself"}
+        kinds = {
+            TwoPhase: "asks the sites twice a round",
+            MakesTensors: "makes a part of the model itself",
+            SendsParts: "sends every site something of its own",
+        }
         for does in (does for kind, does in kinds.items() if isinstance(self.rule, kind)):
             raise ValueError(
                 f"{type(self.rule).__name__} {does}; run it with "
                 "fairflare.flare.controller.RoundsController instead of a stock controller"
             )
         self._collector = Collector(self.rule, bounds=self)
+        moves = isinstance(self.rule, Steps) or type(self.rule).move is not Rule.move
+        self._needs_updates = "max_update_norm" if self.max_update_norm else type(self.rule).__name__ if moves else ""
+        self._steps_before: dict[str, tuple[float, float]] = {}  # of the first round, and of the last one
         self.last_weighing: Weighing | None = None
         self.reset_stats()
 
@@ -142,8 +173,9 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def reset_stats(self) -> None:
         """Begins a round (not the rule's own state)."""
-        self._shape = AsSent(only_updates=self.max_update_norm is not None)
-        self._numpy: dict[str, bool] = {}
+        self._shape = AsSent(as_updates=self._needs_updates)
+        self._kinds: dict[str, set[type]] = {}
+        self._counts: dict[str, tuple[int | None, Any]] = {}  # num_samples, and NUM_STEPS_CURRENT_ROUND as it came
         self._metrics: dict[str, dict[str, float]] = {}
         self._fault: OSError | None = None
         self._collector.begin(0, 1, shape=self._shape, received=None)
@@ -154,17 +186,24 @@ class FairAggregator(Bounds, ModelAggregator):
         if not site:
             self._refuse("?", "a result without a site name (meta 'client_name')")
             return
+        if not self._shape.received:  # what was sent out stands until the round is over
+            sent = None if self.fl_ctx is None else self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
+            self._shape.received = sent.get(ModelLearnableKey.WEIGHTS) or {} if isinstance(sent, Mapping) else {}
         try:
             training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
             numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
             self._metrics[site] = {name: float(value) for name, value in numbers.items()}
-            self._numpy[site] = all(isinstance(value, (np.ndarray, np.generic)) for value in model.params.values())
+            self._kinds[site] = {_kind(value) for value in model.params.values()}
+            self._counts[site] = training.num_samples, (model.meta or {}).get(NUM_STEPS)
             self._collector.keep(training)
         except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
             self._fault = error
         except Exception as error:
             found = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
-            self._refuse(site, str(error) if isinstance(error, ReportError) else found)
+            silent = " report" in str(error) and META_KEY not in (model.meta or {})
+            needs = ", ".join(field.name for field in self.rule.report_fields)
+            hint = f"; {type(self.rule).__name__} reads {needs}: client.with_report(model, {{...}})" if silent else ""
+            self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else found)
 
     def aggregate_model(self) -> FLModel:
         """The aggregated model, or update where the sites sent updates.
@@ -182,19 +221,44 @@ class FairAggregator(Bounds, ModelAggregator):
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
         if current_round is not None:
             self._collector.at_round(int(current_round))
+        self._collector.count_by(self._counted())
         state, self.last_weighing = self._collector.aggregate()
         warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
         for warning in warnings:
             log.warning("round %s: %s", current_round, warning)
-        as_numpy = all(self._numpy[site] for site in self.accepted)
-        params: dict[str, Any] = {k: v.numpy() for k, v in state.items()} if as_numpy else dict(state)
+        if self._needs_updates and not self._shape.only_updates:
+            sent_out = {name: _as_tensor(name, self._shape.received[name]) for name in state}
+            state, is_update = add_update(sent_out, state), False
+        kinds = set().union(*(self._kinds[site] for site in self.accepted))
+        back = torch.Tensor.item if kinds == {float} else torch.Tensor.numpy if torch.Tensor not in kinds else _itself
         return FLModel(
-            params=params,
+            params={name: back(tensor) for name, tensor in state.items()},
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
             metrics=_mean([self._metrics[site] for site in self.accepted]) or None,
             current_round=current_round,
             meta={META_KEY: {"sites": self.accepted, "rejected": dict(self.rejected), "warnings": warnings}},
         )
+
+    def _counted(self) -> Counts:
+        """What the accepted sites are weighed by, as FLARE's own FedAvg has it, and what is odd about it."""
+        given = {site: self._counts[site] for site in self.accepted}
+        samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
+        steps = {site: number for site, (_, said) in given.items() if (number := _positive(said)) is not None}
+        if samples and len(samples) >= len(steps):
+            odd = dict.fromkeys(given.keys() - samples.keys(), UNTOLD)
+            return Counts({site: samples.get(site, 1.0) for site in given}, odd)
+        odd = {}
+        for site, (_, said) in given.items():
+            number = steps.get(site)
+            first, last = self._steps_before.get(site, (0.0, 0.0))
+            if number is None:
+                what = f"no {NUM_STEPS}" if said is None else f"{NUM_STEPS}={said!r:.40}"
+                odd[site] = f"it says {what}, and weighs as one step (as with FLARE's own FedAvg)"
+            elif last and number == first + last:
+                odd[site] = f"it says {number:g} steps after {last:g}; is {NUM_STEPS} of all rounds so far, not of one?"
+            if number is not None:
+                self._steps_before[site] = first or number, number
+        return Counts({site: steps.get(site, 1.0) for site in given}, odd)
 
     def _keep_majority(self) -> None:
         signatures = {site: self._shape.signatures[site] for site in self.accepted}
@@ -227,9 +291,35 @@ class FairAggregator(Bounds, ModelAggregator):
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
         message.metrics = None  # of the stock controller; an accuracy in percent is none of a rule's business
+        if _positive(message.meta.get("num_steps")) is None:  # what FLARE counts as 1 is said, and costs no round
+            message.meta.pop("num_steps", None)
         if message.current_round is not None:
             self._collector.at_round(int(message.current_round))
         return message
+
+
+def _positive(said: Any) -> float | None:
+    """A number of steps as FLARE's own FedAvg reads it; ``None``: it takes 1 in its place."""
+    try:
+        number = 0.0 if said is None or isinstance(said, bool) else float(said)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 < number <= MAX_SAMPLES else None
+
+
+def _as_tensor(name: str, value: Any) -> torch.Tensor:
+    """A parameter as FLARE carries it; a plain number in float64, as in FLARE's own sums."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return clean_tensor(name, np.float64(value) if plain else value)
+
+
+def _kind(value: Any) -> type:
+    plain, array = isinstance(value, (int, float)), isinstance(value, (np.ndarray, np.generic))
+    return np.ndarray if array else float if plain else torch.Tensor
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _fits(found: Signature, common: Signature) -> bool:

@@ -182,7 +182,7 @@ class RoundsController(RunSettings, ModelController):
         why = _unreadable(client_task.client.name, client_task.result)
         if why and isinstance(received, _Received):
             # A site that trains with a script of its own need not know the task.
-            unknown = client_task.task.name == TASK_CHECK and client_task.result.get_return_code() == _UNKNOWN
+            unknown = client_task.task.name == TASK_CHECK and why == _answered(client_task.client.name, _UNKNOWN)
             received.hand_over(client_task.client.name, says_nothing() if unknown else why)
         super()._process_result(client_task, fl_ctx)
 
@@ -249,13 +249,17 @@ def _add_own(task: Message, fl_ctx: FLContext) -> None:
     whole.update_shareable(data)
 
 
+def _answered(site: str, code: Any) -> str:
+    return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}"
+
+
 def _unreadable(site: str, result: Shareable) -> str:
     """Why a result holds no message; empty when it does."""
     try:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:
             blocked = ": a filter at the site blocks this answer" if code == ReturnCode.TASK_RESULT_FILTER_ERROR else ""
-            return f"site {site!r} answered {printable(code) if isinstance(code, str) else shortened(code)}{blocked}"
+            return f"{_answered(site, code)}{blocked}"
         FLModelUtils.from_shareable(result)
     except Exception as error:
         return f"site {site!r}: the message cannot be read: {printable(f'{type(error).__name__}: {error}')}"

@@ -7,11 +7,14 @@ cleansers go over the answer. :func:`statistics_here` takes the same way in one 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.statistics_spec import Bin, DataType, Feature, Histogram, HistogramType, Statistics
@@ -25,13 +28,16 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
+from fairflare.base.checks import listed
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
 from fairflare.federation.site.gate import MIN_CASES
+from fairflare.federation.site.replies import named, printable, reasons
 from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
+from fairflare.methods.base.reports import shortened
 from fairflare.reporting.sites import statistics as figures
 from fairflare.reporting.sites.page import write_statistics
 from fairflare.tasks.images import Intensities
@@ -43,6 +49,7 @@ DATASET = "images"  # FLARE's word for what features belong to
 PHASES = (StatisticsConstants.STATS_1st_STATISTICS, StatisticsConstants.STATS_2nd_STATISTICS)
 DECIMALS = 6  # FLARE rounds the ends of bins to it; 1 / 64 has as many
 LEAST = 5  # cases
+MOST_RECORDS = 10**15  # pixels of a site that are believed
 
 
 @settings
@@ -117,6 +124,112 @@ class ImageStatistics(Intensities, Statistics):
         return Histogram(HistogramType.STANDARD, bins)
 
 
+class SiteStatistics(StatisticsController):
+    """FLARE's controller, of which a site's answer sees nothing before every value of it was checked.
+
+    FLARE's own ends the job at the first answer that it cannot read or add. Here a wrong or failed answer costs its
+    site the figures, by name, and the others have theirs.
+    """
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Called by FLARE: both questions, then the page of the sites that answered both well."""
+        self.reset()
+        for phase in PHASES:
+            self.statistics_task_flow(abort_signal, fl_ctx, phase)
+            if abort_signal.triggered:
+                return
+        try:
+            data = self.told()
+        except ValueError as error:
+            self.system_panic(str(error), fl_ctx)
+            return
+        page = fl_ctx.get_engine().get_component(self.writer_id)
+        page.left_out = dict(self.left_out)
+        page.save(data, overwrite_existing=True, fl_ctx=fl_ctx)
+
+    def reset(self) -> None:
+        """As before the first question."""
+        self.left_out: dict[str, str] = {}
+        self._counts: dict[str, dict[str, int]] = {}
+        self._histograms: dict[str, dict[str, Histogram]] = {}
+        self.client_statistics: dict[str, Any] = {}
+        self.global_statistics: dict[str, Any] = {}
+
+    def results_cb(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Called by FLARE for each answer."""
+        site, phase = client_task.client.name, client_task.task.props[StatisticsConstants.STATISTICS_TASK_KEY]
+        result, client_task.result = client_task.result, None
+        try:
+            code = result.get_return_code()
+            if code != ReturnCode.OK:
+                raise ValueError(f"its task failed ({code!s:.40}); the site's log says why")
+            self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
+        except Exception as error:  # a site may send anything, and FLARE's decoding raises anything
+            told = str(error) if type(error) is ValueError else f"its answer cannot be read ({type(error).__name__})"
+            self.left_out.setdefault(site, named(site, printable(told)))
+            self.log_warning(fl_ctx, f"left out: {self.left_out[site]}")
+
+    def take(self, site: str, phase: str, told: Any) -> None:
+        """Takes a site's answer to a question, every value checked.
+
+        Raises:
+            ValueError: a figure that nobody declared, or one out of range.
+        """
+        if phase == StatisticsConstants.STATS_1st_STATISTICS:
+            counts = _of_features(told, StatisticsConstants.STATS_COUNT, (*AXES, *COUNTS))
+            self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
+            ends = {DATASET: dict.fromkeys(self._counts[site], 0)}, {DATASET: dict.fromkeys(self._counts[site], 1)}
+            of_site = {"count": {DATASET: self._counts[site]}, "min": ends[0], "max": ends[1]}
+        else:
+            counted, found = self._counts[site], {}
+            for name, told_of in _of_features(told, StatisticsConstants.STATS_HISTOGRAM, (*AXES, *COUNTS)).items():
+                bins = [Bin(float(of[0]), float(of[1]), _whole(name, of[2])) for of in told_of.bins]
+                if name not in counted or (bins and name not in AXES):
+                    raise ValueError(f"{name} has bins and no number of records")
+                found[name] = Histogram(HistogramType.STANDARD, bins)
+            self._histograms[site] = found
+            of_site = {"histogram": {DATASET: found}}
+            figures.check(site, *_measured(counted, found))
+        for statistic, values in of_site.items():
+            self.client_statistics.setdefault(statistic, {})[site] = values
+
+    def told(self) -> dict[str, Any]:
+        """What the sites told that answered both questions well, as FLARE's writers get it.
+
+        Raises:
+            ValueError: there is none (says why, by site).
+        """
+        for site in {*self._counts} - {*self._histograms}:
+            self.left_out.setdefault(site, f"site {site!r}: no answer to the second question")
+        good = sorted({*self._histograms} - {*self.left_out})
+        if not good:
+            raise ValueError(f"no site told its figures: {reasons(self.left_out.items()) or 'none answered'}")
+        kept = {name: {site: of[site] for site in good} for name, of in self.client_statistics.items()}
+        self.client_statistics, self.global_statistics = kept, {}
+        combined: dict[str, Any] = self._combine_all_statistics()
+        return combined
+
+
+def _of_features(told: Any, statistic: str, declared: Collection[str]) -> Mapping[str, Any]:
+    """What a site told of each feature.
+
+    Raises:
+        ValueError: of something else.
+    """
+    of = told.get(statistic, {}) if isinstance(told, Mapping) else None
+    if not isinstance(of, Mapping) or not {*of} <= {DATASET} or not isinstance(found := of.get(DATASET, {}), Mapping):
+        raise ValueError(f"{statistic} must be numbers of {DATASET!r} by name")
+    if unknown := sorted(map(str, {*found} - {*declared})):
+        raise ValueError(f"it sent figures that are not declared: {listed(unknown)}")
+    return found
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_RECORDS:
+        raise ValueError(f"{name} must be a whole number from 0 to {MOST_RECORDS:g}, got {shortened(value)}")
+    return value
+
+
 @settings
 class StatisticsPage(StatisticsWriter):
     """Writes ``stats.json``, ``stats.csv`` and ``stats.html`` into the folder ``fairflare`` of the run.
@@ -131,10 +244,11 @@ class StatisticsPage(StatisticsWriter):
 
     def __post_init__(self) -> None:
         StatisticsWriter.__init__(self)
+        self.left_out: dict[str, str] = {}
 
     def save(self, data: dict[str, Any], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
         """Called by FLARE's controller with what all sites told."""
-        document = document_of(data, self.intensities, self.class_names)
+        document = document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
         page = write_statistics(document, run / FOLDER)
         for sentence in document.sentences:
@@ -170,28 +284,39 @@ def cleansers(least: int) -> dict[str, Any]:
 
 
 def document_of(
-    data: Mapping[str, Any], intensities: str = "", class_names: tuple[str, ...] = ()
+    data: Mapping[str, Any],
+    intensities: str = "",
+    class_names: tuple[str, ...] = (),
+    left_out: Mapping[str, str] | None = None,
 ) -> figures.StatsDocument:
     """The document of what FLARE's controller gathered: ``{feature: {statistic: {site: {dataset: value}}}}``.
 
     Raises:
         ValueError: a value that is not declared, or out of range (names the site).
     """
-    measured: dict[str, tuple[dict[str, int], dict[str, figures.Histogram]]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    bins: dict[str, dict[str, Histogram]] = {}
     for feature, statistics in data.items():
-        counts, histograms = statistics.get("count", {}), statistics.get("histogram", {})
-        for site, by_dataset in counts.items():
-            if site == StatisticsConstants.GLOBAL:
-                continue
-            own_counts, own_histograms = measured.setdefault(site, ({}, {}))
-            number = int(by_dataset[DATASET])
-            if feature not in AXES:
-                own_counts[feature] = number
-                continue
-            told = histograms.get(site, {}).get(DATASET, [])
-            bins = [figures.Bin(low=of[0], high=of[1], count=int(of[2])) for of in told]
-            own_histograms[feature] = figures.Histogram(records=number, bins=bins)
-    return figures.document_of(measured, intensities, class_names)
+        for site, by_dataset in statistics.get("count", {}).items():
+            if site != StatisticsConstants.GLOBAL:
+                counts.setdefault(site, {})[feature] = int(by_dataset[DATASET])
+                told = statistics.get("histogram", {}).get(site, {}).get(DATASET, [])
+                bins.setdefault(site, {})[feature] = Histogram(HistogramType.STANDARD, told)
+    measured = {site: _measured(counts[site], bins[site]) for site in counts}
+    return figures.document_of(measured, intensities, class_names, left_out)
+
+
+def _measured(
+    counts: Mapping[str, int], told: Mapping[str, Histogram]
+) -> tuple[dict[str, int], dict[str, figures.Histogram]]:
+    """Counts, and by axis the histogram with all of its records."""
+    axes = {}
+    for axis in counts:
+        if axis in AXES:
+            found = told[axis].bins if axis in told else []
+            bins = [figures.Bin(low=of[0], high=of[1], count=int(of[2])) for of in found]
+            axes[axis] = figures.Histogram(records=counts[axis], bins=bins)
+    return {name: count for name, count in counts.items() if name not in AXES}, axes
 
 
 def statistics_here(
@@ -211,7 +336,8 @@ def statistics_here(
     Raises:
         ValueError: the data of a site cannot be used (names it).
     """
-    controller = StatisticsController(configs(), WRITER, min_clients=len(sites), precision=DECIMALS)
+    controller = SiteStatistics(configs(), WRITER, precision=DECIMALS)
+    controller.reset()
     handler = StatisticsTaskHandler(WRITER, precision=DECIMALS)
     at = {site: copy(generator) for site in sites}
     for site, own in sites.items():
@@ -224,10 +350,9 @@ def statistics_here(
             told = fobs.loads(answer[phase])
             for cleanser in cleansers(generator.min_cases).values():
                 told, _ = cleanser.apply(told, site)
-            for name, values in told.items():
-                controller.client_statistics.setdefault(name, {})[site] = values
+            controller.take(site, phase, told)
             done(site)
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )
-    return document_of(controller._combine_all_statistics(), generator.intensities, class_names)
+    return document_of(controller.told(), generator.intensities, class_names)

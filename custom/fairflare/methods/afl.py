@@ -14,7 +14,7 @@ from fairflare.core.aggregation.fair_rules import finite_or_mean, simplex_projec
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Weighing
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
@@ -78,7 +78,6 @@ METHODS = [
         summary="weights that a step towards the worst mixture of the sites moves (afl_mode=argmax: Agnostic-FL)",
         rule=AFL,
         training=LossProbe,
-        site=SETTINGS,
         source="Mohri et al., ICML 2019",
         **JOB,
     )

@@ -22,7 +22,7 @@ from fairflare.core.features.federated_features import classifier_gradient, matc
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field, ReportError
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
-from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.parts.class_gradients import MADE, REPORTED, ClassGradientTraining
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ METHODS = [
         learns={**LEARNS, "retrained_head": True},
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "task"},
             "source": "Shang et al., IJCAI 2022; Elbatel et al., DeCaF @ MICCAI 2023",
             "small": {**JOB["small"], "gradient_repeats": 3, "classifier_epochs": 100},
             "keeps": ("criterion", "retrained_head"),

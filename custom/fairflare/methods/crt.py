@@ -15,7 +15,7 @@ from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining
-from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.parts.classifier_retraining import CLASSIFIER, DIRECTIVE
 
@@ -83,7 +83,6 @@ METHODS = [
         run={"crt_rounds": 10},
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "task"},
             "source": "Kang et al., ICLR 2020; Elbatel et al., DeCaF @ MICCAI 2023",
             "keeps": (),
         },

@@ -24,8 +24,8 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun
-from fairflare.methods.fed_ism import JOB, SETTINGS
-from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, known_groups
+from fairflare.methods.fed_ism import JOB
+from fairflare.methods.parts.group_sums import ALIKE, check_attribute, confusions, held, known_groups
 from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
 if TYPE_CHECKING:
@@ -46,9 +46,8 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     fairfed_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if self.fairfed_attribute:
-            check_attribute(run, self.fairfed_attribute)
-        return super().check(run, model)
+        told = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
+        return {**super().check(run, model), **told}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -89,9 +88,10 @@ class FairFed(Rule):
         fairfed_attribute: of people: the gap between its groups takes the place of A (``fairfed_mode="original"``);
             :math:`\Delta_k = \lvert F - F_k \rvert` with F made of the counts of all sites, as in the paper. A site
             whose gap is not defined (a group without images, counts that stay there) goes by its accuracy.
-        fairfed_gap: ``"equalised_odds"``: the largest difference in sensitivity or in false positives;
-            ``"equal_opportunity"``: in sensitivity. Sizes of gaps, for any number of groups and classes; the paper's is
-            a signed difference in sensitivity of two groups.
+        fairfed_gap: ``"equal_opportunity"`` (the paper's first metric, EOD): the largest difference in sensitivity;
+            ``"demographic_parity"`` (its second, SPD): in how often a class is told; ``"equalised_odds"``: in
+            sensitivity or in false positives. Sizes of gaps, for any number of groups and classes; the paper's are
+            signed differences of two groups.
 
     Source:
         Ezzeldin et al., AAAI 2023, Algorithm 1; FedISM's code.
@@ -122,7 +122,7 @@ class FairFed(Rule):
     fairfed_mode: Literal["original", "fedism"] = "original"
     fairfed_beta: NonNegative = 0.1
     fairfed_attribute: str = ""
-    fairfed_gap: Literal["equalised_odds", "equal_opportunity"] = "equalised_odds"
+    fairfed_gap: Literal["equal_opportunity", "demographic_parity", "equalised_odds"] = "equal_opportunity"
 
     _outlive = ("omega",)
 
@@ -141,7 +141,12 @@ class FairFed(Rule):
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
             names = sorted(set().union(*counts.values()))
-            whole = self._gap({name: added([of[name] for of in counts.values() if name in of]) for name in names})
+            factors = held(inputs, {site: _images(of) for site, of in counts.items()})
+            pools = {name: [(factors[site], of[name]) for site, of in counts.items() if name in of] for name in names}
+            whole = self._gap({
+                name: added([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
+                for name, pool in pools.items()
+            })  # fmt: skip
             own = {site: self._gap(of) for site, of in counts.items()}
             apart = {site: abs(whole - gap) for site, gap in own.items() if math.isfinite(whole - gap)}
             gaps = {**gaps, **apart}
@@ -151,6 +156,10 @@ class FairFed(Rule):
         self._omega = inputs.remembered(normalise(before))
         weights = normalise({site: self._omega[site] for site in inputs.sites})
         return Weighing(sites=weights, details={**details, "omega": dict(self._omega)})
+
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        counts = _counts(report, "") if self.fairfed_attribute else {}
+        return {"validation": _images(counts), "groups": len(counts)}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if self.fairfed_attribute:
@@ -176,6 +185,11 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
 
 
+def _images(counts: Mapping[str, Sums]) -> float:
+    """Images that counts by group are of: each is counted once in every class that is told."""
+    return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
+
+
 def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
     """Without those of sites with other numbers of groups or classes than most: they go by their accuracy."""
     shapes = {site: (len(of), next(iter(of.values()))[CONFUSION].shape) for site, of in counts.items() if of}
@@ -190,7 +204,6 @@ METHODS = [
         summary="sites far from the mean accuracy lose weight (fairfed_mode=fedism: as in FedISM's code)",
         rule=FairFed,
         training=ReportAccuracy,
-        site=SETTINGS,
         source="Ezzeldin et al., AAAI 2023",
         **JOB,
     )

@@ -21,7 +21,7 @@ from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, numbers_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class GroupAdapters(ByPeople, LocalTraining):
             raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        check_attribute(run, self.fairlora_attribute)
+        facts = check_attribute(run, self.fairlora_attribute)
         told, made = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
         if told != made:
             raise SiteError(
@@ -63,7 +63,7 @@ class GroupAdapters(ByPeople, LocalTraining):
             )
         if run.data.order("training", 0) is None:
             raise SiteError(f"site {run.site!r}: fair_lora needs data that say which image is which in a batch")
-        return super().check(run, model)
+        return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         kept = self._kept(run, model)
@@ -126,6 +126,10 @@ class FairLoRA(Rule):
     def follows_num_rounds(self) -> list[str]:
         return ["fairlora_ema"] if self.fairlora_ema else []
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        told = report["group_images"] or []
+        return {"training": math.fsum(n for n in told if math.isfinite(n)), "groups": len(told)}
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         self._kept = self.fairlora_ema * inputs.current_round / max(inputs.num_rounds, 1)
         shares = sample_weights(inputs)
@@ -173,7 +177,7 @@ METHODS = [
         summary="low-rank adapters whose singular values are those of a group of people",
         rule=FairLoRA,
         training=GroupAdapters,
-        site={**SETTINGS, "fairlora_attribute": "tone"},
+        site={"fairlora_attribute": "tone"},
         learns={"adapters": "fair_lora", "adapters.train_norms": True, "attributes": True},
         source="Li et al., IEEE TMI 2025",
         keeps=("adapters",),

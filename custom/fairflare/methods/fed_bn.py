@@ -16,7 +16,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import Home
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.methods.fed_prox import JOB, SETTINGS
+from fairflare.methods.fed_prox import JOB
 
 
 @settings
@@ -60,7 +60,6 @@ METHODS = [
         summary="every site has its own norms, all other tensors are averaged",
         rule=FedAvg,
         training=FedBNTraining,
-        site=SETTINGS,
         source="Li et al., ICLR 2021",
         **JOB,
     )

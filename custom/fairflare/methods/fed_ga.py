@@ -16,7 +16,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.base.training import SiteRun
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
 
 LOCAL_LOSS = "local_loss"  # in the site's store
@@ -115,7 +115,6 @@ METHODS = [
         summary="sites at which the aggregated model loses most against their own gain weight",
         rule=FedGA,
         training=ReportGap,
-        site=SETTINGS,
         source="Zhang et al., CVPR 2023",
         **JOB,
     )

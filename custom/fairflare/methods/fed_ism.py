@@ -213,23 +213,11 @@ class FedISM(Rule):
 
 
 # Of the paper and its code: Adam is made anew in every round.
-SETTINGS: dict[str, Any] = {
-    "optimizer": "adam",
-    "learning_rate": 3e-4,
-    "betas": (0.9, 0.999),
-    "weight_decay": 5e-4,
-    "batch_size": 32,
-    "local_epochs": 1,
-    "keep_optimizer_state": False,
-    "criterion": "logit_adjusted",
-    "augment": True,
-}
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
 JOB: dict[str, Any] = {
     "task": "classification",
-    # A narrow network on few small images: quicker steps, and some epochs of them.
-    "small": {"learning_rate": 1e-3, "local_epochs": 2, "augmentation": ["flip"], "max_pool": True},
+    "small": {"max_pool": True},
     "num_sites": 5,
     "num_rounds": 5,
 }
@@ -240,7 +228,7 @@ METHODS = [
         title="FedISM",
         summary="sharpness-aware training; sites with sharper losses weigh more (saga=false, salt=false: ablations)",
         server={**FIXED, "variant": "S"},
-        site={**SETTINGS, **FIXED},
+        site=FIXED,
         source="Wu et al., IJCAI 2024",
         **_COMMON,
     ),
@@ -249,7 +237,7 @@ METHODS = [
         title="FedISM+ (S)",
         summary="FedISM with a search distance that grows over the rounds",
         server={**GROWING, "variant": "S"},
-        site={**SETTINGS, **GROWING},
+        site=GROWING,
         source="Wu et al., FedISM+",
         **_COMMON,
     ),
@@ -258,7 +246,7 @@ METHODS = [
         title="FedISM+ (L)",
         summary="FedISM+ that weighs by the loss at the search distance instead of the sharpness",
         server={**GROWING, "variant": "L"},
-        site={**SETTINGS, **GROWING},
+        site=GROWING,
         source="Wu et al., FedISM+",
         **_COMMON,
     ),

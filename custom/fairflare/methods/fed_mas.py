@@ -29,7 +29,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteRun, class_counts, criterion_loss, criterion_losses
-from fairflare.methods.bsm import JOB, LEARNS
+from fairflare.methods.bsm import BALANCED, JOB, LEARNS
 from fairflare.methods.parts.prior_features import Priors, SitePrior
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ METHODS = [
         summary="sites far from a frozen self-supervised network weigh more; for long-tailed classes",
         rule=FedMAS,
         training=RescueTraining,
+        site=BALANCED,
         learns=WITH_PROJECTOR,
         **JOB,
     ),
@@ -265,6 +266,7 @@ METHODS = [
         summary="Fed-MAS's local training, weights by number of samples (ablation: no MAS)",
         rule=FedMAS,
         training=RescueTraining,
+        site=BALANCED,
         server={"mas": False},
         learns=WITH_PROJECTOR,
         **JOB,

@@ -27,7 +27,7 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, TRAINING, VALIDATION, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
-from fairflare.methods.fed_prox import JOB, SETTINGS
+from fairflare.methods.fed_prox import JOB
 from fairflare.methods.parts.fair_training import FairProximalTraining
 from fairflare.methods.parts.mu_policy import SHOWN, MuPolicy, QMixMu
 from fairflare.methods.parts.probes import MAX_LOSS
@@ -129,6 +129,10 @@ class FedMRL(Rule):
         chosen = self.mu_policy.directives(sites)
         return {**told, "mu": BySite(chosen)} if chosen else told
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        told = report["num_validation"]
+        return {"validation": told} if math.isfinite(told) else {}
+
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if refusal := self.mu_policy.accepts(site):
             raise ReportError(refusal)
@@ -208,7 +212,7 @@ METHODS = [
         summary="fairness loss, mu by QMIX, weights by a map (use_fair, mu_policy, weighting: ablations)",
         rule=FedMRL,
         training=FairProximalTraining,
-        site={**SETTINGS, "mu": INITIAL_MU, "optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.0},
+        site={"mu": INITIAL_MU},
         source="Sahoo et al., MICCAI 2024",
         **{
             **JOB,

@@ -20,7 +20,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Steps, Weighing, sample_weights
 from fairflare.methods.base.training import SiteRun
-from fairflare.methods.fed_prox import JOB, SETTINGS, ProximalTraining, Pull
+from fairflare.methods.fed_prox import JOB, ProximalTraining, Pull
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,6 @@ METHODS = [
         summary="updates count per step: sites with more local steps do not pull more",
         rule=FedNova,
         training=NovaTraining,
-        site=SETTINGS,
         source="Wang et al., NeurIPS 2020",
         **JOB,
     )

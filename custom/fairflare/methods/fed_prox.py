@@ -59,15 +59,6 @@ class ProximalTraining(LocalTraining):
 
 
 # Of FedMRL's paper and its code, whose baseline it is; the paper's text says SGD, its code Adam.
-SETTINGS: dict[str, Any] = {
-    "optimizer": "adam",
-    "learning_rate": 1e-3,
-    "betas": (0.9, 0.999),
-    "weight_decay": 0.0,
-    "batch_size": 32,
-    "local_epochs": 1,
-    "keep_optimizer_state": False,
-}
 JOB: dict[str, Any] = {
     "task": "classification",
     "learns": {
@@ -84,7 +75,6 @@ METHODS = [
         summary="local training is pulled towards the received model with strength mu",
         rule=FedAvg,
         training=ProximalTraining,
-        site=SETTINGS,
         source="Li et al., MLSys 2020",
         page=None,
         **JOB,

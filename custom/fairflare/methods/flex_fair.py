@@ -1,8 +1,8 @@
 r"""FlexFair: a penalty on how unequal losses are, over the sites and over groups of people.
 
-Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025: the
-objective plus a weight times the variance of the parties' mean losses. Its published code has all sites in one process,
-for the losses of all and their gradients; here the same gradient is made of sums that leave the sites.
+Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025: the sum of
+the sites' losses plus a weight times the variance of the parties' mean losses. Its published code has all sites in one
+process, for the losses of all and their gradients; here the same gradient is made of sums that leave the sites.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import positives
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import Field
+from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
+    ALIKE,
     GROUP_IMAGES,
     GROUP_LOSSES,
+    MOST,
+    MOST_GROUPS,
     check_attribute,
+    check_told,
+    held,
     hidden,
     hidden_classes,
     known_groups,
@@ -40,7 +45,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 SLOPES = "loss_slopes"
-MOST = 10.0  # times that an image's loss counts, at most; 0 at least: nothing is unlearned
 Over = Literal["sites", "groups", "both"]
 Measure = Literal["equal_accuracy", "demographic_parity", "equal_opportunity"]
 
@@ -69,9 +73,8 @@ class VariancePenalty(LocalTraining):
             raise ValueError(f"{over} needs flexfair_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if self.flexfair_attribute:
-            check_attribute(run, self.flexfair_attribute)
-        return super().check(run, model)
+        told = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
+        return {**super().check(run, model), **told}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -104,6 +107,8 @@ class VariancePenalty(LocalTraining):
         if not told:
             return super().loss(run, model, inputs, targets)
         classes = self._classes(run)
+        rows = 1 + (known_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
+        check_told(run, told, rows * classes, "slopes of groups and classes")
         slopes = torch.tensor([*told, *[0.0] * classes], dtype=torch.float32).reshape(-1, classes)  # last: not known
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
@@ -113,6 +118,7 @@ class VariancePenalty(LocalTraining):
             groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[run.batch])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)
+        # Not below 0: nothing is unlearned.
         return (factors.clamp(0, MOST).to(losses.device) * losses).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -130,13 +136,17 @@ class FlexFair(Rule):
               L_{ac} = \textstyle\sum_k n_{kac} L_{kac} / \sum_k n_{kac}
 
     a are sites, groups of people, or (``both``) the sum of both penalties; c classes, or all images; M_c the mean over
-    the images. An image of a and c counts :math:`1 + \lambda s_{ac}` times, with s of
-    :func:`fairflare.core.aggregation.fair_rules.variance_slopes`, so that the federation's gradient at the received
-    model is that of the objective plus :math:`\lambda P`. What a site does not tell moves nothing.
+    the images. An image of a and c counts :math:`1 + \lambda s_{ac} / K` times, with s of
+    :func:`fairflare.core.aggregation.fair_rules.variance_slopes` and the K sites of the round: the paper's objective is
+    the *sum* of the sites' losses plus :math:`\lambda P`, of which the mean of their models follows a K-th. The slopes
+    are those of the model before: sites tell their losses of the model that they receive, and are told the slopes with
+    the next one. At the model that they are of, and where no count is cut to [0, 10], the federation's gradient is that
+    of the mean loss plus :math:`\lambda P / K`. What a site does not tell moves nothing.
 
     Args:
         flexfair_over, flexfair_measure: as at the sites.
-        flexfair_weight: lambda; the authors' code has 2 for skin lesions, and tries 2 to 10 on polyps and cervix.
+        flexfair_weight: lambda of the paper; the authors' code has 2 for skin lesions, and tries 2 to 10 on polyps and
+            cervix.
     """
 
     report_fields = (
@@ -163,15 +173,29 @@ class FlexFair(Rule):
     def weighs(self) -> bool:
         return False
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        images = _rows(report[GROUP_IMAGES.name], report["rows"])
+        whole, groups = float(np.nansum(images[:1])), float(np.nansum(images[1:]))
+        return {"training": max(whole, groups), "groups": float(len(images[1:]))}
+
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
+        told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
+        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # classes
+        fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
+        if told and not fits:
+            raise ReportError(f"site {site!r}: field 'group_losses' has {told} entries, of {rows:g} rows; {ALIKE}")
+        return report
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._tables(inputs)
         classes = next(iter(losses.values())).shape[1] if losses else 0
         total = float(sum(inputs.num_samples[site] for site in inputs.sites))
         self._sites, self._groups = {}, []
+        weight = self.flexfair_weight / max(len(inputs.sites), 1)
         wanted = positives(classes) if self.flexfair_measure == "equal_opportunity" else range(classes)
         for c in wanted if self.flexfair_over != "groups" else ():
             of = {site: (float(losses[site][0, c]), float(images[site][0, c])) for site in losses}
-            for site, slope in self._slopes(of, total).items():
+            for site, slope in _slopes(of, total, weight).items():
                 self._sites.setdefault(site, [0.0] * classes)[c] = slope
         if self.flexfair_over != "sites" and losses:
             count = np.nansum([*images.values()], 0)[1:]
@@ -179,16 +203,11 @@ class FlexFair(Rule):
             self._groups = [[0.0] * classes for _ in count]
             for c in wanted:
                 known = {g: (summed[g, c] / n[c], float(n[c])) for g, n in enumerate(count) if n[c] > 0}
-                for group, slope in self._slopes(known, total).items():
+                for group, slope in _slopes(known, total, weight).items():
                     self._groups[group][c] = slope
         return Weighing(
             sites=sample_weights(inputs), details={"slopes": {"sites": self._sites, "groups": self._groups}}
         )
-
-    def _slopes(self, of: Mapping[Any, tuple[float, float]], total: float) -> dict[Any, float]:
-        known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
-        found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
-        return {key: self.flexfair_weight * slope for key, slope in found.items()}
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
         """Losses and images of each site by row and class; sites with another form than most are left out."""
@@ -200,13 +219,15 @@ class FlexFair(Rule):
         rows, cells = most[0][0]
         alike = [site for site in inputs.sites if form[site] == (rows, cells)]
         found = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
+        every = {site: of[names[0]].copy() for site, of in found.items()}
         for cell in range(cells):
-            told = {site: float(of[names[0]][cell]) for site, of in found.items()}
-            known = {site: loss for site, loss in told.items() if math.isfinite(loss)}
-            for site, loss in inputs.moderated(known, names[0]).items() if known else ():
+            known = {site: float(of[cell]) for site, of in every.items() if math.isfinite(of[cell])}
+            others = [loss for of in every.values() for loss in np.delete(of, cell).tolist() if math.isfinite(loss)]
+            for site, loss in inputs.moderated(known, names[0], others).items() if known else ():
                 found[site][names[0]][cell] = loss
         losses, images = ({site: of[name].reshape(int(rows), -1) for site, of in found.items()} for name in names)
-        return losses, images
+        factors = held(inputs, {site: float(np.nansum(of[0])) for site, of in images.items()})
+        return losses, {site: of * factors[site] for site, of in images.items()}
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         classes = len(next(iter([*self._sites.values(), *self._groups]), ()))
@@ -216,6 +237,18 @@ class FlexFair(Rule):
         return {SLOPES: BySite({site: [*self._sites.get(site, [0.0] * classes), *groups] for site in sites})}
 
 
+def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
+    """Slopes times ``weight`` of the parties that tell; ``of``: mean loss and images."""
+    known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
+    found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
+    return {key: weight * slope for key, slope in found.items()}
+
+
+def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
+    """A report's numbers by row; none where it tells nothing."""
+    return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
+
+
 METHODS = [
     Method(
         name="flex_fair",
@@ -223,7 +256,6 @@ METHODS = [
         summary="a penalty on the variance of the losses over the sites, groups of people, or both",
         rule=FlexFair,
         training=VariancePenalty,
-        site=SETTINGS,
         source="Xing et al., Nature Communications 2025",
         **JOB,
     )

@@ -7,6 +7,7 @@ step of the weights a round, from the losses of the received model.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -18,13 +19,19 @@ from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiated
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
-from fairflare.methods.fed_ism import JOB, SETTINGS
+from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     GROUP_IMAGES,
     GROUP_LOSSES,
+    LEAST,
+    MOST,
+    MOST_GROUPS,
     check_attribute,
+    check_told,
+    held,
     hidden,
     known_groups,
     numbers_of,
@@ -46,9 +53,8 @@ class GroupWeighted(LocalTraining):
     dro_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        if self.dro_attribute:
-            check_attribute(run, self.dro_attribute)
-        return super().check(run, model)
+        told = check_attribute(run, self.dro_attribute) if self.dro_attribute else {}
+        return {**super().check(run, model), **told}
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         numbers = self._numbers(run)
@@ -69,7 +75,8 @@ class GroupWeighted(LocalTraining):
             return super().loss(run, model, inputs, targets)
         if run.batch is None:
             raise SiteError(f"site {run.site!r}: group_dro needs data that say which image is which in a batch")
-        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32)  # who is not known counts as it is
+        check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
+        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # who is not known counts as it is
         of = by_group[self._numbers(run)[run.batch]].to(run.device)
         return (of * criterion_losses(self, run, model(inputs), targets)).mean()
 
@@ -91,8 +98,9 @@ class GroupDRO(Rule):
 
     L_kg is the mean loss of the received model over the training images of group g at site k. In the next round a site
     multiplies the loss of an image of g by q_g over the share of g among the images of all sites, so that the sum is
-    that of the groups' losses with weights q; models are averaged by samples. q starts alike. What a site does not tell
-    moves nothing.
+    that of the groups' losses with weights q, but counts it a tenth at least and ten times at most (ours: without it
+    one group that anybody says is bad can stop all learning); models are averaged by samples. q starts alike. What a
+    site does not tell moves nothing.
 
     Args:
         dro_attribute: whose groups; empty: each site is one group, and q are the weights of the models.
@@ -124,34 +132,77 @@ class GroupDRO(Rule):
     def weighs(self) -> bool:
         return not self.dro_attribute
 
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        groups = len(report["group_losses"] or ()) if self.dro_attribute else 0
+        return {"training": float(np.nansum(report["group_images"] or [])), "groups": groups}
+
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
+        told, most = len(report["group_losses"] or ()), MOST_GROUPS if self.dro_attribute else 1
+        if told > most:
+            raise ReportError(
+                f"site {site!r}: field 'group_losses' has {told} entries, there are at most {most} groups"
+            )
+        return report
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses, images = self._pooled(inputs)
-        self._q = exponentiated(
+        moved = exponentiated(
             self._q, {key: loss + self.dro_adjustment / math.sqrt(images[key]) for key, loss in losses.items()},
             self.dro_rate,
         )  # fmt: skip
         total = math.fsum(images.values())
-        self._told = {key: self._q[key] * total / count for key, count in images.items()}
+        # A group that hardly counts would hardly be learned, and never come back.
+        moved = {key: max(q, LEAST * images.get(key, 0.0) / total) if total else q for key, q in moved.items()}
+        whole = math.fsum(moved.values())
+        self._q = self._held(inputs, {key: q / whole for key, q in moved.items()})
+        self._told = {
+            key: min(max(self._q[key] * total / count, LEAST), MOST) for key, count in images.items()
+        }  # fmt: skip
         details = {"q": {f"{site}/{group}" if site else str(group): q for (site, group), q in self._q.items()}}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
         held = {site: self._q.get((site, 0), 1 / len(inputs.sites)) for site in inputs.sites}
         return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
 
+    @property
+    def _of_sites(self) -> bool:
+        """Whether each site has weights of its own."""
+        return not self.dro_attribute or self.dro_over == "site_groups"
+
+    def _held(self, inputs: RoundInputs, q: dict[Key, float]) -> dict[Key, float]:
+        """What is remembered: where each site has weights of its own, those of no site exceed the bound of a weight."""
+        if not self._of_sites or not q:
+            return q
+        sites: dict[str, float] = {}
+        for (site, _), value in q.items():
+            sites[site] = sites.get(site, 0.0) + value
+        bounded = inputs.remembered(sites)
+        return {key: value * bounded[key[0]] / sites[key[0]] if sites[key[0]] else value for key, value in q.items()}
+
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Mean loss and images of each group that somebody tells."""
+        """Mean loss and images of each group that somebody tells; of a site with another number of groups than most
+        nothing.
+        """
+        told = {site: inputs.reports[site]["group_losses"] or () for site in inputs.sites}
+        most = Counter(len(losses) for losses in told.values() if losses).most_common(1)
+        groups = most[0][0] if most else 0
+        counts = {
+            site: {
+                group: n for group, n in enumerate(inputs.reports[site]["group_images"])
+                if math.isfinite(n) and n > 0 and math.isfinite(losses[group])
+            }
+            for site, losses in told.items() if len(losses) == groups > 0
+        }  # fmt: skip
+        factors = held(inputs, {site: math.fsum(of.values()) for site, of in counts.items()})
         sums: dict[Key, float] = {}
         images: dict[Key, float] = {}
-        own = not self.dro_attribute or self.dro_over == "site_groups"
-        reports = {site: inputs.reports[site] for site in inputs.sites}
-        for group in range(max((len(report["group_losses"] or ()) for report in reports.values()), default=0)):
-            told = {s: r for s, r in reports.items() if group < len(r["group_losses"] or ())}
-            known = {s: r["group_losses"][group] for s, r in told.items() if math.isfinite(r["group_losses"][group])}
-            for site, loss in inputs.moderated(known, "group_losses").items() if known else ():
-                key, count = (site if own else "", group), reports[site]["group_images"][group]
-                if math.isfinite(count) and count > 0:
-                    sums[key] = sums.get(key, 0.0) + count * loss
-                    images[key] = images.get(key, 0.0) + count
+        for group in range(groups):
+            known = {site: told[site][group] for site, of in counts.items() if group in of}
+            others = [told[site][other] for site, of in counts.items() for other in of if other != group]
+            for site, loss in inputs.moderated(known, "group_losses", others).items() if known else ():
+                key, count = (site if self._of_sites else "", group), counts[site][group] * factors[site]
+                sums[key] = sums.get(key, 0.0) + count * loss
+                images[key] = images.get(key, 0.0) + count
         return {key: total / images[key] for key, total in sums.items()}, images
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
@@ -178,7 +229,6 @@ METHODS = [
         summary="groups of people (dro_attribute), or sites, with a higher loss weigh more, round by round",
         rule=GroupDRO,
         training=GroupWeighted,
-        site=SETTINGS,
         source="Sagawa et al., ICLR 2020",
         **JOB,
     )

@@ -14,7 +14,7 @@ from fairflare.base.settings import BelowOne, Fraction, NonNegative, settings
 from fairflare.core.losses import drw_weights, ldam_loss
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, class_counts
-from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.fed_avg import FedAvg
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ METHODS = [
         learns={**LEARNS, "classifier": "cosine"},
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "task"},
             "source": "Cao et al., NeurIPS 2019; Elbatel et al., DeCaF @ MICCAI 2023",
             "keeps": ("criterion", "classifier", "cosine_scale"),
         },

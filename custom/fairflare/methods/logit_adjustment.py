@@ -15,7 +15,7 @@ from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.losses import fedlc_loss
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import LocalTraining, SiteRun, class_counts
-from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.fed_avg import FedAvg
 
 
@@ -57,7 +57,7 @@ METHODS = [
         learns=LEARNS,
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "logit_adjusted"},
+            "site": {"criterion": "logit_adjusted"},
             "source": "Menon et al., ICLR 2021",
             "keeps": KEEPS,
         },
@@ -71,7 +71,7 @@ METHODS = [
         learns=LEARNS,
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "fedlc"},
+            "site": {"criterion": "fedlc"},
             "source": "Zhang et al., ICML 2022; Elbatel et al., DeCaF @ MICCAI 2023",
             "keeps": KEEPS,
         },

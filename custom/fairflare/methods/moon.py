@@ -18,7 +18,7 @@ from fairflare.core.losses import model_contrastive_loss
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import LOCAL_MODEL, Home
 from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts, criterion_loss
-from fairflare.methods.bsm import JOB, LEARNS, SETTINGS
+from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.fed_avg import FedAvg
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ METHODS = [
         learns={**LEARNS, "neck_dim": 256},
         **{
             **JOB,
-            "site": {**SETTINGS, "criterion": "task"},
             "source": "Li et al., CVPR 2021",
             "keeps": ("neck_dim",),
         },

@@ -13,7 +13,8 @@ import torch
 
 from fairflare.base.disk.files import write_whole
 from fairflare.data.datalist import Sample
-from fairflare.data.image_file import ARRAYS, SUFFIXES, VOLUMES, Dicom, image_file, suffix_of
+from fairflare.data.geometry import tag_turn
+from fairflare.data.image_file import ARRAYS, ORIENTATION, SUFFIXES, VOLUMES, Dicom, image_file, suffix_of
 from fairflare.data.orientation import Turn, back, turned
 from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
@@ -118,10 +119,12 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
         path: with the ending of :func:`mask_name`.
         mask: (height, width), or (height, width, slices) of a volume, as the network saw it.
         image: the file that it is a mask of; a NIfTI mask has its affine and its header, or those of the DICOM series.
-        turn: how the image was turned for the network; the mask is turned back.
+        turn: how the image was turned for the network; the mask is turned back. A picture that says how it is to be
+            turned has a mask that says the same.
     """
     ending = suffix_of(path)
-    mask = np.ascontiguousarray(turned(mask, back(turn)))
+    tag = image_file(image).facts().grid.tag
+    mask = np.ascontiguousarray(turned(turned(mask, back(turn)), back(tag_turn(tag))))
     if ending in VOLUMES:
         content = _like(image, mask.swapaxes(0, 1)).to_bytes()
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content
@@ -129,7 +132,7 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
     elif ending in ARRAYS:
         write_whole(path, lambda partial: _save_array(partial, mask), durable=False, shared=True)
     else:
-        _save_picture(path, mask)
+        _save_picture(path, mask, tag)
 
 
 def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
@@ -155,7 +158,11 @@ def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
         found.set_sform(None, 0)
         found.set_qform(None, 0)
         return found
-    return nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
+    found = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
+    for form in (found.set_sform, found.set_qform):
+        form(affine[:, [1, 0, 2, 3]], 1)  # the scanner's; both, since programs differ in which they read
+    found.header.set_xyzt_units("mm")
+    return found
 
 
 def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
@@ -163,11 +170,13 @@ def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
         np.save(file, mask)
 
 
-def _save_picture(path: Path, values: npt.NDArray[Any]) -> None:
+def _save_picture(path: Path, values: npt.NDArray[Any], tag: int | None = None) -> None:
     from PIL import Image
 
-    picture = Image.fromarray(values)
-    write_whole(path, lambda partial: picture.save(partial, format="PNG"), durable=False, shared=True)
+    picture, said = Image.fromarray(values), Image.Exif()
+    if tag is not None:
+        said[ORIENTATION] = tag
+    write_whole(path, lambda partial: picture.save(partial, format="PNG", exif=said), durable=False, shared=True)
 
 
 def write_overlay(

@@ -208,6 +208,7 @@ class Best(_Part):
     by: str = ""
     value: Figure | None = None
     sites: list[str] = []
+    doubts: list[str] = []
 
 
 class LastRounds(_Part):
@@ -294,6 +295,13 @@ class GlobalTest(_Part):
     lists: list[GlobalList] = []
 
 
+class Within(_Part):
+    """Of a gap within the sites: which group is the lower one, and at which sites."""
+
+    lowest: str = ""
+    sites: list[str] = []
+
+
 class OfGroups(_Part):
     """An attribute's groups at one site, or pooled; intervals are ``[low, high]``."""
 
@@ -303,6 +311,9 @@ class OfGroups(_Part):
     worst: dict[str, str] = {}
     intervals: dict[str, dict[str, tuple[Figure | None, Figure | None]]] = {}
     gap_intervals: dict[str, tuple[Figure | None, Figure | None]] = {}
+    within: dict[str, Within] = {}
+    without: dict[str, list[Figure | None]] = {}
+    undefined_rates: dict[str, list[str]] = {}
     curves: dict[str, list[list[Figure]]] = {}
 
 

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from fairflare.core.statistics.group_intervals import gap_intervals, intervals_of
-from fairflare.core.statistics.group_metrics import LABELS, SCALED, curves_of, gaps_of, images_of, metrics_of, worst_of
-from fairflare.core.statistics.group_sums import ALL_IMAGES, EVERYBODY, Sums, added
+import numpy as np
+
+from fairflare.base.checks import few
+from fairflare.core.statistics.group_intervals import FEW, Ends, gap_intervals, intervals_of
+from fairflare.core.statistics.group_metrics import (
+    LABELS,
+    SCALED,
+    WITHIN,
+    cases_of,
+    curves_of,
+    gap_within,
+    gaps_of,
+    images_of,
+    metrics_of,
+    undefined_rates,
+    worst_of,
+)
+from fairflare.core.statistics.group_sums import (
+    ALL_IMAGES,
+    CASES,
+    EVERYBODY,
+    FOLDS,
+    IMAGES,
+    Sums,
+    added,
+    in_one,
+    without_each,
+)
+from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, number
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, listed, number
 
 UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last group
 POOLED = "all sites"
-OF_IMAGES = "images"
+OF_IMAGES, OF_CASES = COUNTS = (IMAGES, CASES)
 IN_ALL = "all"
+APART = 0.01  # from which on the gaps over all sites and within them are said to differ
+CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
+MOST_TOLD = 8  # names of a site in a sentence
 SENTENCES: Mapping[str, tuple[str, Any]] = {
     "ece": ("the told probability is off on average (ece) by", max),
     "auc": ("the area under the ROC curve is", min),
     "dice": ("Dice is", min),
 }
 OVER = (
-    "In brackets the 95 % interval over the images, as if each were of another patient, for all groups and classes "
-    "together; one that begins at 0 may be chance."
+    "In brackets the 95 % interval over the cases (patients, where the data name them), for all groups and classes "
+    f"together; one that begins at 0 may be chance, and where a group has fewer than {FEW} cases there is none. "
+    f"'{WITHIN}': between the groups at each site, on average over the sites that have both."
 )
+At: TypeAlias = Mapping[str, Mapping[str, Sums]]  # site, then group
 
 
-def by_group(
-    sums: Mapping[str, Mapping[str, Sums]], kept: Mapping[str, Sequence[str]], bins: int, calibration_bins: int
-) -> dict[str, Any]:
+def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration_bins: int) -> dict[str, Any]:
     """Puts together what the sites sent, as ``groups`` in ``results.json`` (``docs/groups.md``).
 
     Args:
-        sums: ``{site: {"<attribute>=<group>": sums}}``.
+        sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all together.
         kept: ``{site: names}`` of what stays there for too few cases.
         bins, calibration_bins: of the run.
     """
@@ -41,34 +71,94 @@ def by_group(
     for name in names:
         attribute, _, group = name.partition("=")
         attributes.setdefault(attribute, []).append(group)
-    pooled = {name: added([of[name] for of in sums.values() if name in of]) for name in names}
+    sites: dict[str, dict[str, Any]] = {site: {} for site in sorted(sums)}
+    pooled = {}
+    for attribute, groups in attributes.items():
+        keys = {f"{attribute}={group}": group for group in groups}
+        at = {site: {group: sums[site][key] for key, group in keys.items() if key in sums[site]} for site in sites}
+        for site, own in at.items():
+            sites[site][attribute] = _of_groups({group: in_one(of) for group, of in own.items()}, attribute)
+        pooled[attribute] = _pooled(at, attribute)
     return {
         "attributes": attributes,
         "group_bins": bins,
         "calibration_bins": calibration_bins,
-        "sites": {site: _of_attributes(of, attributes) for site, of in sorted(sums.items())},
-        "pooled": _of_attributes(pooled, attributes),
+        "sites": sites,
+        "pooled": pooled,
         "kept": dict(kept),
     }
 
 
-def _of_attributes(sums: Mapping[str, Sums], attributes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    found = {}
-    for attribute, groups in attributes.items():
-        own = {group: sums[f"{attribute}={group}"] for group in groups if f"{attribute}={group}" in sums}
-        whole = added(list(own.values()))
-        known = {group: of for group, of in own.items() if group != UNKNOWN}  # who is not known is no group of people
-        found[attribute] = {
-            "groups": {group: {OF_IMAGES: images_of(of), **metrics_of(of)} for group, of in own.items()},
-            "all": {OF_IMAGES: images_of(whole), **metrics_of(whole)},
-            "gaps": gaps_of(known, whole),
-            "worst": worst_of(known),
-            "intervals": {group: intervals_of(of) for group, of in own.items()},
-            "gap_intervals": gap_intervals(known),
-        }
-        if attribute == EVERYBODY:
-            found[attribute] |= {"gaps": {}, "worst": {}, "gap_intervals": {}, "curves": curves_of(whole)}
+def _of_groups(own: Mapping[str, Sums], attribute: str) -> dict[str, Any]:
+    """Of the groups of one site, or of all together."""
+    whole, known = added(list(own.values())), _known(own)
+    found: dict[str, Any] = {
+        "groups": {group: _figures(of) for group, of in own.items()},
+        "all": _figures(whole),
+        "gaps": gaps_of(known, whole),
+        "worst": worst_of(known),
+        "intervals": {group: intervals_of(of) for group, of in own.items()},
+        "gap_intervals": gap_intervals(known),
+    }
+    if attribute == EVERYBODY:
+        found |= {"gaps": {}, "worst": {}, "gap_intervals": {}, "curves": curves_of(whole)}
     return found
+
+
+def _figures(sums: Sums) -> dict[str, float]:
+    return {OF_IMAGES: images_of(sums), OF_CASES: cases_of(sums), **metrics_of(sums)} if sums else {}
+
+
+def _known(own: Mapping[str, Sums]) -> dict[str, Sums]:
+    return {group: of for group, of in own.items() if group != UNKNOWN}  # who is not known is no group of people
+
+
+def _together(at: At) -> dict[str, Sums]:
+    groups = dict.fromkeys(group for own in at.values() for group in own)
+    return {group: added([own[group] for own in at.values() if group in own]) for group in groups}
+
+
+def _pooled(at: At, attribute: str) -> dict[str, Any]:
+    """Of all sites together; gaps also within the sites, and without each part of the cases in turn."""
+    whole = {site: {group: in_one(of) for group, of in own.items()} for site, own in at.items()}
+    found = _of_groups(_together(whole), attribute)
+    if attribute == EVERYBODY:
+        return found
+    found["gaps"], within = _gaps(whole)
+    found["within"] = {name: {"lowest": lowest, "sites": sites} for name, (_, lowest, sites) in within.items()}
+    found["undefined_rates"] = undefined_rates(_known(_together(whole)))
+    parts = {site: {group: without_each(of) for group, of in own.items()} for site, own in at.items()}
+    if parts and all(of for own in parts.values() for of in own.values()):
+        each = [
+            _gaps({site: {group: of[part] for group, of in own.items()} for site, own in parts.items()})[0]
+            for part in range(FOLDS)
+        ]
+        found["without"] = {name: [gaps[name] for gaps in each] for name in found["gaps"]}
+    for name, (gap, _, sites) in within.items():
+        own = _together({site: _known(whole[site]) for site in sites})
+        found["gap_intervals"][name] = _ends_within(gap, found.get("without", {}).get(name, ()), own)
+    return found
+
+
+def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[str]]]]:
+    """Gaps over all sites, and within them; of the latter also of whom and where they are."""
+    together = _together(at)
+    gaps = gaps_of(_known(together), added(list(together.values())))
+    known = {site: {group: _figures(of) for group, of in _known(own).items()} for site, own in at.items()}
+    within = {f"{name}_gap{WITHIN}": gap_within(known, name) for name in SCALED if f"{name}_gap" in gaps}
+    return gaps | {name: gap for name, (gap, _, _) in within.items()}, within
+
+
+def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums]) -> Ends:
+    """Interval of a gap within the sites, by the parts of the cases; ``groups``: of the sites that are in it."""
+    from scipy.special import stdtrit
+
+    cases = [number for of in groups.values() if (number := cases_of(of)) > 0]
+    if len(without) < FOLDS or len(cases) < 2 or not min(cases) >= FEW:
+        return math.nan, math.nan
+    error = (1 - LEVEL) / math.comb(len(cases), 2)
+    half = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(of_folds(without), ddof=1))
+    return max(0.0, gap - half), min(1.0, gap + half)
 
 
 def group_tables(results: Mapping[str, Any]) -> list[Table]:
@@ -85,25 +175,25 @@ def _places(found: Mapping[str, Any], attribute: str) -> dict[str, Any]:
 def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     places = _places(found, attribute)
     of_all = places[POOLED]
-    metrics = [name for name in of_all["all"] if name != OF_IMAGES]
+    metrics = [name for name in of_all["all"] if name not in COUNTS]
     if attribute == EVERYBODY:
         body: list[list[Cell]] = [
-            [place, *(_cell(found, place, attribute, ALL_IMAGES, of["all"], name) for name in (OF_IMAGES, *metrics))]
+            [place, *(_cell(found, place, attribute, ALL_IMAGES, of["all"], name) for name in (*COUNTS, *metrics))]
             for place, of in places.items()
         ]
         return [
             Table(
                 "of_everybody",
                 "All test images of each site; how well the told probability fits.",
-                ["site", OF_IMAGES, *metrics],
+                ["site", *COUNTS, *metrics],
                 body,
             )
         ]
     rows: list[list[Cell]] = [
-        [place, group, *(_cell(found, place, attribute, group, values, name) for name in (OF_IMAGES, *metrics))]
+        [place, group, *(_cell(found, place, attribute, group, values, name) for name in (*COUNTS, *metrics))]
         for place, of in places.items()
         for group, values in [*of["groups"].items(), (IN_ALL, of["all"])]
-        if group != UNKNOWN or values[OF_IMAGES] != 0
+        if group != UNKNOWN or values.get(OF_IMAGES) != 0
     ]
     gaps = list(of_all["gaps"])
     sure = [gap for gap in gaps if gap in of_all.get("gap_intervals", ())]
@@ -111,7 +201,7 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     return [
         Table(
             f"groups_{attribute}", f"Groups of {attribute} on the test images; {IN_ALL}: those that were told.",
-            ["site", attribute, OF_IMAGES, *metrics], rows, lead=2,
+            ["site", attribute, *COUNTS, *metrics], rows, lead=2,
         ),
         Table(
             f"gaps_{attribute}", f"Gaps between the groups of {attribute}, {UNKNOWN} in none. {OVER}", ["site", *gaps],
@@ -134,29 +224,52 @@ def _cell(
     found: Mapping[str, Any], place: str, attribute: str, group: str, values: Mapping[str, Any], name: str
 ) -> Cell:
     if values.get(name) is not None:
-        return int(values[name]) if name == OF_IMAGES else float(values[name])
+        return int(values[name]) if name in COUNTS else float(values[name])
     return SUPPRESSED if f"{attribute}={group}" in found["kept"].get(place, ()) else None
 
 
 def caption(found: Mapping[str, Any], attribute: str) -> str:
-    """Who has the lowest value of an attribute's groups, by how much, and how sure it is, in one sentence."""
+    """Who has the lowest value of an attribute's groups, by how much, how sure it is, and what is left within sites."""
     pooled = found["pooled"][attribute]
     if attribute == EVERYBODY:
         return of_everybody(found, "ece" if "ece" in pooled["all"] else "dice")
     metric = next((name for name in reversed(SCALED) if pooled["all"].get(name) is not None), "")
     worst, gap = pooled["worst"].get(metric), pooled["gaps"].get(f"{metric}_gap")
     if not worst or gap is None:
-        return f"By {attribute}, fewer than two groups have a value over all sites."
+        return f"Across all sites, fewer than two groups of {attribute} have a value."
+    called, values = CALLED.get(metric, metric), {g: of.get(metric) for g, of in pooled["groups"].items()}
     if gap == 0:
-        told = f"By {attribute}, over all sites the groups have the same {metric}"
+        told = f"Across all sites, the groups of {attribute} have the same {called}"
     else:
-        value = number(pooled["groups"][worst][metric])
-        told = f"By {attribute}, over all sites {worst} has the lowest {metric}, {value}, {number(gap)} below the best"
-    told += _sure(pooled, f"{metric}_gap")
+        best = max((g for g in values if g != UNKNOWN and values[g] is not None), key=lambda g: values[g])
+        told = f'Across all sites, {attribute} "{worst}" has the lowest {called}: {number(values[worst])}, '
+        told += f'{number(gap)} below {attribute} "{best}"'
+    told += f"{how_sure(pooled, f'{metric}_gap')}."
+    if len(found["sites"]) > 1 and "within" in pooled:
+        told += f" {_within_words(pooled, attribute, f'{metric}_gap', worst)}"
     odds = pooled["gaps"].get("equalised_odds")
-    if odds is None:
+    if odds is not None:
+        told += f" The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}."
+    return told
+
+
+def _within_words(pooled: Mapping[str, Any], attribute: str, name: str, worst: str) -> str:
+    """What is left of a gap within the sites, and whether it differs from that over all sites."""
+    inside, of = pooled["gaps"].get(f"{name}{WITHIN}"), pooled["within"].get(f"{name}{WITHIN}")
+    if inside is None or not of or not of["sites"]:
+        return "No site has two of these groups, so this may be a difference between the sites."
+    several, gap = len(of["sites"]) > 1, pooled["gaps"][name]
+    where = f"the {len(of['sites'])} sites that have both" if several else f"{of['sites'][0]}, the only site with both"
+    told = f"Within {where}, it is {number(inside)}"
+    if _ends(pooled, name):  # else why there is none has been said
+        told += how_sure(pooled, f"{name}{WITHIN}")
+    if abs(inside - gap) < APART:
         return f"{told}."
-    return f"{told}; the {LABELS['equalised_odds']} is {number(odds)}{_sure(pooled, 'equalised_odds')}."
+    if inside and of["lowest"] != worst:
+        return f'{told}, and there {attribute} "{of["lowest"]}" has the lower value: the sites differ, too.'
+    if inside < gap:
+        return f"{told}: a part of the difference may be one between the sites."
+    return f"{told}: differences between the sites may hide a part of it."
 
 
 def of_everybody(found: Mapping[str, Any], metric: str) -> str:
@@ -177,12 +290,21 @@ def captions(results: Mapping[str, Any]) -> list[str]:
     return [caption(found, attribute) for attribute in found["attributes"]]
 
 
-def _sure(pooled: Mapping[str, Any], gap: str) -> str:
-    """Behind a gap: its interval, and whether it may be chance."""
+def _ends(pooled: Mapping[str, Any], gap: str) -> Ends | None:
     low, high = pooled.get("gap_intervals", {}).get(gap) or (None, None)
-    if low is None or high is None:
-        return " (how sure is not known)"
-    return f" ({interval(low, high)}{', which may be chance' if low == 0 else ''})"
+    return None if low is None or high is None or math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def how_sure(pooled: Mapping[str, Any], gap: str) -> str:
+    """Behind a gap: its interval and whether it may be chance, or why there is none."""
+    if ends := _ends(pooled, gap):
+        return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
+    few = [
+        f'"{group}" has {counted(int(of[OF_CASES]), "case")}'
+        for group, of in pooled["groups"].items()
+        if group != UNKNOWN and 0 < (of.get(OF_CASES) or 0) < FEW
+    ]
+    return f" (how sure is not known{': ' if few else ''}{listed(few)})"
 
 
 def group_notes(results: Mapping[str, Any]) -> list[str]:
@@ -196,10 +318,24 @@ def group_notes(results: Mapping[str, Any]) -> list[str]:
             notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
         if empty := [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]:
             notes.append(f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.")
-    if stays := [f"{site}: {', '.join(names)}" for site, names in found["kept"].items() if names]:
+        undefined = found["pooled"][attribute].get("undefined_rates") or {}
+        notes += [
+            _one_rate(attribute, key, groups, sum(1 for n in images.values() if n)) for key, groups in undefined.items()
+        ]
+    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found["kept"].items() if names]:
         why = "fewer cases than min_cases, or needed to hide one with fewer"
         notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
     return notes
+
+
+def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:
+    """Who lacks one of the rates of equalised odds; ``key``: of :func:`undefined_rates`; ``many``: with images."""
+    rate, _, label = key.rpartition(" ")
+    other = "false positives" if rate == "sensitivity" else "sensitivity"
+    images = f"no image {'of' if rate == 'sensitivity' else 'without'} class {label}"
+    if many - len(groups) < 2:
+        return f"Equalised odds by {attribute} rest on {other} alone for class {label}: {listed(groups)}: {images}."
+    return f"In equalised odds by {attribute}, {listed(groups)} count by {other} alone for class {label}: {images}."
 
 
 def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:

@@ -137,6 +137,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
         if results["test_best"] is None:
             notes[-1] += " It was not tested: what the sites had of their own then is not kept."
+    notes += [f"In doubt: {doubt}." for doubt in (best or {}).get("doubts") or ()]
     if measured := MEASURED.get((results["info"] or {}).get("measured", "")):
         notes.append(f"Measured: {measured}.")
     notes += global_notes(results)

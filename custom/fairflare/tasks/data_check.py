@@ -22,8 +22,10 @@ from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.geometry import Misfit, by_kind, notes_of
 from fairflare.data.kinds import odd_pair, shown
 from fairflare.data.patients import on_both_sides
+from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -101,6 +103,7 @@ class _Seen:
     content: str | None  # hash; None: all its pixels are the same
     target: str  # hash
     empty: bool  # a mask with nothing in it
+    full: bool  # a mask of which a structure covers all
 
     @property
     def place(self) -> str:
@@ -117,8 +120,11 @@ class _Look:
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     histogram: npt.NDArray[np.int64] | None = None
+    empty: bool = False  # nothing in the mask
+    full: bool = False  # one structure covers all
     features: npt.NDArray[np.floating] | None = None  # of a classification
     errors: list[DataError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of its place
 
 
 def check_sites(
@@ -185,6 +191,9 @@ class _Looker:
         self.seen: list[_Seen] = []
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
+        self._values = ValueNotes()
+        self._misfits: dict[str, tuple[str, Misfit]] = {}  # told together, a line a kind
+        self._notes: list[str] = []
 
     def look(self) -> Iterator[None]:
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
@@ -196,6 +205,12 @@ class _Looker:
                     self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
                     yield
                 self.finish(split)
+        for text in by_kind(self._misfits.values()):
+            self.say(text)
+        for text in notes_of(self._notes):
+            self.say(text, grave=False)
+        for line in self._values.lines():
+            self.say(line, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
         """The image as it is in the file, and as the task gets it with its target."""
@@ -210,9 +225,15 @@ class _Looker:
         try:
             alone = replace(self.listed, splits={split: (sample,)})
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
-            found.picture, found.target = flat_pair(*(one[0].numpy() for one in data.read(split, [0])))
+            image, target = (one[0].numpy() for one in data.read(split, [0]))
+            found.picture, found.target = flat_pair(image, target)
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
+            found.empty = not (structures > 0).any()
+            found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.features = features_of(found.picture) if self.task.class_labels else None
+            found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
+            self._values.add(sample)
         except DataError as error:
             found.errors.append(error)
         if found.errors and isinstance(sample.label, Path) and sample.slice is None and self.task.spatial_dims == 2:
@@ -222,7 +243,12 @@ class _Looker:
 
     def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
         for error in found.errors:
-            self.say(_plain(self.report.site, error), about=shown(sample.image))
+            if error.misfit is None:
+                self.say(_plain(self.report.site, error), about=shown(sample.image))
+            else:
+                name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
+                self._misfits[name] = (name, error.misfit)
+        self._notes += found.notes
         if found.size is not None:
             self.report.sizes[found.size] += 1
         if found.size is None or found.picture is None or found.target is None or found.histogram is None:
@@ -233,8 +259,8 @@ class _Looker:
         if found.features is not None:
             self.features.append((found.features, int(found.target)))
         self.report.counts[split][int(found.target) if is_class else None] += 1
-        empty = not is_class and not found.target.any()
-        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty))
+        empty = found.empty and not is_class
+        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty, found.full))
         before = self.report.histogram
         self.report.histogram = found.histogram if before is None else before + found.histogram
         if show:
@@ -245,6 +271,9 @@ class _Looker:
         empty = sum(seen.empty for seen in self.seen if seen.split == split)
         if empty:
             self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
+        full = sum(seen.full for seen in self.seen if seen.split == split)
+        if full:
+            self.say(f"{full} image(s) of '{split}' have a mask of which one structure covers all", grave=False)
         if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
             return
         trained = self.report.counts.get("training", Counter())

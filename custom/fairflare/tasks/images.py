@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from fairflare.base import checks
+from fairflare.base.own_errors import in_one_line
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
+from fairflare.base.task import evaluating
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
 from fairflare.data.decoded import DecodedVolumes
+from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from monai.data import CacheDataset
     from monai.transforms import Compose
 
-    from fairflare.base.task import Batch
+    from fairflare.base.task import Batch, Device
     from fairflare.tasks.scores.dice_scores import Origin
 
 # Types of settings of tasks on images.
@@ -171,6 +175,54 @@ class ImageTask(Intensities, Fitted, Task):
         how = Reading(orientation=self.reading().orientation)  # it says what the number of a slice means
         return read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
 
+    def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
+        """Put a training image through a network of the user's own; see :meth:`check_outputs`."""
+        if self._of_user("build_model", "build_unet"):
+            inputs, _ = next(iter(data.batches("training", batch_size=1)))
+            self.check_outputs(model, inputs.to(device))
+
+    def check_outputs(self, model: torch.nn.Module, inputs: torch.Tensor | None = None) -> None:
+        """Refuse a network whose outputs are not what loss and metrics of the task need.
+
+        Args:
+            model: the network.
+            inputs: (n, channels, height, width) or (n, channels, x, y, z); ``None``: zeros of the task's size.
+
+        Raises:
+            DataError: the network fails, gives another shape than (n, classes) or (n, structures, ...), or has a
+                buffer that grows.
+        """
+        import torch
+
+        if inputs is None:
+            inputs = torch.zeros(1, self.in_channels, *self.image_size)
+        named = f"the network of the task ({type(self).__name__}), given {tuple(inputs.shape)},"
+        sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        try:
+            with evaluating(model):
+                outputs = model(inputs)
+        except (torch.cuda.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            text = f"{named} fails: {in_one_line(error)}"
+            raise DataError(text, text) from error
+        if odd := [name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape]:
+            text = (
+                f"{named} changes the size of {odd[0]!r}; register_buffer(..., persistent=False) keeps it at the site"
+            )
+            raise DataError(text, text)
+        places = () if self.class_labels else inputs.shape[2:]
+        needed = (len(inputs), self.classes if self.class_labels else self.num_classes, *places)
+        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        if found != needed and not self._of_user("loss"):  # else the user knows what they are
+            text = f"{named} gives {found}, and {needed} is needed for num_classes={needed[1]}"
+            raise DataError(text, text)
+
+    def _of_user(self, *names: str) -> bool:
+        """Whether one of the methods is of a class that is not the package's."""
+        own = (getattr(type(self), name, None) for name in names)
+        return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
+
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
         """The images that a datalist names."""
@@ -246,12 +298,13 @@ class FolderImages(ImageData):
         coding: the task's numbers for those in the files; ``None``: the same.
         cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
         kept: decoded volumes on disk; ``None``: volumes are decoded as often as they are needed.
+        mask_drawn_on: of the site, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
     """
 
     def __init__(
         self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
         cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
-        kept: DecodedVolumes | None = None,
+        kept: DecodedVolumes | None = None, mask_drawn_on: DrawnOn | None = None,
     ) -> None:  # fmt: skip
         super().__init__(task, datalist.site)
         self.datalist = datalist
@@ -259,7 +312,7 @@ class FolderImages(ImageData):
         self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.max_image_bytes = max_image_bytes
-        self.reading = task.reading(kept)
+        self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
         self._datasets: dict[str, CacheDataset] = {}
         self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))

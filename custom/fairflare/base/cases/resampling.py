@@ -81,5 +81,10 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
     """
     checks.whole(f"site {site!r}: number of test {PATIENTS} or {IMAGES}", num_units)
     checks.number("number of draws", count, low=1, high=MOST, whole=True)
+    return seeded(site, num_units).integers(0, num_units, (count, num_units))
+
+
+def seeded(site: str, num_units: int) -> np.random.Generator:
+    """Makes the random generator of a site's units: the same in every run."""
     digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "little")).integers(0, num_units, (count, num_units))
+    return np.random.default_rng(int.from_bytes(digest[:8], "little"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairflare.cli import completion
-from fairflare.cli.compare.tables import command_line, matrix_report, report
+from fairflare.cli.compare.tables import command_line, report
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     RUN,
@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from fairflare.federation.plan.series import Series
     from fairflare.methods.base.papers import PaperTable
 
-HERE = (
-    "--matrix tests each site's own model at all other sites, so the data of all must be on this machine; of hospitals "
-    "that are connected no model of one goes to another, and there is no matrix"
-)
 DONE = "completed"  # state of a run; compare.runs is not imported for a mere TAB
 
 
@@ -141,14 +137,6 @@ def compare(
             rich_help_panel=RUN,
         ),
     ] = None,
-    matrix: Annotated[
-        bool,
-        typer.Option(
-            "--matrix",
-            help="Also test every site's own model, alone and joined, at every site (docs/unseen.md).",
-            rich_help_panel=RUN,
-        ),
-    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -160,17 +148,8 @@ def compare(
     with user_errors(out), one_document(as_json):
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
-            more = f"; {HERE}" if matrix else ""
-            raise ValueError(
-                f"--sites {sites} is for export; a comparison needs the number or the names of the sites{more}"
-            )
-        if matrix and hold_out is not None:
-            raise ValueError("--matrix and --hold-out exclude each other: in a matrix every site trains")
-        if matrix and simulator is not None:
-            raise ValueError(
-                f"--matrix needs the runs in one process (the same figures): leave --simulator out; {HERE}"
-            )
-        from fairflare.federation.plan.series import leaving_out, seeds_of, value_of, with_alone
+            raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
+        from fairflare.federation.plan.series import leaving_out, seeds_of, value_of
 
         told = {
             "seeds": None if seeds is None else seeds_of(value_of(f"[{seeds}]" if "," in seeds else seeds)),
@@ -200,16 +179,12 @@ def compare(
             if table is not None:
                 raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
             series = leaving_out(series, hold_out)
-        if matrix and (joined := with_alone(series)) is not series:
-            say("--matrix needs what each site has alone: a row 'solo' is added")
-            series = joined
         runner = Runner(
             series,
             out.absolute(),
             local,
             at_once=jobs or os.cpu_count() or 1,
             simulator=simulator,
-            matrix=matrix,
             overwrite=overwrite,
         )
         _say_what_is_run(series, "data" in told or bool(local))
@@ -218,11 +193,10 @@ def compare(
     with one_document(as_json) as put:
         _go(runner, metric)
         code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)
-        tested = matrix_report(runner, metric, tables=not as_json) if matrix else None
         if as_json:
             from fairflare.cli.as_json import of_compare
 
-            put(of_compare(runner.folder, runner.all, found, tested))
+            put(of_compare(runner.folder, runner.all, found))
     raise typer.Exit(code)
 
 

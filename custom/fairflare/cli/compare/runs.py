@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fairflare.base.disk.files import write_whole
 from fairflare.cli.compare import worker
 from fairflare.cli.run.folder import refused
 from fairflare.cli.run.simulate import RUN_FOLDER
 from fairflare.federation.plan.series import Run, Series
-from fairflare.reporting.compare.matrix import RunMatrix
 from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import PROGRESS_FILE, find_results, read_results, results_in
 
-B = TypeVar("B", Unseen, RunMatrix)
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end
 RUNS, PLAN_FILE = "runs", "run.json"
@@ -87,12 +85,10 @@ class Runner:
         local: content of ``local/fairflare.json``.
         at_once: processes.
         simulator: workers of FLARE's simulator for each run; ``None``: without it.
-        matrix: every model of a run is tested at every site.
         overwrite: runs of other settings in the same folders are replaced.
 
     Raises:
-        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting), or one
-            whose models of the sites are gone, with ``matrix``.
+        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting).
     """
 
     def __init__(
@@ -103,11 +99,9 @@ class Runner:
         *,
         at_once: int = 1,
         simulator: int | None = None,
-        matrix: bool = False,
         overwrite: bool = False,
     ) -> None:
         self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
-        self.matrix = matrix
         self.all = [Progress(run, run.make().run.num_rounds) for run in series.runs()]
         for progress in self.all:
             self._look(progress, overwrite)
@@ -124,10 +118,10 @@ class Runner:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
-    def beside(self, kind: type[B]) -> list[tuple[dict[str, Any], B]]:
-        """Documents of the runs that completed, each with the one beside it: :class:`Unseen` or :class:`RunMatrix`."""
+    def held_out(self) -> list[tuple[dict[str, Any], Unseen]]:
+        """Return the documents of the runs that completed, each with its test at the site that was left out."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
-        return [(read_results(file), kind.read(file.parent)) for file in done]
+        return [(read_results(file), Unseen.read(file.parent)) for file in done]
 
     @_one_thread()
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
@@ -215,13 +209,6 @@ class Runner:
             return
         if self._tested(progress.run):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
-        elif self.matrix and not (place / NEEDED_TO_CONTINUE[0]).is_dir():
-            if not overwrite:
-                raise ValueError(
-                    f"{place} completed without --matrix, and what its sites kept of their models is gone; give "
-                    "--overwrite to run it again, or another --out"
-                )
-            shutil.rmtree(place)
 
     def _wanted(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
@@ -230,8 +217,7 @@ class Runner:
 
     def _tested(self, run: Run) -> bool:
         """Whether nothing is left to test."""
-        beside = find_results(self.place(run)).parent
-        return (not run.held_out or Unseen.is_in(beside)) and (not self.matrix or RunMatrix.is_in(beside))
+        return not run.held_out or Unseen.is_in(find_results(self.place(run)).parent)
 
     def _start(self, progress: Progress) -> _Process:
         place, wanted = self.place(progress.run), self._wanted(progress.run)
@@ -248,7 +234,6 @@ class Runner:
             "output": str(place / "output.log"),
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
-            "matrix": self.matrix,
         }
         theirs, alive = multiprocessing.Pipe(duplex=False)
         process = self._processes().Process(target=worker.work, args=(given, theirs), name=progress.run.name)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fairflare.cli.compare.runs import Runner
     from fairflare.methods.base.papers import PaperTable
     from fairflare.reporting.compare.comparison import Comparison
-    from fairflare.reporting.compare.matrix import Matrix
 
 
 def command_line() -> list[str]:
@@ -48,7 +47,7 @@ def report(
         of_left_out,
     )
     from fairflare.reporting.compare.paper_table import paper_table
-    from fairflare.reporting.compare.unseen import Unseen, unseen_table
+    from fairflare.reporting.compare.unseen import unseen_table
 
     failed = [progress for progress in runner.all if progress.state != DONE]
     for reason in dict.fromkeys(progress.reason for progress in failed):
@@ -67,7 +66,7 @@ def report(
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
     with user_errors():
         if left_out:
-            of_runs = runner.beside(Unseen)
+            of_runs = runner.held_out()
             written = [put("unseen", partial(unseen_table, of_runs, metric)), ""]
             rows = of_left_out(of_runs)
             against, how = first_left_out(rows), [OF_LEFT_OUT]
@@ -97,25 +96,6 @@ def report(
     if not find_spec("tensorboard"):
         say(NO_CURVES, console)
     return int(bool(failed)), made
-
-
-def matrix_report(runner: Runner, metric: str | None, *, tables: bool = True) -> Matrix | None:
-    """Writes every model at every site as table, document and picture; ``None``: no run completed."""
-    from fairflare.reporting.compare.matrix import RunMatrix, matrix_of, matrix_table
-    from fairflare.reporting.page.matrix import draw_matrix
-    from fairflare.reporting.page.style import write_files
-
-    if not (tested := runner.beside(RunMatrix)):
-        return None
-    with user_errors():
-        found = matrix_of(tested, metric)
-        _put(runner.folder, tables, "matrix", partial(matrix_table, found), "\n")
-        found.write(runner.folder)
-        try:
-            write_files(runner.folder, "matrix", partial(draw_matrix, found))
-        except ImportError:
-            say("no picture of the matrix: it needs matplotlib (pip install 'fairflare[page]')")
-    return found
 
 
 def _put(

@@ -28,8 +28,8 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
     Args:
         given: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local``
             (content of ``local/fairflare.json``), ``log``, ``output`` (file of what is printed), ``simulator``
-            (workers; ``None``: in this process), ``held_out`` (a site that is no part of the run, or empty: the run's
-            model is tested there in the end), and ``matrix`` (whether all of its models are tested at all sites).
+            (workers; ``None``: in this process), and ``held_out`` (a site that is no part of the run, or empty: the
+            run's model is tested there in the end).
         parent: is open as long as the process lives that the run is to end with.
     """
     with Path(given["output"]).open("ab") as output:
@@ -40,7 +40,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
         threading.Thread(target=_end_with_parent, args=(parent, stop), daemon=True).start()
         try:
             code = _run(given, place, view, stop)
-            if code == 0 and (given["held_out"] or given["matrix"]):
+            if code == 0 and given["held_out"]:
                 code = _test_further(given, place, stop)
         except KeyboardInterrupt:
             code = stop.code
@@ -53,7 +53,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
     from fairflare.federation.transports.unseen import completed, without
 
     local, log = given["local"], Path(given["log"])
-    if (given["held_out"] or given["matrix"]) and completed(place):  # only the test is missing
+    if given["held_out"] and completed(place):  # only the test is missing
         return 0
     if given["held_out"]:
         local = without(local, given["held_out"])
@@ -68,16 +68,12 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
 
 
 def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
-    """At the left-out site, or every model at every site."""
-    from fairflare.federation.transports.matrix import at_every_site
+    """Test the run's model at the left-out site; return the exit code."""
     from fairflare.federation.transports.unseen import at_unseen
 
     with logged(Path(given["log"]), "a"):
         try:
-            if given["held_out"]:
-                at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
-            else:
-                at_every_site(given["plan"], place, given["local"], stop)
+            at_unseen(given["plan"], place, given["held_out"], given["local"], stop)
         except (OSError, RuntimeError, ValueError) as error:
             logging.getLogger().error("the test behind the run failed", exc_info=True)
             sys.stderr.write(f"{error}\n")

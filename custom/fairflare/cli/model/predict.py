@@ -167,6 +167,7 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
 def _series_in(folder: Path) -> dict[Path, bool]:
     """The folders that hold the files of one DICOM series and nothing else: each is one volume. True: not taken yet."""
     from fairflare.data import dicom
+    from fairflare.data.geometry import NO_SERIES, Misfit
 
     found = {}
     for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
@@ -175,7 +176,10 @@ def _series_in(folder: Path) -> dict[Path, bool]:
             continue
         try:
             dicom.headers(place)
-        except Exception:  # several series, or images that belong together in no order: each file is one image
+        except Misfit as error:  # a broken series is one image, and is left out with the reason
+            if error.cause in NO_SERIES:
+                continue
+        except Exception:  # in colour, or damaged: each file is one image
             continue
         found[place] = True
     return found

@@ -188,11 +188,14 @@ def export(
 
 
 def _try_network(task: Any) -> None:
-    """A user's own network that is none is refused; one that fails here may need what only the sites have."""
+    """Refuse a user's own network that does not fit; one that fails here may need what only the sites have."""
     from fairflare.federation.server.first_model import build
+    from fairflare.tasks.images import ImageTask
 
     try:
-        build(task)
+        model = build(task)
+        if isinstance(task, ImageTask):
+            task.check_outputs(model)
     except ValueError as error:
         if error.__cause__ is None:
             raise

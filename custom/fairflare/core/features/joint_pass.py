@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
 SAME = 1e-3  # relative difference of one image's features alone and beside another one: rounding
+SAME_NORM = 1e-5  # of a norm's features computed again: rounding
+NORM = ("running_mean", "running_var", "weight", "bias")
 SEED = 0
 
 
@@ -70,7 +73,9 @@ class JointPass:
         self.images = 0
         self.scaled: dict[str, str] = {}
         self._least_pixels = least_pixels
-        self._last: tuple[str, Tensor | None, int] = ("", None, 0)  # layer that ran, its output, how often written to
+        self._last: tuple[str, Tensor, int, Tensor] | None = None  # see :meth:`_ran`
+        # With hooks of others, who may change what goes in or comes out.
+        self._hooked = {m for known in found for m in known.values() if m._forward_hooks or m._forward_pre_hooks}
         self._sources: dict[str, str] = {}  # of model a's batch norms
         self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
@@ -128,8 +133,9 @@ class JointPass:
         """
         if self.images == 0:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
-        if self.images == 0 and self._divisible:
-            self._layouts = layouts(self.models[0], images[:1].to(_device(self.models[0])), self.modules[0])
+        if self.images == 0:
+            first = images[:1].to(_device(self.models[0]))
+            self._layouts = layouts(self.models[0], first, self.modules[0], alone=self._divisible)
         if self._channels_last:
             images = channels_last(images)
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
@@ -138,7 +144,7 @@ class JointPass:
                 check_stop()
                 self._turn = turn
                 model(images.to(_device(model)))
-                self._last = ("", None, 0)
+                self._last = None
                 if self.images == 0:
                     self._keep(self._sources if turn == 0 else self.scaled)
         self._turn = None
@@ -183,8 +189,9 @@ class JointPass:
         if self._turn != turn or name in self._odd or name not in self._kept:  # the models may share modules
             return
         source, output = self._source(module, args), first_tensor(output)
-        if output is not None:
-            self._last = (name, output, _written(output))
+        if source and self.images == 0 and not _scales(module, self._last, output):
+            source = ""
+        self._ran(name, output)
         if output is not None and name in self._layouts:
             output = self._layouts[name].by_image(output, self._size)
         if output is None:
@@ -203,12 +210,26 @@ class JointPass:
             output = output[:, None] if output.ndim == 1 else output  # one feature
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
 
+    def _ran(self, name: str, output: Tensor | None) -> None:
+        """Note the layer that ran, its output, how often that was written to, and a copy of its last image.
+
+        Torch counts no writing through ``.data`` and none to inference tensors; the copy tells of the former.
+        """
+        useful = (
+            self._divisible and self._least_pixels is not None and (not self.images or name in self.scaled.values())
+        )
+        self._last = None
+        if useful and output is not None and output.ndim > 1 and len(output) and not output.is_inference():
+            self._last = name, output, output._version, output[-1:].clone()
+
     def _source(self, module: nn.Module, args: tuple[Any, ...]) -> str:
         """The layer whose output a batch norm multiplies by a constant for each channel; empty: none, or no such."""
-        if not isinstance(module, _BatchNorm) or type(module).forward is not _BatchNorm.forward or not self._divisible:
+        usual = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward and not module.training
+        if self._last is None or not usual or module in self._hooked or "forward" in vars(module):
             return ""
-        name, output, written = self._last
-        return name if args and args[0] is output and output is not None and _written(output) == written else ""
+        name, output, written, image = self._last
+        same = bool(args) and args[0] is output and output._version == written
+        return name if same and torch.allclose(output[-1:], image, rtol=0, atol=0, equal_nan=True) else ""
 
     def _note(self, turn: int, name: str, source: str, output: Tensor) -> None:
         """Whether a batch norm of the first image is known from the layer in front, in both models alike."""
@@ -233,9 +254,16 @@ class JointPass:
 
 
 def looks_at_images_alone(model: nn.Module) -> bool:
-    """Whether features of an image do not depend on its batch: a batch norm without running statistics looks at it."""
-    norms = (m for m in model.modules() if isinstance(m, _BatchNorm))
-    return all(norm.running_mean is not None for norm in norms)
+    """Whether features of an image in evaluation do not depend on its batch.
+
+    A batch norm looks at it that has no running statistics, or that the model keeps in training mode.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    alone = all(m.running_mean is not None and not m.training for m, _ in modes if isinstance(m, _BatchNorm))
+    for module, training in modes:
+        module.training = training
+    return alone
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -257,9 +285,18 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
     return True
 
 
-def _written(output: Tensor) -> int:
-    """How often a tensor was written to in place."""
-    return -1 if output.is_inference() else output._version
+def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, output: Tensor | None) -> bool:
+    """Whether a norm's output for one image is its running statistics' of what the layer before it gave, in float32.
+
+    Not so with half precision, whose rounding behind the norm is seen in small differences, with variances below 0, and
+    with whatever else stands between the two unseen.
+    """
+    if last is None or output is None or output.dtype not in (torch.float32, torch.float64) or len(output) != 1:
+        return False
+    image, (mean, variance, weight, bias) = last[3], (getattr(norm, name) for name in NORM)
+    wanted = nn.functional.batch_norm(image, mean, variance, weight, bias, False, 0.0, cast(_BatchNorm, norm).eps)
+    size = float(wanted.abs().max())
+    return math.isfinite(size) and torch.allclose(output, wanted, rtol=SAME_NORM, atol=SAME_NORM * size)
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -298,28 +335,34 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def layouts(model: nn.Module, image: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Layout]:
+def layouts(
+    model: nn.Module, image: Tensor, layers: Mapping[str, nn.Module], *, alone: bool = True
+) -> dict[str, Layout]:
     """How the layers lay out images, for those that do not have them first; found by trying.
 
     The image runs alone, and (where a layer has not one row for it) beside another one, made up: what has doubled is
     the dimension of the images, and what is as before belongs to the first. So windows of tokens (B * windows, tokens,
-    channels) and sequence-first features (tokens, B, channels) are told apart whatever their sizes are.
+    channels) and sequence-first features (tokens, B, channels) are told apart whatever their sizes are. Where features
+    depend on the batch, both run together and then twice each, which leaves all means and variances as they were.
 
     Args:
-        model: in evaluation mode, treats images apart from each other (no batch norm without running statistics).
+        model: in evaluation mode.
         image: (1, ...), on the model's device.
         layers: of the model, by name.
+        alone: whether the model treats images apart from each other (:func:`looks_at_images_alone`).
 
     Returns:
-        Layout by name. Not there: layers with one row for the one image, those whose output depends on no image or on
-        both, and those without a tensor.
+        Layout by name. Not there: layers with one row for each image, those whose output depends on no image or, with
+        ``alone``, on both, and those without a tensor.
     """
-    alone = _outputs(model, image, layers)
-    odd = [name for name, output in alone.items() if output.shape[:1] != (1,)]
+    some = image if alone else torch.cat([image, _another(image)])
+    first = _outputs(model, some, layers)
+    odd = [name for name, output in first.items() if not alone or output.shape[:1] != (1,)]
     if not odd:
         return {}
-    beside = _outputs(model, torch.cat([image, _another(image)]), {name: layers[name] for name in odd})
-    found = {name: _layout(alone[name], beside[name]) for name in odd if name in beside}
+    more = torch.cat([some, _another(image) if alone else some])
+    beside = _outputs(model, more, {name: layers[name] for name in odd})
+    found = {name: _layout(first[name], beside[name], len(some)) for name in odd if name in beside}
     return {name: layout for name, layout in found.items() if layout is not None}
 
 
@@ -346,14 +389,18 @@ def _another(image: Tensor) -> Tensor:
     return noise.to(image)
 
 
-def _layout(alone: Tensor, beside: Tensor) -> Layout | None:
-    if alone.ndim != beside.ndim:
+def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
+    """Of a layer's output for so many images, and for twice as many of which these are the first."""
+    if some.ndim != more.ndim:
         return None
-    grown = [dim for dim in range(alone.ndim) if alone.shape[dim] != beside.shape[dim]]
-    if len(grown) != 1 or beside.shape[grown[0]] != 2 * alone.shape[grown[0]]:
+    grown = [dim for dim in range(some.ndim) if some.shape[dim] != more.shape[dim]]
+    if len(grown) != 1 or more.shape[grown[0]] != 2 * some.shape[grown[0]]:
         return None
-    rows = alone.shape[grown[0]]
+    rows, over = divmod(some.shape[grown[0]], images)
+    if over or (grown[0] == 0 and rows == 1):
+        return None
     tried = [Layout(grown[0], rows, together) for together in (True, False)]
-    away = [float((layout.by_image(beside, 2)[0].double() - alone.double()).norm()) for layout in tried]
+    pairs = [(of.by_image(more, 2 * images)[:images].double(), of.by_image(some, images).double()) for of in tried]
+    away = [float((x - y).norm()) - SAME * float(y.norm()) for x, y in pairs]
     best = min(range(len(tried)), key=lambda i: away[i])
-    return tried[best] if away[best] <= SAME * float(alone.double().norm()) else None
+    return tried[best] if away[best] <= 0 else None

@@ -30,6 +30,7 @@ PRODUCTS = 2**26  # bytes of the products of single channels that are held at on
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
 ACROSS = 1e-4 * 2**23  # and so many times as large as what of it changes CKA
+STANDS_OUT = 4.0  # times as far as the others are from each other: then the first image takes digits from all others
 FAR, LOOKED_AT = 0.05, 8  # K - L to K from which the difference keeps enough digits; images that tell it
 ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
 
@@ -171,6 +172,7 @@ class _Rows:
     """The features of one layer, kept in float32 as rows u = a - first a and w = u - scale v with v = b - first b.
 
     Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
+    Where the first image stands out, one in the middle takes its place as what is subtracted.
     Where the models are far from each other v itself is kept: w has no more digits then.
     """
 
@@ -182,6 +184,7 @@ class _Rows:
         self.varies = [False, False]
         self.scale: float | None = None  # of model b, towards model a; known once both vary
         self.far = self.cleared = False  # v is kept, in place of w; rows were there before
+        self.looked = False  # whether the first image stands out
         self.scaled: dict[str, _Scaled] = {}  # batch norms that are known from this layer
         self.pixels = 1  # numbers of a channel
 
@@ -192,13 +195,36 @@ class _Rows:
         """Keep the features (n, ...) of some images."""
         self.pixels = a.shape[2:].numel()
         a, b = a.flatten(1), b.flatten(1)
-        first_a, first_b = self.first = self.first or (a[:1].clone(), b[:1].clone())
-        if (width := a.shape[1]) != first_a.shape[1]:
-            each = f"{width} features for an image, {first_a.shape[1]} for the first"
+        others = slice(0 if self.first else 1, None)
+        self.first = self.first or (a[:1].clone(), b[:1].clone())
+        if (width := a.shape[1]) != self.first[0].shape[1]:
+            each = f"{width} features for an image, {self.first[0].shape[1]} for the first"
             raise ValueError(f"layer {self.name!r}: {each}; all images must have the same size")
         if self.scale is None and width:
-            self._find_scale((a - first_a, b - first_b), (a, b))
-        blocks = []
+            self._find_scale((a - self.first[0], b - self.first[1]), (a, b))
+        if width and len(a[others]) and not self.looked:
+            self._look_at_first(a[others], b[others])
+        self.pieces.append(self._kept(a, b))
+        self.n += len(a)
+
+    def _look_at_first(self, *features: Tensor) -> None:
+        """Subtract another image where the first is far from the others, (n, width) in both models."""
+        assert self.first is not None
+        self.looked, some = True, [x[:: -(-len(x) // LOOKED_AT)] for x in features]
+        middle = int(some[0].double().norm(dim=1).argsort()[(len(some[0]) - 1) // 2])
+        bases = some[0][middle : middle + 1].clone(), some[1][middle : middle + 1].clone()
+        for x, first, base in zip(some, self.first, bases, strict=True):
+            apart = (x - base).double().norm(dim=1).sort().values[1:]
+            usual = apart.median() if len(apart) else base.double().norm()
+            if (first - base).double().norm() > STANDS_OUT * usual:  # not so with NaN
+                old, self.first = self.first, bases
+                self.pieces = [self._kept(*old)] if self.pieces else []
+                return
+
+    def _kept(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
+        """Rows of some images in the store, block by block."""
+        assert self.first is not None
+        (first_a, first_b), blocks = self.first, []
         for part in self._parts(a):
             pair = a.new_empty(2, *a[:, part].shape)
             u, w = pair
@@ -207,8 +233,7 @@ class _Rows:
             if not self.far:
                 torch.sub(u, w, alpha=self.scale or 1.0, out=w)
             blocks.append(self.store.keep(pair.float()))
-        self.pieces.append(blocks)
-        self.n += len(a)
+        return blocks
 
     def _parts(self, a: Tensor) -> list[slice]:
         """The columns of each block: whole channels, or a part of one."""

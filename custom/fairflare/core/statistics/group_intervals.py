@@ -1,9 +1,13 @@
 r"""How sure metrics of groups of people and the gaps between them are, from sums alone (:mod:`.group_sums`).
 
-Intervals are over images, as if each were of another patient, and hold at :data:`.intervals.LEVEL`. Shares have
-Wilson's, areas under the ROC curve DeLong's (on the bins of the histograms), Dice Student's. Of means over classes or
-structures only each part's scatter is known; the root of a mean's variance is at most the mean of the parts' roots,
-which is taken. The ends of a difference of two groups follow from theirs (Newcombe's method 10):
+Intervals are over cases (patients) and hold at :data:`.intervals.LEVEL`. All images of one case are taken to be alike,
+so that n images count as :math:`n^2 / \sum_p n_p^2` independent ones, n_p those of case p (Kish's effective number):
+as many as there are cases where all have as many images. Where a case's images differ, that is on the safe side. A
+group of fewer than :data:`FEW` cases has no interval, nor has a gap that it is in.
+
+Shares have Wilson's, areas under the ROC curve DeLong's (on the bins of the histograms), Dice Student's. Of means over
+classes or structures only each part's scatter is known; the root of a mean's variance is at most the mean of the parts'
+roots, which is taken. The ends of a difference of two groups follow from theirs (Newcombe's method 10):
 
 .. math:: d - \sqrt{(v_1 - l_1)^2 + (u_2 - v_2)^2}, \quad d + \sqrt{(u_1 - v_1)^2 + (v_2 - l_2)^2}
 
@@ -12,7 +16,8 @@ hold together (Bonferroni); the true gap is no smaller than the largest of their
 largest of their upper ones. A gap whose interval begins at 0 may be chance.
 
 Sources: Wilson, JASA 1927; Newcombe, "Interval estimation for the difference between independent proportions",
-Statistics in Medicine 1998; DeLong et al., Biometrics 1988; Zou and Donner, Statistics in Medicine 2008.
+Statistics in Medicine 1998; DeLong et al., Biometrics 1988; Zou and Donner, Statistics in Medicine 2008; Kish, Survey
+Sampling, 1965.
 """
 
 from __future__ import annotations
@@ -24,10 +29,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fairflare.core.statistics.group_metrics import positives
-from fairflare.core.statistics.group_sums import CALIBRATION, CONFUSION, DICE, HISTOGRAM, Array, Sums
+from fairflare.core.statistics.group_metrics import images_of, positives
+from fairflare.core.statistics.group_sums import (
+    CALIBRATION,
+    CASES,
+    CELLS,
+    CONFUSION,
+    DICE,
+    HISTOGRAM,
+    Array,
+    Sums,
+)
 from fairflare.core.statistics.intervals import LEVEL
 
+FEW = 5  # cases of a group; with fewer nothing is said of how sure a figure is
 Ends: TypeAlias = tuple[float, float]
 #: (parts, 3): of each part value, lower and upper end; NaN: not defined. Given the sums and the error probability.
 Measure: TypeAlias = Callable[[Sums, float], Array]
@@ -51,37 +66,47 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     return np.stack([share, middle - half, middle + half], 1)
 
 
+def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
+    """:func:`wilson` of as many independent images as there are; ``squares``: (parts,) sum over cases of n_p^2."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = count / squares
+    return wilson(hits * factor, count * factor, error)
+
+
 def _accuracy(sums: Sums, error: float) -> Array:
     count, _, right = sums[CALIBRATION].sum(0)[:, None]
-    return wilson(right, count, error)
+    return _over_cases(right, count, sums[CASES][1], error)
 
 
-def _of_confusion(sums: Sums) -> Array:
-    """(4, parts): TP, FP, FN, TN of the classes that are looked for."""
-    found: Array = sums[CONFUSION][positives(len(sums[CONFUSION]))].T
-    return found
+def _of_confusion(sums: Sums) -> tuple[Array, Array]:
+    """(4, parts): TP, FP, FN, TN of the classes that are looked for; (2, parts): squares with and without each."""
+    wanted = positives(len(sums[CONFUSION]))
+    return sums[CONFUSION][wanted].T, sums[CELLS][wanted, :, 1].T
 
 
 def _sensitivity(sums: Sums, error: float) -> Array:
-    tp, _, fn, _ = _of_confusion(sums)
-    return wilson(tp, tp + fn, error)
+    (tp, _, fn, _), (squares, _) = _of_confusion(sums)
+    return _over_cases(tp, tp + fn, squares, error)
 
 
 def _odds(sums: Sums, error: float) -> Array:
     """Sensitivities, then shares of false positives."""
-    _, fp, _, tn = _of_confusion(sums)
-    return np.concatenate([_sensitivity(sums, error), wilson(fp, fp + tn, error)])
+    (_, fp, _, tn), (_, squares) = _of_confusion(sums)
+    return np.concatenate([_sensitivity(sums, error), _over_cases(fp, fp + tn, squares, error)])
 
 
 def _told(sums: Sums, error: float) -> Array:
-    tp, fp, fn, tn = _of_confusion(sums)
-    return wilson(tp + fp, tp + fp + fn + tn, error)
+    (tp, fp, fn, tn), _ = _of_confusion(sums)
+    return _over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
 
 
 def _auc(sums: Sums, error: float) -> Array:
     """Mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
     found = []
-    for positive, negative in sums[HISTOGRAM][positives(len(sums[HISTOGRAM]))]:
+    wanted = positives(len(sums[HISTOGRAM]))
+    for (positive, negative), ((_, squares), (_, others)) in zip(
+        sums[HISTOGRAM][wanted], sums[CELLS][wanted], strict=True
+    ):
         m, n = positive.sum(), negative.sum()
         if not (m > 0 and n > 0):  # also NaN
             continue
@@ -89,8 +114,8 @@ def _auc(sums: Sums, error: float) -> Array:
         above = 1 - (np.cumsum(positive) - positive / 2) / m
         area = float(positive @ below) / m
         scatter = np.nan
-        if min(m, n) > 1:
-            scatter = positive @ (below - area) ** 2 / m / (m - 1) + negative @ (above - area) ** 2 / n / (n - 1)
+        if (p := m**2 / squares) > 1 and (q := n**2 / others) > 1:  # independent ones
+            scatter = positive @ (below - area) ** 2 / m / (p - 1) + negative @ (above - area) ** 2 / n / (q - 1)
         found.append((area, np.sqrt(scatter)))
     if not found:
         return np.full((1, 3), np.nan)
@@ -107,11 +132,11 @@ def _dice(sums: Sums, error: float) -> Array:
         return np.full((1, 3), np.nan)
     known = count > 0
     count, mean = count[known], total[known] / count[known]
-    least = count.min()
-    if least < 2:
+    free = count.min() ** 2 / sums[CASES][1] - 1
+    if not free > 0:
         return np.array([[mean.mean(), np.nan, np.nan]])
-    scatter = np.maximum(squares[known] - count * mean**2, 0) / (count - 1)
-    half = stdtrit(least - 1, 1 - error / 2) * np.sqrt(scatter / count).mean()
+    scatter = np.maximum(squares[known] / count - mean**2, 0)
+    half = stdtrit(free, 1 - error / 2) * np.sqrt(scatter / free).mean()
     return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
@@ -127,14 +152,17 @@ GAPS: Mapping[str, tuple[str, Measure]] = {
 }
 
 
+def few(sums: Sums) -> bool:
+    """Whether a group has too few cases to say how sure a figure is, or nobody knows how many."""
+    return CASES not in sums or not sums[CASES][0] >= FEW
+
+
 def intervals_of(sums: Sums) -> dict[str, Ends]:
     """Intervals of a group's metrics, of :data:`METRICS` those that its sums allow; NaN: none."""
-    return {
-        name: (float(of[1]), float(of[2]))
-        for name, (needed, measure) in METRICS.items()
-        if needed in sums
-        for of in measure(sums, 1 - LEVEL)
-    }
+    known = {name: measure for name, (needed, measure) in METRICS.items() if needed in sums}
+    if few(sums):
+        return dict.fromkeys(known, (np.nan, np.nan))
+    return {name: (float(of[1]), float(of[2])) for name, measure in known.items() for of in measure(sums, 1 - LEVEL)}
 
 
 def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
@@ -146,8 +174,10 @@ def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
     Returns:
         lower end, ``>= 0``, and upper end, ``<= 1``; NaN: there is no gap, or a group that is in it has no interval.
     """
+    there = [sums for sums in groups.values() if images_of(sums) > 0]
+    unsure = len(there) < 2 or any(map(few, there))
     return {
-        name: _of_gap(list(groups.values()), measure)
+        name: (np.nan, np.nan) if unsure else _of_gap(there, measure)
         for name, (needed, measure) in GAPS.items()
         if groups and all(needed in sums for sums in groups.values())
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import combinations
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
+    CASES,
     CONFUSION,
     DICE,
     HISTOGRAM,
@@ -32,6 +34,7 @@ K = TypeVar("K", bound=Hashable)
 STEPS = 51  # of a ROC curve
 #: Metrics that a group may be the worst in, and that are scaled by equity.
 SCALED = ("accuracy", "auc", "dice")
+WITHIN = "_within"  # behind a gap's name: within the sites, see :func:`gap_within`
 LABELS: Mapping[str, str] = {
     "equalised_odds": "largest gap in sensitivity or in false positives",
     "equal_opportunity": "largest gap in sensitivity",
@@ -132,6 +135,11 @@ def images_of(sums: Sums) -> float:
     return float(sums[IMAGES])
 
 
+def cases_of(sums: Sums) -> float:
+    """Number of cases (patients) that the images are of; NaN: it stays at home, or nobody says."""
+    return float(sums[CASES][0]) if CASES in sums else math.nan
+
+
 def _gap(values: Sequence[Array]) -> float:
     """Largest difference between groups in any class; NaN where no class has two groups with a value."""
     table = np.stack(values)
@@ -159,15 +167,69 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
         found["equalised_odds"] = max(odds, default=math.nan)
         found["equal_opportunity"] = told["sensitivity"]
         found["demographic_parity"] = told["told"]
-    of_all = metrics_of(whole)
+    of_all, of_each = metrics_of(whole), [metrics_of(sums) for sums in groups.values()]
     for name in SCALED:
         if name not in of_all:
             continue
-        values = [value for one in groups.values() if math.isfinite(value := metrics_of(one).get(name, math.nan))]
+        values = [value for one in of_each if math.isfinite(value := one.get(name, math.nan))]
         several = len(values) > 1
         found[f"{name}_gap"] = max(values) - min(values) if several else math.nan
         apart = math.fsum(abs(of_all[name] - value) for value in values)
         found[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
+    return found
+
+
+def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
+    """Rates of equalised odds that a group with images lacks: it has none of the class, or none of any other.
+
+    Args:
+        groups: as of :func:`gaps_of`.
+
+    Returns:
+        ``{"sensitivity <class>" or "false positives <class>": groups}``; empty: both rates are those of all groups.
+    """
+    found: dict[str, list[str]] = {}
+    for group, sums in groups.items():
+        if CONFUSION not in sums or not images_of(sums) > 0:
+            continue
+        of = rates(sums)
+        for rank, label in enumerate(positives(len(sums[CONFUSION]))):
+            lacks = [math.isnan(of[name][rank]) for name in ("sensitivity", "specificity")]
+            if sum(lacks) == 1:  # with both it stays at a site
+                rate = "sensitivity" if lacks[0] else "false positives"
+                found.setdefault(f"{rate} {label}", []).append(group)
+    return found
+
+
+def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> tuple[float, str, list[str]]:
+    r"""Return the gap between groups within the sites: what is left once differences between the sites are out.
+
+    .. math:: D_{ab} = \sum_s w_s (m_{sa} - m_{sb}) / \sum_s w_s, \quad w_s = n_{sa} n_{sb} / (n_{sa} + n_{sb})
+
+    over the sites s that have both groups, n their cases; the gap is the largest :math:`\lvert D_{ab} \rvert`.
+
+    Args:
+        sites: ``{site: {group: figures}}``, metrics and the number of ``cases``; without those who are not known.
+        name: of the metric.
+
+    Returns:
+        the gap, the group that is the lower one, and the sites; NaN and none where no site has a value of two groups.
+
+    Source:
+        The weights of Mantel and Haenszel's risk difference: Greenland and Robins, Biometrics 1985.
+    """
+    found: tuple[float, str, list[str]] = (math.nan, "", [])
+    for a, b in combinations(dict.fromkeys(group for own in sites.values() for group in own), 2):
+        both: dict[str, tuple[float, float]] = {}
+        for site, own in sites.items():
+            differ = own.get(a, {}).get(name, math.nan) - own.get(b, {}).get(name, math.nan)
+            if math.isfinite(differ):
+                n, m = (own[group][CASES] for group in (a, b))
+                both[site] = (differ, n * m / (n + m))
+        weight = math.fsum(w for _, w in both.values())
+        mean = math.fsum(d * w for d, w in both.values()) / weight if weight > 0 else math.nan
+        if not abs(mean) <= found[0] and math.isfinite(mean):
+            found = (abs(mean), b if mean > 0 else a, list(both))
     return found
 
 

@@ -17,31 +17,40 @@ from fairflare.base.cases.floor import hidden_classes
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Sums: TypeAlias = Mapping[str, Array]
 #: Shapes of the sums of one group, of P classes or structures, B bins of scores and E bins of confidence.
-IMAGES, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
-    "images", "confusion", "histogram", "calibration", "brier", "dice",
+IMAGES, CASES, CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
+    "images", "cases", "cells", "confusion", "histogram", "calibration", "brier", "dice",
 )  # fmt: skip
+#: Into how many parts a site puts its test cases (patients); what a figure is without each part in turn says how far
+#: the cases move it.
+FOLDS = 20
 #: Of no attribute: every image, without a datalist that declares anything.
 EVERYBODY, ALL_IMAGES = "everybody", "all"
-OF_CLASSES = (CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
+OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 
 
 def shapes(parts: int, bins: int, calibration_bins: int) -> dict[str, tuple[int, ...]]:
     """Shape of each sum of one group.
 
-    ``images``: their number. ``confusion``: of each class TP, FP, FN, TN. ``histogram``: of each class how many images
-    with, then without it have a probability of it in each of the equal bins. ``calibration``: of each equal bin of the
-    told class's probability the images, the sum of that probability, and how many were told right. ``brier``: sum over
-    images and classes of squared differences of probability and truth. ``dice``: of each structure the images, the sum
-    of Dice and of its square.
+    ``images``: their number. ``cases``: of how many cases (patients) they are, and the sum of the squares of each one's
+    number of images. ``cells``: the same of the images with each class, then of those without it. ``confusion``: of
+    each class TP, FP, FN, TN. ``histogram``: of each class how many images with, then without it have a probability of
+    it in each of the equal bins. ``calibration``: of each equal bin of the told class's probability the images, the sum
+    of that probability, and how many were told right. ``brier``: sum over images and classes of squared differences of
+    probability and truth. ``dice``: of each structure the images, the sum of Dice and of its square.
     """
     return {
-        IMAGES: (), CONFUSION: (parts, 4), HISTOGRAM: (parts, 2, bins), CALIBRATION: (calibration_bins, 3), BRIER: (),
-        DICE: (parts, 3),
+        IMAGES: (), CASES: (2,), CELLS: (parts, 2, 2), CONFUSION: (parts, 4), HISTOGRAM: (parts, 2, bins),
+        CALIBRATION: (calibration_bins, 3), BRIER: (), DICE: (parts, 3),
     }  # fmt: skip
 
 
 def sums_of(
-    labels: npt.NDArray[np.int64] | None, scores: Array, chosen: npt.NDArray[np.bool_], bins: int, calibration_bins: int
+    labels: npt.NDArray[np.int64] | None,
+    scores: Array,
+    chosen: npt.NDArray[np.bool_],
+    bins: int,
+    calibration_bins: int,
+    cases: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, Array]:
     """Sums of the images of a group.
 
@@ -50,9 +59,10 @@ def sums_of(
         scores: (n, parts) probabilities, rows of sum 1; without classes Dice of each structure.
         chosen: (n,) the images of the group.
         bins, calibration_bins: see :func:`shapes`.
+        cases: (n,) number of the case (patient) that each image is of; ``None``: each is of another.
     """
-    own = scores[chosen]
-    found = {IMAGES: np.asarray(float(len(own)))}
+    own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
+    found = {IMAGES: np.asarray(float(len(own))), CASES: _of_cases(whose)}
     if labels is None:
         return {**found, DICE: np.stack([np.full(own.shape[1], float(len(own))), own.sum(0), (own**2).sum(0)], 1)}
     truth = np.eye(scores.shape[1], dtype=bool)[labels[chosen]]
@@ -66,6 +76,7 @@ def sums_of(
     weights = (np.ones(len(own)), confidence, right)
     return {
         **found,
+        CELLS: np.stack([[_of_cases(whose[of]) for of in (has, ~has)] for has in truth.T]),
         CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
         HISTOGRAM: np.stack(
             [[np.bincount(place[of, c], minlength=bins) for of in (truth[:, c], ~truth[:, c])]
@@ -74,6 +85,12 @@ def sums_of(
         CALIBRATION: np.stack([np.bincount(at, weight, calibration_bins) for weight in weights], 1),
         BRIER: np.asarray(((own - truth) ** 2).sum()),
     }  # fmt: skip
+
+
+def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
+    """How many cases the images are of, and the sum of the squares of their numbers of images."""
+    images = np.unique(whose, return_counts=True)[1].astype(float)
+    return np.array([len(images), images @ images])
 
 
 def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
@@ -90,6 +107,56 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
         stacked = np.stack([one[name] for one in sums if name in one])
         found[name] = np.where(np.isnan(stacked).all(0), np.nan, np.nansum(stacked, 0))
     return found
+
+
+def without_each(sums: Sums) -> list[dict[str, Array]]:
+    """Sums of all but each of the :data:`FOLDS` parts of the cases in turn; none where they are not in parts.
+
+    Args:
+        sums: as :func:`shapes` has them, or with an axis of parts in front.
+    """
+    if np.ndim(sums[IMAGES]) == 0 or len(sums[IMAGES]) != FOLDS:
+        return []
+    whole = in_one(sums)
+    return [{name: whole[name] - of[part] for name, of in sums.items()} for part in range(FOLDS)]
+
+
+def in_one(sums: Sums) -> dict[str, Array]:
+    """Sums of all parts of the cases together; those without an axis of parts as they are."""
+    return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
+
+
+def impossible(sums: Sums) -> str:
+    """Name of a sum that the number of a group's images does not allow; empty: none.
+
+    Args:
+        sums: as :func:`shapes` has them; further axes in front are allowed.
+    """
+    images = np.asarray(sums[IMAGES])
+    by_part = images[..., None]
+    exact = {CONFUSION: lambda of: of.sum(-1), HISTOGRAM: lambda of: of.sum((-2, -1))}
+    for name, of in sums.items():
+        if name in exact:
+            wrong = _beyond(exact[name](of), by_part) or _beyond(-exact[name](of), -by_part)
+        elif name == CALIBRATION:
+            count, confidence, right = np.moveaxis(of, -1, 0)
+            total = count.sum(-1)
+            wrong = _beyond(total, images) or _beyond(-total, -images)
+            wrong = wrong or _beyond(confidence, count) or _beyond(right, count)
+        elif name == DICE:
+            count, total, squares = np.moveaxis(of, -1, 0)
+            wrong = _beyond(count, by_part) or _beyond(total, count) or _beyond(squares, total)
+        else:  # of an image 2 at most; of a case the square of its images
+            most = 2 * images if name == BRIER else np.maximum(images**2, images)
+            wrong = _beyond(of, most.reshape(most.shape + (1,) * (np.ndim(of) - most.ndim)))
+        if wrong:
+            return name
+    return ""
+
+
+def _beyond(found: Array, most: Array) -> bool:
+    """Whether a number is above the most, or told where that is not (NaN)."""
+    return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:

@@ -6,9 +6,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairflare.data.listing.attributes import Attribute
 
+if TYPE_CHECKING:
+    from fairflare.data.geometry import Misfit
 BLOCK = 4096  # bytes of each of three places of a file that its checksum is of
 
 
@@ -19,15 +22,19 @@ class DataError(ValueError):
         message: for the site's own log: names site, file and key, and says what to do.
         public: the same without file names, paths or values from files; may be sent to the server.
         reason: what is wrong with one file, without site, name and remedy, where it is about one.
+        misfit: of slices, or of an image and its mask.
     """
 
-    def __init__(self, message: str, public: str | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self, message: str, public: str | None = None, reason: str | None = None, misfit: Misfit | None = None
+    ) -> None:
         super().__init__(message)
+        self.misfit = misfit
         self.public = public or "the data of the site cannot be used; the log of the site says why"
         self.reason = reason or message
 
-    def __reduce__(self) -> tuple[type[DataError], tuple[str, str, str]]:
-        return type(self), (str(self), self.public, self.reason)
+    def __reduce__(self) -> tuple[type[DataError], tuple[str, str, str, Misfit | None]]:
+        return type(self), (str(self), self.public, self.reason, self.misfit)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,6 @@ EXPECTED = (
 PARTICIPANTS = "participants.tsv"  # of BIDS
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
-CONVERTERS = {
-    "SEG": "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi)",
-    "RTSTRUCT": "plastimatch convert --input FILE --referenced-ct SERIES --output-labelmap MASK.nii.gz",
-}
 
 
 @dataclass(frozen=True)
@@ -122,14 +118,13 @@ def pairs(images: Path, masks: Path) -> Tree:
     ``_0000``. The mask of a DICOM series may have the name of the outer folder, where that holds this series alone.
 
     Raises:
-        DataError: a folder is not there, two files have one name, or masks are DICOM objects (says what converts them).
+        DataError: a folder is not there, or two files have one name.
     """
     together = images == masks
     own, notes = volumes_below(images, [] if together else [masks])
     marked, more = (own, []) if together else volumes_below(masks, [images])
     pictures = keyed(own, "images" if together else None, channel=True)
     partners = keyed(marked, "masks" if together else None, channel=True)
-    _refuse_dicom(partners)
     for key in [key for key in pictures if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in pictures) == 1:
@@ -153,17 +148,6 @@ def volumes_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tupl
     files = [(seen.key(path), path) for path in seen.images if suffix_of(path) in NIFTI]
     series = [(composed(path.relative_to(folder).as_posix()), path) for path in seen.series]
     return sorted([*files, *series]), seen.notes()
-
-
-def _refuse_dicom(masks: Mapping[str, Path]) -> None:
-    series = next((path for path in masks.values() if path.is_dir()), None)
-    if series is None:
-        return
-    import pydicom
-
-    kind = str(pydicom.dcmread(files_of_series(series)[0], specific_tags=["Modality"]).get("Modality", ""))
-    how = f"make NIfTI masks of them: {CONVERTERS[kind]}" if kind in CONVERTERS else "masks are NIfTI files"
-    raise DataError(f"'{series}' holds DICOM files ({kind or 'of no kind'}), which are not read as masks; {how}")
 
 
 def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree:

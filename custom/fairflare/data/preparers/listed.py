@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.dicom_files import files_of_series
+from fairflare.data.geometry import DrawnOn, Misfit, fit, notes_of
 from fairflare.data.image_file import Dicom, image_file, kind_of
 from fairflare.data.kinds import by_kind, odd_pair, shown
 from fairflare.data.listing.attributes import MOST_GROUPS
@@ -23,7 +25,7 @@ from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import composed, listing
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.reading import read_pair
+from fairflare.data.reading import PLAIN, read_pair
 
 log = logging.getLogger(__name__)
 
@@ -348,14 +350,18 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
 
 
 def check_pictures(
-    items: Iterable[Item], leave_out: bool | None = None, notes: list[str] | None = None
+    items: Iterable[Item],
+    leave_out: bool | None = None,
+    notes: list[str] | None = None,
+    drawn_on: DrawnOn | None = None,
 ) -> tuple[list[Item], set[int]]:
     """Open every file: the header of an image with a class, and an image and its mask as training reads them.
 
     Args:
         items: to be looked at.
         leave_out: go on without those that cannot be used.
-        notes: gets what is left out.
+        notes: gets what is left out, and what is to be said of the files.
+        drawn_on: how masks lie on images where only one of both says so.
 
     Returns:
         the items that can be used, and the values of their masks.
@@ -365,17 +371,18 @@ def check_pictures(
     """
     given = list(items)
     with ThreadPoolExecutor() as threads:
-        looks = list(threads.map(_looked_at, given))
-    good = [item for item, look in zip(given, looks, strict=True) if not isinstance(look, str)]
+        looks = list(threads.map(lambda item: _looked_at(item, drawn_on), given))
+    good = [item for item, look in zip(given, looks, strict=True) if isinstance(look, Looked)]
     names = [shown(item.image) if isinstance(item.image, Path) else item.name for item in given]
-    bad = [(name, look) for name, look in zip(names, looks, strict=True) if isinstance(look, str)]
+    bad = [(name, look) for name, look in zip(names, looks, strict=True) if not isinstance(look, Looked)]
     said = refuse_bad(bad, len(given), "image(s)", bool(good) if leave_out else leave_out)
-    if said and notes is not None:
-        notes.append(said)
-    return good, {value for look in looks if not isinstance(look, str) for value in look}
+    usable = [look for look in looks if isinstance(look, Looked)]
+    if notes is not None:
+        notes += [said] * bool(said) + notes_of(note for look in usable for note in look.notes)
+    return good, {value for look in usable for value in look.values}
 
 
-def refuse_bad(bad: Sequence[tuple[str, str]], number: int, what: str, leave_out: bool | None) -> str:
+def refuse_bad(bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None) -> str:
     """What cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
 
     Args:
@@ -410,25 +417,43 @@ def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
         raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
 
 
-def _looked_at(item: Item) -> set[int] | str:
-    """The values of an image's mask; a text: why it cannot be used."""
+@dataclass(frozen=True)
+class Looked:
+    """What an image and its mask are: the values of the mask, and what is to be said of both."""
+
+    values: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def _looked_at(item: Item, drawn_on: DrawnOn | None) -> Looked | Misfit | str:
+    """Return what an image and its mask are; else why they cannot be used."""
     image, mask = item.image, item.mask
     if not isinstance(image, Path):
-        return set()
+        return Looked()
+    grids = []
     try:
-        for path in (image, mask):
-            slices = image_file(path).look().slices if isinstance(path, Path) else None
-            if (slices or 1) > 1:
-                return f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})"
+        for path in (path for path in (image, mask) if isinstance(path, Path)):
+            facts = image_file(path).facts()
+            if (facts.slices or 1) > 1:
+                return f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})"
+            grids.append(facts.grid)
+    except Misfit as error:
+        return error
     except Exception as error:  # the libraries raise what they like for a damaged file
         return f"it cannot be opened ({_plain(error)})"
+    notes = tuple(grid.note for grid in grids)
     if not isinstance(mask, Path):
-        return set()
+        return Looked(notes=notes)
     try:
-        values = set(np.unique(read_pair(Sample(image, mask), site="", split="none")[1]).tolist())
+        pair = read_pair(Sample(image, mask), site="", split="none", how=replace(PLAIN, drawn_on=drawn_on))
     except DataError as error:
-        return odd_pair(image, mask) or _plain(error)
-    return (odd_pair(image, mask) if len(values) > 2 else "") or values
+        whose = "its mask: " if str(error).startswith("site '': mask ") else ""
+        return odd_pair(image, mask) or error.misfit or whose + _plain(error)
+    values = frozenset(np.unique(pair[1]).tolist())
+    if len(values) > 2 and (odd := odd_pair(image, mask)):
+        return odd
+    found = fit(grids[0], grids[1], drawn_on)
+    return Looked(values, notes if isinstance(found, Misfit) else (*notes, found.note))
 
 
 def _plain(error: Exception) -> str:

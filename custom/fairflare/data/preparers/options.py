@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -73,6 +73,13 @@ def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
     if wrong:
         raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
     return {name: value for name, _, value in pairs}
+
+
+DRAWN_ON = option(
+    "mask_drawn_on", Literal["stored", "upright"] | None,
+    "Where only one of image and mask says how it lies: the mask is drawn on the pixels as they are stored, or as they "
+    "are shown.", None,
+)  # fmt: skip
 
 
 def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:

@@ -10,6 +10,7 @@ from typing import Any
 from fairflare.base.checks import nearest
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
+from fairflare.data.geometry import DrawnOn
 from fairflare.data.kinds import named
 from fairflare.data.preparers.contents import (
     Contents,
@@ -43,6 +44,7 @@ from fairflare.data.preparers.options import (
     CLASSES,
     COLUMNS,
     CSV,
+    DRAWN_ON,
     GROUP,
     LEAVE_OUT,
     option,
@@ -108,6 +110,7 @@ def _written(
     rows: Sequence[Row], of: str, notes: list[str], out_dir: str | Path, dealing: Dealing | None, writing: Writing,
     *, attributes: Mapping[str, str] | None, group: Groups, classes: Sequence[str] | None = None,
     leave_out: bool | None = None, mask_values: Mapping[str, int | str] | None = None,
+    mask_drawn_on: DrawnOn | None = None,
 ) -> dict[str, Path]:  # fmt: skip
     """Look at the pictures of rows and write them.
 
@@ -117,7 +120,7 @@ def _written(
         of: ``"label"`` or ``"mask"``.
         notes: of what is passed over.
         out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
-        attributes, group, classes, leave_out, mask_values: options of the commands, see :func:`prepare_images`.
+        attributes, group, classes, leave_out, mask_values, mask_drawn_on: options of the commands.
     """
     declared, people = attributes_of(attributes, rows)
     names: list[str] | None = None
@@ -135,10 +138,11 @@ def _written(
         splits = (row["split"],) if row["split"] else ()
         key = f"{site}/{patient}" if patient else name
         items.append(Item(name, key, path, target, patient, site, splits, attributes=person))
-    items, values = check_pictures(items, leave_out, notes)
+    items, values = check_pictures(items, leave_out, notes, mask_drawn_on)
     refuse_one_patient(items, group)
     refuse_empty({row["site"] for row in rows}, {item.site for item in items})
     task, settings = ({}, {}) if names else labels_of(values, {}, notes, mask_values)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
     form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
     return write_pool(items, out_dir, dealing or Dealing(), settings, form, **writing)
 
@@ -152,6 +156,7 @@ def prepare_masks(
     attributes: Mapping[str, str] | None = None,
     group: Groups = None,
     mask_values: Mapping[str, int | str] | None = None,
+    mask_drawn_on: DrawnOn | None = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -167,6 +172,7 @@ def prepare_masks(
         out_dir: folder to write to.
         csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
+        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
@@ -190,8 +196,8 @@ def prepare_masks(
         images = Images(source)
         rows = listed_rows(source, table_file(source, csv), columns or {}, "mask", images, attributes)
         notes += images.contents.notes()
-    own: dict[str, Any] = {"attributes": attributes, "group": group, "mask_values": mask_values}
-    return _written(rows, "mask", notes, out_dir, dealing, writing, **own)
+    own: dict[str, Any] = {"attributes": attributes, "group": group, "mask_drawn_on": mask_drawn_on}
+    return _written(rows, "mask", notes, out_dir, dealing, writing, **own, mask_values=mask_values)
 
 
 def prepare_folders(
@@ -204,6 +210,7 @@ def prepare_folders(
     classes: Sequence[str] | None = None,
     leave_out: bool = False,
     group: Groups = None,
+    mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Images with masks or classes, of sites that are named one by one; the files are copied as they are.
@@ -220,6 +227,7 @@ def prepare_folders(
         leave_out: go on without what cannot be used or has no partner, and say it.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
+        mask_drawn_on: as in :func:`prepare_masks`.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
@@ -254,7 +262,7 @@ def prepare_folders(
             rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
         )
     options: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group, "leave_out": leave_out}
-    return _written(rows, of, notes, out_dir, None, writing, **options)
+    return _written(rows, of, notes, out_dir, None, writing, **options, mask_drawn_on=mask_drawn_on)
 
 
 def _of_site(row: Row, site: str) -> Row:
@@ -354,9 +362,11 @@ SITE = option(
 IMAGES_TEXT = "any images with classes: folders, or a CSV file"
 MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
 FOLDERS_TEXT = "images with masks or classes, in folders that are named site by site (--site)"
-OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT)
+OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON)
 PREPARERS = (
     Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
-    Preparer("masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES), dealing=Dealing()),
+    Preparer(
+        "masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing()
+    ),
     Preparer("folders", FOLDERS_TEXT, prepare_folders, OF_FOLDERS, has_source=False),
 )

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +15,9 @@ import numpy.typing as npt
 from fairflare.base.checks import choice
 from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.geometry import DrawnOn, Fit, Misfit, codes_of, fit, notes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
+from fairflare.data.intensity import labels_of as whole_labels
 from fairflare.data.kinds import shown
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.dealing import Dealing
@@ -40,6 +41,7 @@ from fairflare.data.preparers.options import (
     CLASSES,
     COLUMNS,
     CSV,
+    DRAWN_ON,
     GROUP,
     LEAVE_OUT,
     option,
@@ -47,7 +49,6 @@ from fairflare.data.preparers.options import (
 )
 from fairflare.data.preparers.tables import Row
 from fairflare.data.preparers.writing import Form, Writing, write_pool
-from fairflare.data.reading import HALF
 
 GZIP = b"\x1f\x8b"
 Plane = Literal["axial", "coronal", "sagittal"]
@@ -65,6 +66,7 @@ class Look:
         slices: those to be listed; None: the volume is listed whole.
         empty: slices that are left out.
         own_plane: slices are in the plane and in the order of the file.
+        notes: what is to be said of it.
     """
 
     spacing: tuple[float, ...] | None
@@ -74,6 +76,7 @@ class Look:
     slices: tuple[int, ...] | None = None
     empty: int = 0
     own_plane: bool = True
+    notes: tuple[str, ...] = ()
 
 
 Judged = tuple[str, Case, Look]  # with the site
@@ -92,16 +95,17 @@ def prepare_volumes(
     keep_empty: bool = False,
     leave_out: bool = False,
     suffix: str | None = None,
+    mask_drawn_on: DrawnOn | None = None,
     group: Groups = None,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
     """Volumes with masks or classes, of one or several sites; the files are copied as they are.
 
-    Every header is opened and every mask is read. A volume and its mask have one shape, and lie in one place (corner by
-    corner, to half a voxel). Labels that are not 0, 1, ..., K-1 get these numbers in the order of their values, by
-    ``mask_values`` in ``fairflare.json``. Patients are those of the table, of ``group``, of BIDS (``sub-``) or of DICOM
-    headers (a hash of the key).
+    Every header is opened and every mask is read. A mask lies on its volume, corner by corner to half a voxel,
+    whichever way both are stored (:func:`fairflare.data.geometry.fit`). Labels that are not 0, 1, ..., K-1 get these
+    numbers in the order of their values, by ``mask_values`` in ``fairflare.json``. Patients are those of the table, of
+    ``group``, of BIDS (``sub-``) or of DICOM headers (a hash of the key).
 
     Args:
         out_dir: folder to write to.
@@ -115,6 +119,7 @@ def prepare_volumes(
         keep_empty: with ``slices``, also those in which the mask is 0.
         leave_out: go on without what cannot be used, and say it.
         suffix: of the images of a BIDS tree, such as ``T1w``.
+        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
         dealing: how volumes become those of sites; default: by the data's sites.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
@@ -150,12 +155,13 @@ def prepare_volumes(
         if not tree.cases and not tree.alone:
             where = f"site '{site}'" if site else f"'{source_dir}'"
             raise DataError("; ".join([f"{where}: no volume that is read was found", *tree.notes]))
-    good, bad = _judged(trees, plane, keep_empty)
+    good, bad = _judged(trees, plane, keep_empty, mask_drawn_on)
     if said := refuse_bad(bad, len(good) + len(bad), "volume(s)", leave_out and bool(good)):
         notes.append(said)
     refuse_empty(
         {case.site or site for site, tree in trees.items() for case in tree.cases}, {site for site, *_ in good}
     )
+    notes += notes_of(note for *_, look in good for note in look.notes)
     labels = [case.label for _, case, _ in good if isinstance(case.label, str)]
     if len(labels) not in (0, len(good)):
         raise DataError("some volumes have masks and some have classes; prepare them one by one")
@@ -183,6 +189,8 @@ def prepare_volumes(
             items.append(_item(site, case, look, label, by_site[site], seed, person))
     refuse_one_patient(items, group)
     whole = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
+    if mask_drawn_on is not None:
+        settings["mask_drawn_on"] = mask_drawn_on
     writing["record"] = {**writing.get("record", {}), **whole, "volumes": _in_figures(good)}
     form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
@@ -214,13 +222,13 @@ def _item(
 
 
 def _judged(
-    trees: Mapping[str, Tree], plane: str | None, keep_empty: bool
-) -> tuple[list[Judged], list[tuple[str, str]]]:
+    trees: Mapping[str, Tree], plane: str | None, keep_empty: bool, drawn_on: DrawnOn | None
+) -> tuple[list[Judged], list[tuple[str, str | Misfit]]]:
     """The volumes that can be used, each with its site; name and fault of those that cannot."""
     cases = [(case.site or site, case) for site, tree in trees.items() for case in tree.cases]
     with ThreadPoolExecutor() as threads:
-        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty), cases))
-    bad = [found for tree in trees.values() for found in tree.alone]
+        looks = list(threads.map(lambda entry: _looked_at(entry[1], plane, keep_empty, drawn_on), cases))
+    bad: list[tuple[str, str | Misfit]] = [found for tree in trees.values() for found in tree.alone]
     good: list[Judged] = []
     for (site, case), look in zip(cases, looks, strict=True):
         if isinstance(look, Look):
@@ -230,11 +238,14 @@ def _judged(
     return good, bad
 
 
-def _looked_at(case: Case, plane: str | None, keep_empty: bool) -> Look | str:
+def _looked_at(case: Case, plane: str | None, keep_empty: bool, drawn_on: DrawnOn | None) -> Look | Misfit | str:
     try:
-        return look_at(case.image, case.label if isinstance(case.label, Path) else None, plane, keep_empty)
+        mask = case.label if isinstance(case.label, Path) else None
+        return look_at(case.image, mask, plane, keep_empty, drawn_on)
     except TooLarge as error:
         return f"it or its mask would take {error.size} bytes"
+    except Misfit as error:
+        return error
     except Exception as error:  # the libraries raise what they like for a damaged file
         names = (path for path in (case.image, case.label) if isinstance(path, Path) and path.is_file())
         return next(filter(None, map(_misnamed, names)), "") or str(error) or type(error).__name__
@@ -249,7 +260,9 @@ def _misnamed(path: Path) -> str:
     return f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {'.nii.gz' if packed else '.nii'}"
 
 
-def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False) -> Look:
+def look_at(
+    image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False, drawn_on: str | None = None
+) -> Look:
     """A volume by its header, and its mask.
 
     Args:
@@ -257,17 +270,19 @@ def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool 
         mask: None: it has a class.
         plane: of the slices that are listed; None: it is listed whole.
         keep_empty: list slices without a label, too.
+        drawn_on: see :func:`fairflare.data.geometry.fit`.
 
     Raises:
         ValueError: it is no volume, or it and its mask do not go together.
         Exception: what the libraries raise for a damaged file.
     """
-    facts = image_file(image).look()
+    facts = image_file(image).facts()
     if len(facts.shape) != 3:
         raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
-    turn = None if plane is None else turn_of(facts.affine, plane, facts.shape[2])
-    labels = None if mask is None else mask_of_volume(facts, mask)
-    spacing = None if facts.affine is None else np.linalg.norm(facts.affine[:3, :3], axis=0).round(4)
+    found, labels = (None, None) if mask is None else labels_on(facts, mask, drawn_on)
+    affine = facts.affine if found is None else found.affine
+    turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
+    spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     kept, empty = None, 0
     if plane is not None:
@@ -279,40 +294,33 @@ def look_at(image: Path, mask: Path | None, plane: str | None, keep_empty: bool 
     return Look(
         None if spacing is None else tuple(spacing.tolist()),
         stored,
-        _way(facts),
+        "?" if affine is None else codes_of(affine),
         () if labels is None else tuple(np.unique(labels).tolist()),
         kept,
         empty,
-        plane is None or same_turn(turn, turn_of(facts.affine, "canonical", facts.shape[2])),
+        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
+        (facts.grid.note, "" if found is None else found.note),
     )
 
 
-def mask_of_volume(image: Facts, mask: Path) -> npt.NDArray[np.int64]:
-    """The labels of a mask that lies where its image lies.
+def labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:
+    """The labels of a mask along the axes of its image, and how it lies on it.
 
     Raises:
-        ValueError: it has another shape, lies elsewhere, or its values are not whole numbers.
+        Misfit: it does not lie on its image.
+        ValueError: its values are not whole numbers.
     """
-    told = image_file(mask).look()
-    if told.shape != image.shape:
-        raise ValueError(f"it has the shape {image.shape}, its mask {told.shape} (rows, columns, slices)")
-    if (told.affine is None) != (image.affine is None):
-        raise ValueError("of it and its mask only one says how it lies in the body; correct the other's header")
-    if told.affine is not None and image.affine is not None:
-        corners = np.array([[*corner, 1] for corner in product(*((0, length - 1) for length in image.shape))])
-        apart = float(np.linalg.norm((corners @ (told.affine - image.affine).T)[:, :3], axis=1).max())
-        if apart > HALF * np.linalg.norm(image.affine[:3, :3], axis=0).min():
-            raise ValueError(f"its mask lies elsewhere, by up to {apart:.3g} mm; bring it to the image's grid")
-    values = np.asarray(image_file(mask).decode(is_mask=True, limit=MAX_IMAGE_BYTES), np.float64)
-    if not (np.isfinite(values) & (values == np.round(values))).all():
-        raise ValueError("the values of its mask are not whole numbers")
-    return values.astype(np.int64)
-
-
-def _way(facts: Facts) -> str:
-    from nibabel.orientations import aff2axcodes
-
-    return "?" if facts.affine is None else "".join(aff2axcodes(facts.affine[:, [1, 0, 2, 3]]))
+    file = image_file(mask)
+    found = fit(image.grid, file.facts().grid, drawn_on)
+    if isinstance(found, Misfit):
+        raise Misfit(found.cause, found.place, f"its mask '{mask.name}': {found.value}", found.remedy)
+    try:
+        values = whole_labels(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
+    except (TooLarge, Misfit):
+        raise
+    except ValueError as error:
+        raise ValueError(f"its mask '{mask.name}': {error}") from error
+    return found, found.bring(values).reshape(image.grid.shape)
 
 
 # --- what is said of all ------------------------------------------------------------------------------------
@@ -341,7 +349,7 @@ OPTIONS = (
     option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes.", None),
     option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
     option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
-    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT,
+    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON,
 )  # fmt: skip
 TEXT = "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)"
 PREPARERS = (Preparer("volumes", TEXT, prepare_volumes, OPTIONS, has_source=False, dealing=Dealing()),)

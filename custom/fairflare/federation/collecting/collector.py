@@ -40,16 +40,36 @@ from fairflare.federation.site.replies import (
     reasons,
     suppressed_in,
 )
-from fairflare.methods.base.reports import Field, ReportError, misfits, numbers, read_report
+from fairflare.federation.site.sampling import refuse_if
+from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
 from fairflare.reporting.compare.no_effect import short_step
 from fairflare.reporting.documents import Warned
 
 log = logging.getLogger(__name__)
+UNTOLD = "it tells no number of samples, and weighs as much as one sample"
+LEFT = "left the model as it was received (a learning rate of 0, or only frozen layers?), and it counts all the same"
 
 
 class QuorumError(RuntimeError):
     """Fewer usable results than a round needs; the text gives every site's reason."""
+
+
+class Counts(dict[str, float]):
+    """What sites are weighed by in a round: their samples; under a stock controller perhaps their steps.
+
+    Args:
+        told: by site.
+        odd: what is to be said of a site's, where a rule looks at them.
+    """
+
+    def __init__(self, told: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
+        super().__init__(told or {})
+        self.odd, self.looked_at = odd or {}, False
+
+    def __getitem__(self, site: str) -> float:
+        self.looked_at = True
+        return super().__getitem__(site)
 
 
 @dataclass
@@ -64,6 +84,7 @@ class Training:
     num_samples: int | None
     num_steps: int | None
     notes: tuple[str, ...] = ()
+    moved: bool = True  # False: what it sent is what it received, after steps that it counted
 
 
 @dataclass
@@ -78,6 +99,7 @@ class _Round:
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     step: float = 1.0  # of the mean change
+    counts: Counts = field(default_factory=lambda: Counts())
 
 
 class Collector:
@@ -104,6 +126,8 @@ class Collector:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self.bounds.check_aggregate(rule)
+        #: What each site said before the first round that it has: images by split, and ``groups`` of people.
+        self.said: Mapping[str, Mapping[str, float]] = {}
         #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
         self.num_sites: int | None = None
         self._temporary = OwnedFolder("staging") if folder is None else None
@@ -130,7 +154,8 @@ class Collector:
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        self._influence = Influence(self.bounds, self.num_sites)
+        training = {site: has["training"] for site, has in self.said.items() if has.get("training")}
+        self._influence = Influence(self.bounds, self.num_sites, training)
 
     def at_round(self, current_round: int) -> None:
         """Under a stock controller the round is known only when the first answer is there."""
@@ -155,7 +180,15 @@ class Collector:
     @property
     def warnings(self) -> list[Warned]:
         """Where a bound was at work in this round, who held more than half of the weight, and a step that is none."""
-        return [*self._influence.warnings, *short_step(self._round.step)]
+        trained = sorted(self._round.trained.items())
+        unmoved = [
+            Warned(site, "unchanged", 0.0, 0.0, f"its {found.num_steps} steps {LEFT}")
+            for site, found in trained
+            if not found.moved
+        ]
+        odd = self._round.counts.odd if self._round.counts.looked_at else {}
+        counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
+        return [*self._influence.warnings, *unmoved, *counted, *short_step(self._round.step)]
 
     # -- reading what a site says
 
@@ -175,11 +208,14 @@ class Collector:
         said = read_report(meta, COUNTS, site)
         counts = {name: None if count is None else int(count) for name, count in said.items()}
         report = self.rule.check_report(report, site, counts["num_steps"])
+        self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
         state = _or_refused(site, self._shape, message, self.staging.fits)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
-        return Training(site, state, report, metrics, stats, **counts, notes=state.notes)
+        if not state.moved and not counts["num_steps"]:
+            raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
+        return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
         """A site's report about the anchor.
@@ -193,6 +229,16 @@ class Collector:
         assert isinstance(self.rule, TwoPhase), "nobody else asks"
         report = _report(site, meta, read_stats(site, meta), self.rule.anchor_fields)
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(layers_of(self._first()).values())))
+
+    def _hold(self, site: str, report: Mapping[str, Any], num_samples: int | None) -> None:
+        """Refuses a report that speaks of more than its site has."""
+        has = {**({} if num_samples is None else {"training": num_samples}), **self.said.get(site, {})}
+        for what, count in self.rule.counted(report).items():
+            known, images = has.get(what), what != "groups"
+            refuse_if(site, {
+                f"its report is of {count:.0f} {f'{what} images' if images else what}, it has {known or 0:.0f}":
+                    known is not None and (count > known + 0.5 if images else count not in (0, known)),
+            })  # fmt: skip
 
     def keep(self, training: Training) -> None:
         """Puts a checked model where it waits for the others.
@@ -307,8 +353,7 @@ class Collector:
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
             sites=sites,
-            # Without a declared count every site counts the same.
-            num_samples=self._influence.samples({site: trained[site].num_samples or 1 for site in sites}),
+            num_samples=self._counts(sites),
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
@@ -324,6 +369,18 @@ class Collector:
             seed=self.seed,
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
         )
+
+    def count_by(self, counts: Counts) -> None:
+        """What the sites of this round are weighed by, in place of the samples that they tell."""
+        self._round.counts = counts
+
+    def _counts(self, sites: Sequence[str]) -> Counts:
+        given = self._round.counts
+        if not given:
+            told = {site: self._round.trained[site].num_samples for site in sites}
+            given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
+        self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
+        return self._round.counts
 
     def _states(self) -> dict[str, State]:
         """Local models as they count; a tensor is read when it is asked for."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.cases.resampling import UNITS
+from fairflare.base.checks import listed
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.federation.site.groups import IN_GROUPS, read_groups
+from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups
 from fairflare.federation.site.replies import (
     COUNTS,
     DRAWN_UNITS,
     NUM_UNITS,
     RESAMPLED,
     VALIDATED,
+    printable,
     read_head,
     read_metrics,
     read_stats,
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 BY_GROUP = "by_group"  # beside a reply's stats: sums by group of people
 SAID = "sampling"  # beside a reply's stats: those about chance, put together
+NOTHING: Mapping[str, Any] = {"images": {}}
 AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
 
 Ask = Callable[..., Phase]
@@ -137,6 +141,8 @@ class FinalTest:
     ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
         self.metrics, self.primary, self.parts = metrics, primary, parts
+        #: What each site said of its data before the first round.
+        self.facts: Mapping[str, Mapping[str, Any]] = {}
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -202,20 +208,35 @@ class FinalTest:
         while waiting := [sites for sites in waiting if sites]:
             asked = sorted(sites[0] for sites in waiting)
             timeout, what = self.run.validate_timeout, {"measure": (SPLIT_GLOBAL,)}
-            phase = self.ask(TASK_VALIDATE, current_round, state, asked, timeout, self._read, **what)
+            read = partial(self._read, split=SPLIT_GLOBAL)
+            phase = self.ask(TASK_VALIDATE, current_round, state, asked, timeout, read, **what)
             tested.phases.append(phase.record())
             _merge(tested.phase, phase)
             measured += [sites for sites in waiting if sites[0] in phase.good]
             waiting = [sites[1:] for sites in waiting if sites[0] not in phase.good]
         return tested, measured
 
-    def _read(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def _read(self, phase: Phase, site: str, message: Message, split: str = SPLIT_TEST) -> dict[str, float]:
         """An answer's metrics; what it says beside them goes into the phase's ``stats``."""
         head = read_head(site, message, phase.current_round)
         stats = read_stats(site, head, self.metrics[self.primary])
-        stats[SAID] = read_sampling(site, stats, read_report(head, COUNTS, site)["num_samples"])
-        run = self.run
-        stats[BY_GROUP] = read_groups(site, stats, run.groups, self.parts, run.group_bins, run.calibration_bins)
+        told, has = read_report(head, COUNTS, site)["num_samples"], self.facts.get(site, NOTHING)["images"].get(split)
+        images, units = has if told is None else told, stats[NUM_UNITS]
+        refuse_if(site, {
+            f"it speaks of {told or 0:.0f} {split} images, and had {has or 0:.0f} before the first round":
+                None not in (told, has) and told > has,
+            f"field {NUM_UNITS!r} is {units or 0:.0f}, of {images or 0:.0f} {split} images":
+                None not in (units, images) and units > images,
+        })  # fmt: skip
+        stats[SAID] = read_sampling(site, stats, images)
+        run, named = self.run, next((found[NAMES] for found in self.facts.values() if found.get(NAMES)), None)
+        kept = {*suppressed_in(stats, IN_GROUPS)}
+        if named is not None:
+            kept -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
+        odd = f"it keeps the groups {listed(kept, 3)}, for which nobody asked"
+        refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
+        of = run.groups, self.parts, run.group_bins, run.calibration_bins
+        stats[BY_GROUP] = read_groups(site, stats, *of, declared=named, images=images)
         phase.stats[site] = stats
         return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
 

@@ -6,8 +6,9 @@ and the weights that it gives are bounded afterwards. ``docs/robustness.md`` say
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fairflare.core.aggregation.clipping import COUNTERS, VARIANCES, Clip, clipped_states
@@ -26,27 +27,31 @@ class Influence:
     Args:
         bounds: see there.
         num_sites: of the job, for ``max_weight=auto``; ``None``: those of the round.
+        known: training images by site, of those that said before the first round how many they have.
 
     Attributes:
         held: sites that get no more than the equal share.
         warnings: where a bound was at work, and who held more than half of the weight.
     """
 
-    def __init__(self, bounds: Bounds, num_sites: int | None = None) -> None:
-        self.bounds = bounds
+    def __init__(self, bounds: Bounds, num_sites: int | None = None, known: Mapping[str, float] | None = None) -> None:
+        self.bounds, self.known = bounds, known or {}
         self.num_sites, self.held = num_sites or 0, frozenset[str]()
         self.warnings: list[Warned] = []
         self._states: tuple[list[str], dict[str, State]] | None = None
 
-    def samples(self, claimed: Mapping[str, int]) -> dict[str, int]:
+    def samples(self, claimed: Mapping[str, float]) -> dict[str, float]:
         """Sample counts as rules may see them."""
-        most = self.bounds.max_samples
-        if most is None:
-            return dict(claimed)
+        used: dict[str, float] = {}
         for site, count in sorted(claimed.items()):
-            if count > most:
-                self._warn(site, "max_samples", count, most, f"claims {count} samples, counted as {most} (max_samples)")
-        return {site: min(count, most) for site, count in claimed.items()}
+            has, most = self.known.get(site, math.inf), self.bounds.max_samples or math.inf
+            used[site] = min(count, has, most)
+            if used[site] == count:
+                continue
+            why = "max_samples" if most < has else "the training images that it had before the first round"
+            text = f"claims {count:.10g} samples, counted as {used[site]:.10g} ({why})"
+            self._warn(site, "max_samples" if most < has else "num_samples", count, used[site], text)
+        return used
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
         """Local models as they count; looked at once a round.
@@ -74,16 +79,18 @@ class Influence:
         limits = self._limits(weights)
         return self._tempered(capped_weights(weights, limits) if limits else weights)
 
-    def moderated(self, values: Mapping[str, float], name: str) -> dict[str, float]:
+    def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
         """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
 
         Args:
             values: by site, finite, ``>= 0``.
             name: what they are, for the warning; empty: nothing is said, as there may be thousands.
+            among: further numbers of the kind, which belong to the median where fewer than three sites say one.
         """
         factor, kept = self.bounds.max_update_norm, dict(values)
-        middle = statistics.median(kept.values())
-        if factor is None or len(kept) < 3 or middle == 0:  # of two nobody can say which one is wrong
+        every = [*kept.values(), *(among if len(kept) < 3 else ())]
+        middle = statistics.median(every)
+        if factor is None or len(every) < 3 or middle == 0:  # of two nobody can say which one is wrong
             return kept
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)

@@ -13,10 +13,12 @@ from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Question, Transport
+from fairflare.federation.site.replies import printable
 from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.results import PhaseRecord
 
 SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
+LONGEST = 360  # characters of a reason: a site's own words, and who said them
 NAMED = 20  # of them, at most
 ABORTED = "the job was aborted (by an administrator, or because a site's process died or no site is left)"
 
@@ -82,7 +84,7 @@ class Phase:
         """Leaves a site out after all."""
         self.good.pop(site, None)
         self.trained.pop(site, None)
-        self.left_out[site] = reason
+        self.left_out[site] = printable(reason, LONGEST)
 
     def record(self) -> PhaseRecord:
         """For the results."""
@@ -252,4 +254,4 @@ def _take(
         phase.good[site] = use(phase, site, answer)
         answer.params = None  # on disk now; memory must not grow with the number of sites
     except ReportError as error:
-        phase.left_out[site] = str(error)
+        phase.left_out[site] = printable(str(error), LONGEST)

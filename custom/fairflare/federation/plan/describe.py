@@ -14,6 +14,7 @@ from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
+from fairflare.federation.plan.site_training import training_by_task
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
 from fairflare.methods.base.catalog import Method, all_methods, get_method, page_of
 from fairflare.methods.base.local_loop import LOWEST_SHARE
@@ -89,7 +90,7 @@ def method_table() -> str:
 
 def sections(name: str) -> dict[str, list[Setting]]:
     """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper,
-    where there is one.
+    or where there is none of the quick job's training.
 
     Raises:
         ValueError: unknown method.
@@ -97,7 +98,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
     paper = method.published()
-    told = paper.settings if paper else {}
+    told = paper.settings if paper else training_by_task(method.task, method)
     dealt = dealt_to((paper or method).num_sites, task)
     server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
     return {

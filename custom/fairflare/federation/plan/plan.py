@@ -17,7 +17,7 @@ from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
-from fairflare.federation.plan.site_training import check_shared, shared_values
+from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
     TASKS_BY_KIND,
@@ -122,12 +122,12 @@ def make_plan(
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
             the method's small job has.
         settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
-            method's small job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
+            quick job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
             :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many
             sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
-            setting the defaults of its classes.
+            setting the training of a quick job and the defaults of its classes.
         paper: which paper's, without ``small``: a name of :func:`fairflare.methods.base.papers.experiments`; default:
             the first in which the method is.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
@@ -167,11 +167,13 @@ def make_plan(
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
     # Another kind of task than the paper's has none of its settings, but its length.
-    of_paper = {} if published is None else published.settings
-    usual = {} if kind != learned else model.small if small else of_paper
+    if published is not None and kind == learned:
+        usual = dict(published.settings)
+    else:
+        usual = {**training_by_task(kind, model), **(model.small if small and kind == learned else {})}
     if model is not chosen:
         usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
-        usual = {**_of_own_paper(chosen, published, task_class), **usual}
+        usual = {**_of_own_paper(chosen, model, published, task_class), **usual}
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
         usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
@@ -338,7 +340,7 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
     """What a paper's setting still has to be given by hand."""
     if paper is None:
-        return (f"a published setting: {model.title} has none, so the defaults of its own settings hold",)
+        return (f"a published setting: {model.title} has none, so a quick job's training and its own defaults hold",)
     if sites is None:
         return (*paper.lacks, f"the paper's {paper.num_sites} sites: the job goes to every connected one")
     if len(sites) != paper.num_sites:
@@ -358,13 +360,14 @@ def _shared_setup(
     return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
 
 
-def _of_own_paper(chosen: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
+def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
     """What a published setting (``other``, else its own) says of the method alone, when it is trained like another."""
     if other is None or not chosen.papers:
         return {}
     told = chosen.papers.get(other.name) or chosen.published()
     shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
-    own = {name for part in parts for name in field_names(part) if name not in shared or name in chosen.keeps}
+    kept = {*chosen.keeps, *model.keeps}
+    own = {name for part in parts for name in field_names(part) if name not in shared or name in kept}
     own |= {name for name in field_names(task_class) if name in chosen.keeps}
     return {k: v for k, v in (told.settings.items() if told else ()) if k.partition(".")[0] in own}
 

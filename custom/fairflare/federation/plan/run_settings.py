@@ -60,7 +60,8 @@ class RunSettings(Bounds):
             one is a file that the job carries.
         label: what tables call this run; default: the class of the rule.
         best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
-            sites, the ``worst`` site, or ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation.
+            sites, the ``worst`` site, ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation, or
+            ``median``, which a few sites that say anything cannot decide.
         best_lambda: see there.
         test_last: of so many last models the test metrics are averaged in the results; each one more than the last
             costs a ``validate``. The papers' settings have 5.
@@ -124,7 +125,7 @@ class RunSettings(Bounds):
     keep_local_models: Flag = False
     initial_ckpt: str = ""
     label: str = ""
-    best_by: Literal["mean", "worst", "mean_minus_std"] = "mean"
+    best_by: Literal["mean", "worst", "mean_minus_std", "median"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
     test_every: NonNegativeInt = 0

@@ -182,13 +182,6 @@ def leaving_out(series: Series, told: str) -> Series:
     return replace(series, sites=sites, hold_out=names, settings=settings)
 
 
-def with_alone(series: Series) -> Series:
-    """The series with a row of what every site has alone; itself where it has one."""
-    if any(entry.method == ALONE_METHOD for entry in series.entries):
-        return series
-    return replace(series, entries=[*series.entries, Entry(ALONE_METHOD)])
-
-
 # ------------------------------------------------------------------------------------------------ how users say it
 
 FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,11 +15,31 @@ from fairflare.methods.base.home import OwnModel
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
+if TYPE_CHECKING:
+    from fairflare.methods.base.catalog import Method
+
 COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
+
+
+#: Local training where no published setting says it, by kind of task, on top of what any task has. A method's paper may
+#: train for hundreds of rounds on other images: its optimizer says nothing of a quick job, and methods can be compared
+#: only when they are trained alike.
+ANY_TASK: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3}
+TRAINING_BY_TASK: dict[str, dict[str, Any]] = {
+    "segmentation": {"local_epochs": 5},
+    # Where sites have other classes, Adam's moments are of a model that the received one has little of.
+    "classification": {"batch_size": 16, "local_epochs": 3, "keep_optimizer_state": False},
+}
 
 
 class HalvesDiffer(ValueError):
     """Server and sites are configured with different values for the same thing."""
+
+
+def training_by_task(kind: str, method: Method) -> dict[str, Any]:
+    """Return the local training of a quick job on this kind of task, without what is part of the method."""
+    found = {**ANY_TASK, **TRAINING_BY_TASK.get(kind, {})}
+    return {name: value for name, value in found.items() if name not in (*method.keeps, *method.site)}
 
 
 def training_of(site_half: Any) -> LocalTraining | None:

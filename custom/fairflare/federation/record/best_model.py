@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from fairflare.base.checks import few
+from fairflare.core.aggregation.suspicion import unlike_itself
 from fairflare.core.fairness import summarize
 from fairflare.federation.plan.run_settings import RunSettings
 
+FAR = 0.2  # of the metric's range
+MOST_TOLD = 5  # rounds in a sentence
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
 
@@ -76,12 +81,36 @@ class BestModel:
         return new >= old if self.higher else new <= old
 
     def _criterion(self, scores: Mapping[str, float]) -> float:
+        if self.run.best_by == "median":
+            return statistics.median(scores.values())
         found = summarize(scores, higher_is_better=self.higher)
         if self.run.best_by == "worst":
             return found.worst
         if self.run.best_by == "mean_minus_std":
             return found.mean - (1 if self.higher else -1) * self.run.best_lambda * found.std
         return found.mean
+
+    def doubts(self, scores: Mapping[int, Mapping[str, float]], width: float) -> list[str]:
+        """Sentences about sites whose scores of some models are unlike their others, and make another model the best.
+
+        Args:
+            scores: its validation metric by site, of every model by the round that made it.
+            width: of the metric's range; infinite: what is far is not known.
+        """
+        found = []
+        for site, rounds in unlike_itself(scores, FAR * width).items():
+            without = BestModel(self.run, self.higher)
+            for made in sorted(scores):
+                others = {name: value for name, value in scores[made].items() if name != site}
+                without.offer(others, made, last=made == max(scores))
+            if without.made != self.made:
+                told = [f"{scores[made][site]:.4g} in round {made}" for made in rounds]
+                usual = statistics.median(of[site] for made, of in scores.items() if site in of and made not in rounds)
+                found.append(
+                    f"{site} scored {few(told, MOST_TOLD)}, else about {usual:.4g}, which the other sites do not bear "
+                    f"out; without it the best model is that of round {without.made}"
+                )
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """For the results: round that made it, criterion, its value, and over which sites."""

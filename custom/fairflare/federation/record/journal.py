@@ -167,13 +167,14 @@ class Journal:
         for listener in self.listeners:
             listener.best_model(state, best.made)
 
-    def tested(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
+    def tested(self, last: Tested, best: BestModel, of_best: Tested | None, width: float = math.inf) -> None:
         """The final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
             last, of_best: of the last model and of the best one; ``None``: that is the last one, or cannot be tested
                 because what the sites had of their own then is gone.
             best: what the latter is.
+            width: of the range of the primary metric.
         """
         number = last.phase.current_round
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
@@ -187,11 +188,12 @@ class Journal:
         ):
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
+        doubts = self._doubts(last, best, width)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {
             "validation": last.validation,
-            "best": {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []},
+            "best": {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []},
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
             "last_rounds": self._last_rounds(last, number, best.run.test_last),
@@ -216,6 +218,20 @@ class Journal:
         self.say("fairness on the sites' test splits\n" + fairness_table(results))
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
+
+    def _doubts(self, last: Tested, best: BestModel, width: float) -> list[str]:
+        """What is odd in the choice of the best model, which one site can make."""
+        rounds = read_results(self.store.folder)["rounds"]
+        said = {record["current_round"] - 1: record["validation"] for record in rounds}
+        said[last.phase.current_round - 1] = last.validation
+        scores = {
+            made: {site: of[self.metric] for site, of in by_site.items() if of.get(self.metric) is not None}
+            for made, by_site in said.items()
+        }
+        doubts = best.doubts(scores, width)
+        for doubt in doubts:
+            self.say(f"best model: {doubt}", warning=True)
+        return doubts
 
     def _last_rounds(self, last: Tested, number: int, most: int) -> dict[str, Any] | None:
         """Mean test metrics of the last models, as far as they were tested."""

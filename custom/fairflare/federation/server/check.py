@@ -22,6 +22,7 @@ from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
+from fairflare.methods.parts.group_sums import ACTED_ON
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batches, Metric, Task
@@ -73,6 +74,11 @@ FIELDS = (
         keep="leave `attributes` out of the datalist",
     ),
     Field(OTHER_IMAGES, "flag", required=False, doc="its lists differ from those of its first round"),
+    Field(
+        ACTED_ON, "names", required=False,
+        doc="of a method that goes by groups of people: `<attribute>=<group>` of each declared group",
+        keep="leave `attributes` out of the datalist",
+    ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -88,7 +94,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES)]
+    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON)]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -98,8 +104,9 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
-    if found[NAMES] is None:  # nobody asked
-        del found[NAMES]
+    for key in (NAMES, ACTED_ON):
+        if found[key] is None:  # nobody asked
+            del found[key]
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
 
@@ -184,6 +191,17 @@ class Check:
         return list(found.values())
 
     @property
+    def said(self) -> dict[str, dict[str, float]]:
+        """What each site has, as far as it said so: images by list, and ``groups`` of people that the method acts on,
+        without that of images without a value. A list that a site keeps secret counts 0.
+        """
+        return {
+            site: {**dict.fromkeys(found["suppressed"] or (), 0), **found["images"]}
+            | ({"groups": len(found[ACTED_ON]) - 1} if found.get(ACTED_ON) else {})
+            for site, found in self.facts.items()
+        }
+
+    @property
     def groups(self) -> Mapping[str, Sequence[int]]:
         """Groups of classes (head, medium, tail) as the sites have them; none where the task has none."""
         return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
@@ -238,10 +256,11 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
-        yield from self._same(
-            phase, NAMES, "the datalists declare the attributes differently: {}. Declare them alike",
-            "its datalist declares the attributes of 'groups' otherwise than those of most sites; correct it there",
-        )  # fmt: skip
+        for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
+            yield from self._same(
+                phase, key, "the datalists declare the attributes differently: {}. Declare them alike",
+                f"its datalist declares the attributes of {whose} otherwise than those of most sites; correct it there",
+            )  # fmt: skip
         by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())

@@ -6,9 +6,11 @@ that is a process of its own lets another process build it, and never holds the 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,9 @@ from fairflare.federation.plan.task_files import brings
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
+
+TRAINED = (torch.float32, torch.float64, torch.bfloat16)
+AVERAGED = (*TRAINED, torch.float16)
 
 
 @dataclass
@@ -85,7 +90,12 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     Raises:
         ValueError: it cannot be built, or ``exchange`` does not go with it.
     """
-    start = bool(run.initial_ckpt), place.initial_weights(run)
+    checkpoint = place.initial_weights(run)
+    named = (
+        place.carried is not None and "initial_weights" not in place.settings
+    )  # by the job, whose author hears of it
+    outside = named and not Path(checkpoint or "/").resolve().is_relative_to((place.carried or Path()).resolve())
+    start = bool(run.initial_ckpt), checkpoint, outside
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
@@ -104,19 +114,75 @@ def build(task: Task) -> torch.nn.Module:
         raise ValueError(told) from error
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
+    check_network(model, f"the network of the task ({type(task).__name__})")
     return model
 
 
+def check_network(model: torch.nn.Module, named: str) -> None:
+    """Refuse a network that cannot be trained and averaged: lazy, complex, in float16, not finite, or all frozen.
+
+    Args:
+        model: as it is built, or with its initial weights.
+        named: what the error calls it.
+
+    Raises:
+        ValueError: names the first such tensor, and what to do.
+    """
+    of_parameters = dict(model.named_parameters())
+    for name, tensor in (of_parameters | dict(model.named_buffers())).items():
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                f"{named}: {name!r} has no size before the first batch, and the server has no images; give the layer "
+                "its sizes (Conv2d in place of LazyConv2d), or put a batch of zeros through the network in "
+                "build_model()"
+            )
+    for name, tensor in model.state_dict().items():
+        trained = name in of_parameters and of_parameters[name].requires_grad
+        if tensor.is_complex():
+            raise ValueError(
+                f"{named}: {name!r} is {tensor.dtype}, and only real numbers are averaged; keep a tensor of real and "
+                "imaginary parts (torch.view_as_real) and put them together in forward (torch.view_as_complex)"
+            )
+        if tensor.is_floating_point() and tensor.dtype not in (TRAINED if trained else AVERAGED):
+            raise ValueError(
+                f"{named}: {name!r} is {tensor.dtype}, in which steps and their squares come to 0; keep float32 (no "
+                ".half() in the network) and set precision=bf16, or on a GPU precision=fp16"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            what = (
+                "is not finite"
+                if name in of_parameters
+                else (
+                    "is a buffer that is not finite (a mask of -inf?); what travels must be: "
+                    "register_buffer(..., persistent=False) keeps it out of the model that is sent"
+                )
+            )
+            raise ValueError(f"{named}: {name!r} {what}")
+    if not any(parameter.requires_grad for parameter in of_parameters.values()):
+        raise ValueError(f"{named} has no parameter that is trained; set requires_grad of what is to be learned")
+
+
 def _made(
-    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None], site_half: Any
+    task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None, bool], site_half: Any
 ) -> FirstModel:
-    carried, checkpoint = start
+    carried, checkpoint, outside = start
     torch.manual_seed(seed)  # as each site that builds the network for itself
     model = build(task)
     sent = SentTensors(model, exchange, makes)
     rest = sent.rest(model.state_dict())
     before = fingerprint(rest) if rest else ""
-    said = [(task.initialise(model, checkpoint), False)]
+    try:
+        said = [(task.initialise(model, checkpoint), False)]
+    except (ValueError, OSError) as error:
+        if not outside:
+            raise
+        print(f"a job's initial weights: {error}", file=sys.stderr)  # not into the job's log, which its author gets
+        raise ValueError(
+            f"the initial weights {checkpoint or 'of the task'!r:.200} cannot be used: the server has no such file, or "
+            "it is no plain checkpoint of exactly the task's network; the standard error of the server's process says "
+            "which"
+        ) from None
+    check_network(model, "the network with its initial weights")
     state = clean_state(model.state_dict())
     after = fingerprint(sent.rest(state)) if rest else ""
     if carried and after != before:

@@ -112,6 +112,7 @@ class Rounds:
             self.experiment.open()
             current_round, state = self._start()
             self.check.run(current_round)
+            self.collector.said, self.test.facts = self.check.said, self.check.facts
             while current_round < self.settings.rounds_in_all + 1:
                 try:
                     if current_round < self.settings.rounds_in_all:
@@ -253,10 +254,11 @@ class Rounds:
         if self.settings.groups:
             bins = self.settings.group_bins, self.settings.calibration_bins
             last.groups = by_group(last.group_sums, last.groups_kept, *bins)
-        undefined = last.without(self.task.primary_metric)
+        metric = self.metrics[self.task.primary_metric]
+        undefined = last.without(metric.name)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
             for site in undefined:
-                last.phase.refuse(site, f"site {site!r}: its {self.task.primary_metric!r} is not finite")
+                last.phase.refuse(site, f"site {site!r}: its {metric.name!r} is not finite")
             raise self.asking.too_few(last.phase)
         with writing("the final model", self.place.run_dir):
             self.files.save(state, number - 1)
@@ -266,7 +268,7 @@ class Rounds:
         untested = best.made == number - 1 or self.journal.info["measured"] == PERSONAL
         of_best = None if untested else self.test(self.files.load_best(), number)
         with writing("the final results", self.place.run_dir):
-            self.journal.tested(last, best, of_best)
+            self.journal.tested(last, best, of_best, metric.high - metric.low)
 
     def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
         """A model on the way; who fails is left out of its figures, and the run goes on."""

@@ -6,23 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairflare.base.cases.resampling import seeded, units_of
 from fairflare.core.statistics.group_sums import (
     ALL_IMAGES,
     BRIER,
     CALIBRATION,
+    CASES,
+    CELLS,
     CONFUSION,
     DICE,
     EVERYBODY,
+    FOLDS,
     HISTOGRAM,
     IMAGES,
     OF_CLASSES,
     Array,
     hidden_groups,
     hidden_parts,
+    impossible,
     shapes,
     sums_of,
 )
@@ -40,6 +46,8 @@ NAMES = "group_names"
 IN_GROUPS = "groups/"  # in front of names in a reply's suppressed
 BY_CLASS = "`metrics_by_class`; of classes with few cases in a group, with others: `min_cases`"
 ASKED = "with `groups`: "
+IN_PARTS = f"{ASKED}of each of {FOLDS} parts of the cases (with `min_cases` above 1 of all together) and "
+FEW_CASES = "groups with few cases, with others: `min_cases`"
 FIELDS = (
     Field(
         NAMES, "names", required=False,
@@ -49,12 +57,15 @@ FIELDS = (
     ),
     *(
         Field(
-            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{ASKED}by group {what}; NaN: it stays",
+            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{IN_PARTS}group {what}; NaN: it stays",
             reveals=reveals, keep=keep, of=("test",),
         )
         for name, what, reveals, keep in (
-            (IMAGES, "number of test images", "how many people of a group the site has",
-             "groups with few cases, with others: `min_cases`"),
+            (IMAGES, "number of test images", "how many people of a group the site has", FEW_CASES),
+            (CASES, "number of test cases (patients), and the sum over them of the square of their number of images",
+             "how many people of a group the site has, and how unequal their numbers of images are", FEW_CASES),
+            (CELLS, "and class the same of the images with it, and of those without",
+             "of how many people of a group there are images of each class", BY_CLASS),
             (CONFUSION, "and class TP, FP, FN, TN", "how often each class occurs in a group", BY_CLASS),
             (HISTOGRAM, "and class how many images with and without it have a probability of it in each of "
              "`group_bins` equal bins",
@@ -62,14 +73,15 @@ FIELDS = (
              BY_CLASS),
             (CALIBRATION, "and bin (`calibration_bins`) of the told class's probability: images, the sum of these "
              "probabilities, images told right", "how sure the model is of single images, to a bin, not of which",
-             "groups with few cases, with others: `min_cases`"),
-            (BRIER, "sum of squared differences of probabilities and truth", "",
-             "groups with few cases, with others: `min_cases`"),
+             FEW_CASES),
+            (BRIER, "sum of squared differences of probabilities and truth", "", FEW_CASES),
             (DICE, "and structure: images, sum of Dice, sum of its square", "",
-             "groups with few cases, with others: `min_cases`; where there are several structures: `metrics_by_class`"),
+             f"{FEW_CASES}; where there are several structures: `metrics_by_class`"),
         )
     ),
 )  # fmt: skip
+#: Of these a site tells all or none.
+TOGETHER = ((IMAGES, CASES), (CALIBRATION, BRIER), (CONFUSION, HISTOGRAM), (CONFUSION, CELLS))
 SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
@@ -105,6 +117,7 @@ class GroupTable:
     """Outcomes of a site's test images and their groups, before the gate; it cannot be sent as it is.
 
     Attributes:
+        site: name; with the number of cases it decides which of them are in one part.
         outcomes: of :meth:`fairflare.base.task.Task.outcomes`.
         numbers: by attribute the group of each image.
         groups: by attribute how many there are.
@@ -113,6 +126,7 @@ class GroupTable:
         bins, calibration_bins: of the run.
     """
 
+    site: str
     outcomes: Outcomes
     numbers: Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]
     groups: Mapping[str, int]
@@ -124,16 +138,22 @@ class GroupTable:
     def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
         """The declared fields, and the names of what stays: groups, and classes of an attribute (by number).
 
+        Where single cases may be told of, sums are of each of :data:`FOLDS` parts of the cases by itself, the same
+        parts in every run.
+
         Args:
             least: cases that there must be.
             by_class: whether sums by class, or by one of several structures, may leave.
         """
         labels, scores = self.outcomes
         form = shapes(scores.shape[1], self.bins, self.calibration_bins)
-        wanted = [IMAGES, *(OF_CLASSES if labels is not None else (DICE,))]
+        wanted = [IMAGES, CASES, *(OF_CLASSES if labels is not None else (DICE,))]
         if not by_class:
-            out = (CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
+            out = (CELLS, CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
             wanted = [name for name in wanted if name not in out]
+        whose, part_of = self._parts()
+        largest = max(int(np.prod(form[name])) for name in wanted) * len(self.names) * FOLDS
+        folds = 1 if least > 1 or largest > MAX_ENTRIES else FOLDS
         rows: dict[str, list[Array]] = {name: [] for name in wanted}
         held: list[str] = []
         for attribute, numbers in self.numbers.items():
@@ -145,15 +165,24 @@ class GroupTable:
                 held += [f"{IN_GROUPS}{attribute}/class {part}" for part in sorted(parts)]
             own = [name for name in self.names if name.startswith(f"{attribute}=")]
             held += [IN_GROUPS + own[number] for number in sorted(hidden)]
-            for number in range(count):
-                sums = sums_of(labels, scores, numbers == number, self.bins, self.calibration_bins)
+            for number, fold in product(range(count), range(folds)):
+                chosen = (numbers == number) & (part_of % folds == fold)
+                sums = sums_of(labels, scores, chosen, self.bins, self.calibration_bins, whose)
                 for name in wanted:
                     kept = np.full(form[name], np.nan) if number in hidden else sums[name].copy()
-                    if name in (CONFUSION, HISTOGRAM):
+                    if name in (CELLS, CONFUSION, HISTOGRAM):
                         kept[sorted(parts)] = np.nan
                     rows[name].append(kept)
         told = {SUMS[name]: np.stack(values).reshape(-1).tolist() for name, values in rows.items()}
         return {NAMES: self.names, **told}, held
+
+    def _parts(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+        """(n,) number of each image's case, and in which part this is."""
+        members = units_of(self.cases, len(self.cases)).members
+        whose = np.empty(len(self.cases), np.int64)
+        for case, images in enumerate(members):
+            whose[images] = case
+        return whose, (seeded(self.site, len(members)).permutation(len(members)) % FOLDS)[whose]
 
 
 def table_of(
@@ -179,13 +208,20 @@ def table_of(
     groups = {name: len(_groups(data, name)) for name in asked.groups}
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
-    return GroupTable(outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)
+    return GroupTable(site, outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)
 
 
 def read_groups(
-    site: str, stats: Mapping[str, Any], asked: Sequence[str], parts: int, bins: int, calibration_bins: int
+    site: str,
+    stats: Mapping[str, Any],
+    asked: Sequence[str],
+    parts: int,
+    bins: int,
+    calibration_bins: int,
+    declared: Sequence[str] | None = None,
+    images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
-    """``{"<attribute>=<group>": sums}`` of a reply, checked; ``None``: it has none.
+    """``{"<attribute>=<group>": sums}`` of a reply, checked, with the parts of the cases in front; ``None``: none.
 
     Args:
         site: name.
@@ -193,9 +229,12 @@ def read_groups(
         asked: attributes that the run asks for.
         parts: number of classes or structures.
         bins, calibration_bins: of the run.
+        declared: names of the groups, as the sites said them before the first round; ``None``: none did.
+        images: that the site has in its test split; ``None``: not known.
 
     Raises:
-        ReportError: names that were not asked for, or vectors of another length (names site and field).
+        ReportError: other groups than were asked for and declared, vectors of another length, or sums that so many
+            images do not have (names site and field).
     """
     names = stats[NAMES]
     if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
@@ -204,14 +243,36 @@ def read_groups(
     if strange or len(set(names)) != len(names):
         told = strange[0] if strange else "one name twice"
         raise ReportError(f"site {site!r}: field {NAMES!r} must name groups of {', '.join(asked)}, got {told!r:.80}")
+    if declared is not None and list(names) != list(declared):
+        odd = next(iter(set(names) ^ set(declared)), "another order")
+        raise ReportError(
+            f"site {site!r}: field {NAMES!r} must name the {len(declared)} groups that the datalists declare, it has "
+            f"{len(names)}: {odd!r:.80}"
+        )
     found: dict[str, dict[str, Array]] = {name: {} for name in names}
-    form = shapes(parts, bins, calibration_bins)
+    form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(stats[SUMS[IMAGES]]) == FOLDS * len(names) else 1
     for key, field in SUMS.items():
         if stats[field] is None:
             continue
-        wanted = len(names) * int(np.prod(form[key]))
+        wanted = len(names) * folds * int(np.prod(form[key]))
         if len(stats[field]) != wanted:
             raise ReportError(f"site {site!r}: field {field!r} has {len(stats[field])} entries, expected {wanted}")
-        for name, own in zip(names, np.asarray(stats[field], float).reshape(len(names), *form[key]), strict=True):
+        for name, own in zip(
+            names, np.asarray(stats[field], float).reshape(len(names), folds, *form[key]), strict=True
+        ):
             found[name][key] = own
+    for lacking, beside in ((one, other) for pair in TOGETHER for one, other in (pair, pair[::-1])):
+        if stats[SUMS[lacking]] is None and stats[SUMS[beside]] is not None:
+            raise ReportError(f"site {site!r}: field {SUMS[lacking]!r} is missing beside {SUMS[beside]!r}")
+    for name, sums in found.items():
+        if wrong := impossible(sums):
+            told = float(np.nansum(sums[IMAGES]))
+            raise ReportError(f"site {site!r}: field {SUMS[wrong]!r} of {name!r:.80} cannot be of {told:.0f} images")
+    for attribute in asked:
+        own = [of[IMAGES] for name, of in found.items() if name.partition("=")[0] == attribute]
+        if images is not None and (told := sum(float(np.nansum(of)) for of in own)) > images + 0.5:
+            raise ReportError(
+                f"site {site!r}: field {SUMS[IMAGES]!r} counts {told:.0f} images by {attribute!r:.80}, it has "
+                f"{images:.0f} in test"
+            )
     return found

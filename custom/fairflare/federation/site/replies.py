@@ -131,7 +131,7 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     if not isinstance(status, str) or status != STATUS_OK:
         reason = meta.get("reason")
         if isinstance(reason, str) and reason.strip():
-            raise ReportError(named(site, printable(reason)))
+            raise ReportError(_quoted(site, printable(reason)))
         raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
     answered = message.current_round
     if answered is not None and not (isinstance(answered, int) and answered == current_round):
@@ -228,6 +228,12 @@ def printable(text: str, most: int = MAX_REASON) -> str:
 def named(site: str, reason: str) -> str:
     """A reason that begins with the site that gave it, whomever else it names."""
     return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
+
+
+def _quoted(site: str, words: str) -> str:
+    """A site's own words; as such where they name another site, which they are then seen to do."""
+    others = {*re.findall(r"site '([^']*)'", words)} - {site}
+    return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
 
 
 def is_finite(value: Any) -> bool:

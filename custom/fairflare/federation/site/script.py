@@ -27,6 +27,12 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.local_loop import LocalLoop, Trained, check_finite
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
+#: What to look for where a script made no step.
+IDLE = (
+    "see that its loop runs in every round (a Lightning Trainer does so once: make a new one) and that the optimizer "
+    "has this model's parameters"
+)
+
 
 def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
     """A site half in a message to the sites: the name of its class, and its settings; and what the job measures."""
@@ -80,6 +86,8 @@ class Loop:
 class _Lent:
     """A method's site half whose training is done by somebody else."""
 
+    _loop: Loop  # the last one
+
     def __init__(self, training: LocalTraining, tell: queue.Queue[Loop | SiteReply]) -> None:
         self.training, self._tell = training, tell
 
@@ -114,10 +122,14 @@ class _Lent:
             raise SiteError(f"site {run.site!r}: {loop.failed}") from loop.failed
         if loop.failed is not None:
             raise loop.failed
-        check_used(self.training, loop)
         check_finite(run, model)
+        self._loop = loop
         losses = [total / max(seen, 1) for _, (total, seen) in sorted(loop.epochs.items())]
-        return Trained(losses, loop.batches or None, run.data.num_samples("training"))
+        return Trained(losses, loop.batches or None, run.data.num_samples("training"), "" if loop.steps else IDLE)
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        check_used(self.training, self._loop)
+        return self.training.report(run, model)
 
 
 class ScriptSite:

@@ -94,6 +94,7 @@ def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     model.load_state_dict(of_site(worker.task, received, worker.settings))
     training = ClassifierRetraining.told(worker.training, run.directives)
     trained = training.train(run, model)
+    trained.check_moved(run, model, received)
     local = clean_state(model.state_dict())
     worker.network.check_unchanged(received, local)
     report = training.report(run, model)

@@ -193,7 +193,7 @@ def job_classes() -> list[str]:
     from fairflare.flare.controller import RoundsController
     from fairflare.flare.executor import SiteExecutor
     from fairflare.flare.persistor import RunModels
-    from fairflare.flare.statistics import ImageStatistics, StatisticsPage
+    from fairflare.flare.statistics import ImageStatistics, SiteStatistics, StatisticsPage
     from fairflare.flare.tracking import TensorBoard
     from fairflare.methods.base.catalog import all_methods
     from fairflare.methods.base.training import LocalTraining
@@ -202,7 +202,7 @@ def job_classes() -> list[str]:
     packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
     open_: list[type] = [
         RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining,
-        ImageStatistics, StatisticsPage, *packaged,
+        ImageStatistics, SiteStatistics, StatisticsPage, *packaged,
     ]  # fmt: skip
     for method in all_methods().values():
         open_ += [method.rule, method.training]

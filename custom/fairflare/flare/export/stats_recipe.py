@@ -11,14 +11,21 @@ from nvflare import FilterType
 from nvflare.app_common.app_constant import StatisticsConstants
 from nvflare.app_common.executors.statistics.statistics_executor import StatisticsExecutor
 from nvflare.app_common.filters.statistics_privacy_filter import StatisticsPrivacyFilter
-from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
 import fairflare
 from fairflare.base.checks import choice
-from fairflare.flare.statistics import DECIMALS, WRITER, ImageStatistics, StatisticsPage, cleansers, configs
+from fairflare.flare.statistics import (
+    DECIMALS,
+    WRITER,
+    ImageStatistics,
+    SiteStatistics,
+    StatisticsPage,
+    cleansers,
+    configs,
+)
 
 PACKAGINGS = ("preinstalled", "bundle")
 GENERATOR = "image_statistics"
@@ -56,7 +63,7 @@ class StatsRecipe(Recipe):
         if packaging == "bundle":
             job.job = _WithPackage(job_name=name, min_clients=least, meta_props=deployed)
         job.set_app_packages(["fairflare"])
-        controller = StatisticsController(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False)
+        controller = SiteStatistics(configs(), WRITER, precision=DECIMALS, enable_pre_run_task=False)
         job.to_server(controller, id="statistics")
         page = StatisticsPage(intensities=generator.intensities, class_names=tuple(class_names))
         job.to_server(page, id=WRITER)

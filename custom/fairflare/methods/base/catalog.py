@@ -39,7 +39,8 @@ class Method:
         source: paper.
         task: the kind of task its job learns unless told otherwise; see :mod:`fairflare.federation.plan.plan`.
         learns: settings of the task that differ from its defaults.
-        small: settings of a job that is quick to try; the defaults above are the paper's.
+        small: settings of a job that is quick to try: a smaller task, fewer repeats. Its local training follows the
+            task (:data:`fairflare.federation.plan.site_training.TRAINING_BY_TASK`).
         num_sites, num_rounds: of that job.
         run: settings of the run that differ from their defaults.
         keeps: settings of training and task that are part of the method, so that they stay when it is trained like
@@ -60,7 +61,7 @@ class Method:
     source: str = ""
     task: str = "segmentation"
     learns: Mapping[str, Any] = field(default_factory=dict)
-    small: Mapping[str, Any] = field(default_factory=lambda: {"local_epochs": 5})
+    small: Mapping[str, Any] = field(default_factory=dict)
     num_sites: int = 6
     num_rounds: int = 3
     run: Mapping[str, Any] = field(default_factory=dict)

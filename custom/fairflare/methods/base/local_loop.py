@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import torch
 from fairflare.base.machine.computing import LossScale, Overflow
 from fairflare.core.features.norms import LoneSample, lone_samples
 from fairflare.methods.base.half_done import HalfDone, Position
+from fairflare.methods.base.reports import SENT_BACK
 from fairflare.methods.base.site_run import NotFinite, SiteError, SiteRun
 
 if TYPE_CHECKING:
@@ -37,6 +38,20 @@ class Trained:
     epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
+    #: Why no step may have been made, where nobody counted one that was: :meth:`check_moved` then looks at the model.
+    idle: str = ""
+
+    def check_moved(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
+        """Raises :class:`SiteError` when no step was counted and every parameter is as it was received."""
+        moved = (
+            not torch.equal(tensor.detach().to(received[name].device), received[name])
+            for name, tensor in model.named_parameters()
+        )
+        if self.idle and not any(moved):
+            raise SiteError(
+                f"site {run.site!r}: it {SENT_BACK} in round {run.current_round}, and does not count as trained: "
+                f"{self.idle}"
+            )
 
     def losses(self) -> dict[str, Any]:
         """For the reply's stats; empty where nobody measured."""
@@ -135,7 +150,9 @@ class LocalLoop:
         # that overflowed) stop its weights for good.
         if half.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
-        return Trained(losses, num_steps - run.skipped_steps, run.data.num_samples("training"))
+        made = num_steps - run.skipped_steps
+        idle = "" if made else "its training images gave no batch"
+        return Trained(losses, made, run.data.num_samples("training"), idle)
 
     def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Go forward and backward through a batch on the run's device; the loss, detached."""

@@ -18,6 +18,7 @@ MAX_TEXT = 200
 MAX_ARRAY = 2**28  # bytes
 MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
 SUPPRESSED = "suppressed"  # neither undefined nor missing: a site has fewer cases than its min_cases
+SENT_BACK = "sent back the model that it received"  # of a site that made no step
 TOO_FEW = "fewer cases than its min_cases"
 TRAINING, VALIDATION = ("training",), ("validation",)  # what most values are made of
 NO_IMAGES: tuple[str, ...] = ()

@@ -39,7 +39,7 @@ class RoundInputs:
     current_round: int
     num_rounds: int
     sites: list[str]
-    num_samples: dict[str, int]
+    num_samples: Mapping[str, float]  # or, under stock controllers, steps
     reports: dict[str, dict[str, Any]]
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
@@ -50,7 +50,8 @@ class RoundInputs:
     remembered: Callable[[SiteWeights], SiteWeights] = dict
     #: For reported numbers (by site; and what they are called) that decide more than a weight: with the run's
     #: ``max_update_norm`` none is farther from their median than so many times. Without a name nothing is said of it.
-    moderated: Callable[[Mapping[str, float], str], dict[str, float]] = lambda values, name: dict(values)
+    #: Further numbers of the same kind belong to that median where fewer than three sites say one.
+    moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
     #: For weights with which a rule makes tensors itself: within the run's bounds, as those of the models are.
     bounded: Callable[[SiteWeights], SiteWeights] = dict
     #: Names of the tensors that are trained; what else is floating is a buffer.
@@ -122,7 +123,7 @@ class _Changing(Mapping[str, torch.Tensor]):
 class Rule(ABC):
     """Server half of a method.
 
-    A subclass declares what a site must report and implements :meth:`weigh`; nine further members may be its own. What
+    A subclass declares what a site must report and implements :meth:`weigh`; ten further members may be its own. What
     only some methods do is a capability, a class below to inherit from beside this one. Settings are typed fields; see
     :func:`fairflare.base.settings.settings`.
     """
@@ -173,6 +174,14 @@ class Rule(ABC):
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         """What ``sites`` are told besides the model; of a ``BySite`` dict each is sent its own entry only."""
+        return {}
+
+    def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
+        """How much of what a site has a checked report speaks of: images by split, and ``groups`` of people.
+
+        A report that speaks of more images, or of another number of groups, than the site said before the first round
+        is refused. A count of 0 groups says nothing.
+        """
         return {}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Sums of groups with few cases, and of those that could be solved for by them, ar
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fairflare.methods.parts.probes import MAX_LOSS
 
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, Batches
+    from fairflare.methods.base.rule import RoundInputs
 
 GROUP_LOSSES = Field(
     "group_losses", "vector", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, of=TRAINING, home_ok=True,
@@ -35,10 +37,13 @@ GROUP_IMAGES = Field(
     keep="groups with few cases, with others: `min_cases`; by class also `metrics_by_class`",
 )  # fmt: skip
 ALIKE = "declare the attribute with the same groups in every datalist"
+MOST_GROUPS = 1000
+LEAST, MOST = 0.1, 10.0  # times that the server may make an image's loss count
+ACTED_ON = "method_groups"  # in the report of check
 
 
-def check_attribute(run: SiteRun, attribute: str) -> None:
-    """Whether a site's data have an attribute.
+def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
+    """Whether a site's data have an attribute; what the server is told of it before the first round.
 
     Raises:
         SiteError: they have not (names it).
@@ -50,6 +55,30 @@ def check_attribute(run: SiteRun, attribute: str) -> None:
             "in 'attributes' of the datalist",
             public=f"site {run.site!r}: the method goes by the groups of {attribute!r}, which its data do not declare",
         )
+    return {ACTED_ON: [f"{attribute}={group}" for group in run.data.attributes[attribute]]}
+
+
+def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> None:
+    """Whether the server told as many numbers as the site has groups (and classes).
+
+    Raises:
+        SiteError: more or fewer.
+    """
+    if len(told) != wanted:
+        raise SiteError(f"site {run.site!r}: the server told {len(told)} {what}, the site has {wanted}; {ALIKE}")
+
+
+def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
+    """By how much each site's numbers of images count in a sum over sites, whose weight in it is bounded as in a model.
+
+    Args:
+        inputs: of the round; without bounds every site's count once.
+        images: of each site, in all of its groups.
+    """
+    total = math.fsum(images.values())
+    shares = {site: images.get(site, 0.0) / total if total else 0.0 for site in inputs.sites}
+    bounded = inputs.bounded(shares) if total else shares
+    return {site: bounded[site] / share if share else 1.0 for site, share in shares.items()}
 
 
 def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -65,7 +65,11 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
         f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
         "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
         "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
-        "more seeds, or more test images.": any(d.verdict == NOT_KNOWN for d in found),
+        "more seeds, or more test images.": any(d.verdict == NOT_KNOWN and math.isnan(d.p) for d in found),
+        "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
+        "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
+            d.verdict == NOT_KNOWN and not math.isnan(d.p) for d in found
+        ),
     }
     notes = [text for text, holds in told.items() if holds]
     totals = [d for d in found if d.measure == MEASURES[0]]

@@ -30,7 +30,7 @@ LEAST = 20  # draws of the test patients that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
-NOT_KNOWN = "not known"  # nothing scatters: neither seeds nor draws of test patients
+NOT_KNOWN = "not known"  # nothing scatters, or nothing says how far the test patients move it
 UNSEEN = "cannot tell"  # even a difference as large as the metric itself would not have been seen
 OTHER_SITES = "other sites"  # one of both has a site that the other lacks
 
@@ -50,7 +50,7 @@ class Difference:
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
             NaN with one seed, and where nothing scatters.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
-            ``one seed``, ``not known`` (nothing scatters) and ``other sites`` where nothing is said.
+            ``one seed``, ``not known`` (nothing scatters, or only the seeds) and ``other sites`` where nothing is said.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
         p: that belongs to the interval: below 0.05 where it leaves out 0.
         p_holm: corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
@@ -86,11 +86,18 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class _Scatter:
-    """Of one measure over the draws of the test patients: (seeds, draws) differences, and their degrees of freedom."""
+class Scatter:
+    """How far the test patients move one measure.
 
-    drawn: Array
+    Attributes:
+        drawn: (seeds, draws) differences on draws of them; none where the next is known.
+        df: degrees of freedom.
+        shared: :func:`fairflare.core.statistics.intervals.shared_variance`, where there are no draws.
+    """
+
+    drawn: Array = field(default_factory=lambda: np.zeros((1, 0)))
     df: float = math.inf
+    shared: float = math.nan
 
 
 def paired(
@@ -99,7 +106,7 @@ def paired(
     values: Mapping[int, float],
     *,
     higher_is_better: bool,
-    scatter: _Scatter | None = None,
+    scatter: Scatter | None = None,
     **about: Any,
 ) -> Difference:
     """The mean of paired differences, its interval and its p-value, as if it were the only one that is tested.
@@ -121,8 +128,8 @@ def paired(
     shared, df = nan, math.inf
     if scatter is not None:
         usable = scatter.drawn[:, np.isfinite(scatter.drawn).all(0)]
-        if usable.shape[1] >= LEAST:
-            shared, df = float(shared_variance(usable)), scatter.df
+        known = usable.shape[1] >= LEAST
+        shared, df = float(shared_variance(usable)) if known else scatter.shared, scatter.df
     about["units"] = about.get("units", {}) if math.isfinite(shared) else {}
     of = estimate(found, shared, df)
     half, p = float(of.half), float(of.p)
@@ -138,7 +145,7 @@ def _verdict(d: Difference) -> str:
         return ONE_SEED
     if d.lacking:
         return OTHER_SITES
-    if math.isnan(d.p):
+    if math.isnan(d.p) or math.isnan(d.images_sd):
         return NOT_KNOWN
     if d.p_holm < 1 - LEVEL:
         return BETTER if (d.mean > 0) == d.higher_is_better else WORSE
@@ -149,7 +156,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
     """With p-values for as many tests as there are: all rows and measures together, and all rows and sites."""
     families: dict[bool, list[int]] = {}
     for index, d in enumerate(found):
-        if not d.lacking and not math.isnan(d.p):
+        if not d.lacking and not math.isnan(d.p) and not math.isnan(d.images_sd):
             families.setdefault(d.measure in MEASURES, []).append(index)
     result = [replace(d, p_holm=math.nan) for d in found]
     for family in families.values():
@@ -241,7 +248,7 @@ def _against(
     ends = first["info"].get("metric_range") if metric == primary_of(first) else None
     bound = ends[1] - ends[0] if ends and None not in ends else math.inf
     units: dict[str, Units] = {}
-    scatters: dict[str, _Scatter] = {}
+    scatters: dict[str, Scatter] = {}
     if not last:
         units, scatters = _scatters({seed: pairs[seed] for seed in values}, values, metric, higher)
     measures: dict[int, list[list[dict[str, Any]]]] = {
@@ -270,7 +277,7 @@ def _against(
 
 def _scatters(
     pairs: Mapping[int, tuple[Results, Results]], values: Mapping[int, Any], metric: str, higher: bool
-) -> tuple[dict[str, Units], dict[str, _Scatter]]:
+) -> tuple[dict[str, Units], dict[str, Scatter]]:
     """What the sites drew, and the differences on these draws: of the sites where all runs have the same ones.
 
     The measures over the sites are there only where all sites are.
@@ -278,7 +285,7 @@ def _scatters(
     every = {site for own, _ in values.values() for site in own[0]}
     units: dict[str, Units] = {}
     drawn: dict[str, dict[int, Array]] = {}  # by site and seed: (row and reference, draws)
-    found: dict[str, _Scatter] = {}
+    found: dict[str, Scatter] = {}
     for site in sorted(every):
         seeds = [seed for seed in pairs if site in values[seed][0][0]]
         told = [of for seed in seeds for run in pairs[seed] if (of := draws_of(run, site, metric)) is not None]
@@ -292,7 +299,7 @@ def _scatters(
         x = np.array([of for _, of in told], float).reshape(len(seeds), 2, 1, -1)
         wide = widened(at, x, [count])[:, :, 0]
         drawn[site] = dict(zip(seeds, wide, strict=True))
-        found[site] = _Scatter(wide[:, 0] - wide[:, 1], float(degrees([1.0], [count], wide.shape[-1])))
+        found[site] = Scatter(wide[:, 0] - wide[:, 1], float(degrees([1.0], [count], wide.shape[-1])))
     if every and {*drawn} == every and len({of.drawn.shape[1] for of in found.values()}) == 1:
         found |= _over_sites(values, drawn, [math.inf if n is None else n for _, n in units.values()], higher)
     return units, found
@@ -309,7 +316,7 @@ def draws_of(run: Results, site: str, metric: str) -> tuple[Units, tuple[float, 
 
 def _over_sites(
     values: Mapping[int, Any], drawn: Mapping[str, Mapping[int, Array]], counts: Sequence[float], higher: bool
-) -> dict[str, _Scatter]:
+) -> dict[str, Scatter]:
     """Average, standard deviation and worst of the sites on each draw."""
     names = {seed: list(pair[0][0]) for seed, pair in values.items()}
     on_draws = {seed: np.stack([drawn[site][seed] for site in of], 1) for seed, of in names.items()}
@@ -329,7 +336,7 @@ def _over_sites(
         for name, one in differ(held).items():
             parts[name].append(float(np.nanvar(one.mean(0))))
     found = differ(on_draws.values())
-    return {name: _Scatter(found[name], float(degrees(parts[name], counts, found[name].shape[1]))) for name in MEASURES}
+    return {name: Scatter(found[name], float(degrees(parts[name], counts, found[name].shape[1]))) for name in MEASURES}
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from fairflare.core.statistics.group_intervals import GAPS
-from fairflare.core.statistics.group_metrics import SCALED
-from fairflare.core.statistics.group_sums import EVERYBODY
-from fairflare.core.statistics.intervals import estimate
-from fairflare.reporting.compare.differences import BETTER, ONE_SEED, WORSE, Difference, corrected, paired
+from fairflare.core.statistics.group_intervals import FEW, GAPS
+from fairflare.core.statistics.group_metrics import SCALED, WITHIN
+from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
+from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds
+from fairflare.reporting.compare.differences import (
+    BETTER,
+    NOT_KNOWN,
+    ONE_SEED,
+    WORSE,
+    Difference,
+    Scatter,
+    corrected,
+    paired,
+)
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.groups import by_group
+from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
 from fairflare.reporting.values import label_of
 
@@ -25,14 +37,34 @@ Run = Mapping[str, Any]
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
 NONE: Mapping[str, Any] = {"pooled": {}}
-Values: TypeAlias = dict[int, tuple[float, Ends]]  # by seed: a measure, and its interval over the images of that run
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measure of one run.
+
+    Attributes:
+        value: over all cases.
+        ends: its interval over the cases; NaN: there is none.
+        without: what it is without each part of the cases; empty: they are not in parts.
+        cases: of the smallest group; NaN: not known.
+    """
+
+    value: float
+    ends: Ends
+    without: Sequence[float] = ()
+    cases: float = math.nan
+
+
+Values: TypeAlias = dict[int, Value]  # by seed
 SEEN, ADAPTED = ", seen", ", adapted"  # behind a label, see :func:`of_left_out`
 OF_LEFT_OUT = (
     f"Rows with '{SEEN.strip(', ')}' are of the sites that trained, the others of the left-out sites together, each "
     f"tested by the model that was trained without it; '{ADAPTED.strip(', ')}': with norm statistics of its own images."
 )
 EQUITY = "es_"  # in front of a metric: equity-scaled
-MEASURES = (*GAPS, *(EQUITY + name for name in SCALED))  # gaps, smaller is better; then larger is better
+#: Gaps, smaller is better; then larger is better.
+MEASURES = (*GAPS, *(f"{name}_gap{WITHIN}" for name in SCALED), *(EQUITY + name for name in SCALED))
 HEADS = [
     "measure",
     "attribute",
@@ -73,7 +105,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         if of is not None:
             p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
             about = [interval(of.low, of.high, of.mean), p, of.verdict]
-        gaps = [gap for gap, _ in values[key].values()]
+        gaps = [of_seed.value for of_seed in values[key].values()]
         figures = [math.nan] * 3 if of is None else [of.mean, of.low, of.high]
         label, attribute, measure = key
         body.append([
@@ -94,12 +126,20 @@ def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key
     for label, runs in rows.items():
         for run in runs:
             for attribute, of in ((run.get("groups") or {}).get("pooled") or {}).items():
+                cases = [figures.get(OF_CASES) or 0 for figures in _people_in(of)]
                 for name in MEASURES:
                     if of["gaps"].get(name) is not None:
-                        ends = _ends(of, name)
-                        values.setdefault((label, attribute, name), {})[run["info"]["seed"]] = (of["gaps"][name], ends)
-    found = {key: d for key in values if (d := _difference(key, values, reference)) is not None}
+                        without = [x for x in (of.get("without") or {}).get(name, ()) if x is not None]
+                        value = Value(of["gaps"][name], _ends(of, name), without, min(cases, default=math.nan))
+                        values.setdefault((label, attribute, name), {})[run["info"]["seed"]] = value
+    found = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(found, corrected(list(found.values())), strict=True))
+
+
+def _people_in(of: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Figures of the groups that count in a gap."""
+    groups = (of.get("groups") or {}).items()
+    return [figures for group, figures in groups if group != UNKNOWN and figures.get(OF_IMAGES)]
 
 
 def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
@@ -117,18 +157,25 @@ def _lead(
 ) -> str:  # fmt: skip
     metric = next((name for name in reversed(SCALED) if (reference, attribute, f"{name}_gap") in values), None)
     if metric is None:
-        return f"By {attribute} fewer than two groups have a value over all sites with {reference}."
-    found = list(values[reference, attribute, f"{metric}_gap"].values())
+        return f"With {reference}, fewer than two groups of {attribute} have a value across all sites."
+    found, called = list(values[reference, attribute, f"{metric}_gap"].values()), CALLED.get(metric, metric)
     low, high = over_seeds(found)
-    sure = "how sure is not known" if math.isnan(low) else interval(low, high) + (", which may be chance" * (low == 0))
-    mean = number(float(np.mean([gap for gap, _ in found])))
-    told = f"By {attribute}, the lowest {metric} with {reference} is that of {_lowest(rows[reference], attribute)}, "
-    told += f"{mean} below the best ({sure})"
+    pooled = next(of for run in rows[reference] if (of := (run.get("groups") or NONE)["pooled"].get(attribute)))
+    sure = (
+        how_sure(pooled, "") if math.isnan(low) else f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
+    )
+    mean = number(float(np.mean([of.value for of in found])))
+    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)} has the lowest "
+    told += f"{called}, {mean} below the best{sure}"
+    if inside := values.get((reference, attribute, f"{metric}_gap{WITHIN}")):
+        told += f", and {number(float(np.mean([of.value for of in inside.values()])))} within the sites"
     others = {key[0]: of.verdict for key, of in judged.items() if key[1:] == (attribute, f"{metric}_gap")}
     if not others:
         return f"{told}."
     if set(others.values()) == {ONE_SEED}:
         return f"{told}; with one seed nothing is said of the other methods."
+    if set(others.values()) <= {ONE_SEED, NOT_KNOWN}:
+        return f"{told}; how sure differences of the other methods are is not known."
     shown = []
     for verdict, word in ((BETTER, "smaller"), (WORSE, "larger")):
         if labels := [label for label, of in others.items() if of == verdict]:
@@ -147,17 +194,19 @@ def _lowest(runs: Sequence[Run], attribute: str) -> str:
     worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
     of = [one[metric] for one in worst if metric in one]
-    told = [f"{group} in {of.count(group)}" for group in sorted(set(of), key=lambda g: (-of.count(g), g))]
-    return f"{', '.join(told)} of {len(asked)} runs" if len(asked) > 1 and told else "".join(of[:1])
+    found = sorted(Counter(of).items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
     """How to read the table, who has the lowest values, and which runs say nothing of groups."""
     notes = [
         "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
-        "images, divided by 1 plus its distances to the groups'). 95 %: over the test images, as if each were of "
-        "another patient, and over the seeds where there are several; one that begins at 0 may be chance. "
-        f"Differences to {reference} are paired by seed, their interval is over the seeds alone."
+        f"images, divided by 1 plus its distances to the groups'). '{WITHIN}': between the groups at each site, on "
+        "average over the sites that have both. 95 %: over the test cases (patients, where the data name them) and "
+        "over the seeds where there are several; one that begins at 0 may be chance. Differences to "
+        f"{reference} are paired by seed and by test case, their interval is over both; '{NOT_KNOWN}' where a group "
+        f"has fewer than {FEW} cases, or nothing says how far the cases move a difference."
     ]
     lowest: dict[str, list[str]] = {}
     for label, runs in rows.items():
@@ -228,25 +277,30 @@ def _mean_of(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for attribute in asked[0]["pooled"]:
         each = [groups["pooled"].get(attribute) or {"gaps": {}} for groups in asked]
         gaps = {name: [of["gaps"].get(name) for of in each] for name in MEASURES}
-        ends = {name: np.mean([_ends(of, name) for of in each], 0).tolist() for name in GAPS}
+        ends = {name: np.mean([_ends(of, name) for of in each], 0).tolist() for name in MEASURES}
+        parts = {name: [(of.get("without") or {}).get(name) or () for of in each] for name in MEASURES}
+        fewest = [min((g.get(OF_CASES) or 0 for g in _people_in(of)), default=0) for of in each]
         pooled[attribute] = {
             "gaps": {name: float(np.mean(values)) for name, values in gaps.items() if None not in values},
             "gap_intervals": {name: of for name, of in ends.items() if not np.isnan(of).any()},
+            "without": {
+                name: np.mean(of, 0).tolist()
+                for name, of in parts.items()
+                if all(len(one) == FOLDS and None not in one for one in of)
+            },
+            "groups": {"": {OF_IMAGES: min(fewest), OF_CASES: min(fewest)}},
         }
     return {"pooled": pooled, "kept": {site: names for groups in asked for site, names in groups["kept"].items()}}
 
 
-def over_seeds(found: Sequence[tuple[float, Ends]]) -> Ends:
+def over_seeds(found: Sequence[Value]) -> Ends:
     """Interval of the mean of a gap over the seeds; NaN: none is known.
 
-    All seeds are tested on the same images, so that the scatter over these shrinks with no seed: the mean distances of
+    All seeds are tested on the same cases, so that the scatter over these shrinks with no seed: the mean distances of
     the ends are added to Student's interval over the seeds, by squares.
-
-    Args:
-        found: of each seed the gap, and its interval over the images.
     """
-    gaps = np.array([gap for gap, _ in found])
-    mean, ends = float(gaps.mean()), np.array([ends for _, ends in found])
+    gaps = np.array([of.value for of in found])
+    mean, ends = float(gaps.mean()), np.array([of.ends for of in found])
     below, above = np.abs(gaps[:, None] - ends).mean(0)
     of_seeds = float(np.nan_to_num(estimate(gaps).half)) if len(gaps) > 1 else 0.0
     low, high = np.clip([mean - np.hypot(below, of_seeds), mean + np.hypot(above, of_seeds)], 0, 1)
@@ -258,12 +312,38 @@ def _ends(of: Mapping[str, Any], gap: str) -> Ends:
     return (math.nan if low is None else low, math.nan if high is None else high)
 
 
-def _difference(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
+def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
+    """Compare a measure of a method with the reference's over seeds and cases; ``None``: no seed in common."""
     label, *what = key
     against = values.get((reference, what[0], what[1]))
     if label == reference or against is None:
         return None
     seeds = sorted({*values[key]} & {*against})
-    differ = {seed: values[key][seed][0] - against[seed][0] for seed in seeds}
+    if not seeds:
+        return None
+    pairs = [(values[key][seed], against[seed]) for seed in seeds]
+    differ = {seed: own.value - other.value for seed, (own, other) in zip(seeds, pairs, strict=True)}
     higher = what[1].startswith(EQUITY)
-    return paired(label, " ".join(what), differ, higher_is_better=higher, limit=1.0) if differ else None
+    scatter = _scatter(pairs)
+    found = paired(label, " ".join(what), differ, higher_is_better=higher, scatter=scatter, limit=1.0)
+    if scatter is not None or len(seeds) == 1:
+        return found
+    nan = math.nan  # from seeds alone nothing is said
+    return replace(found, low=nan, high=nan, p=nan, p_holm=nan, smallest=nan, verdict=NOT_KNOWN, of=None)
+
+
+def _scatter(pairs: Sequence[tuple[Value, Value]]) -> Scatter | None:
+    """How far the cases move the differences; ``None``: not known.
+
+    By the parts of the cases, the same for both methods and all seeds. Where there are none, by both intervals: as if
+    the methods were tested on different cases, which is farther.
+    """
+    fewest = min(of.cases for pair in pairs for of in pair)
+    if not fewest >= FEW:
+        return None
+    if all(len(of.without) == FOLDS for pair in pairs for of in pair):
+        drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs])
+        return Scatter(drawn, degrees_of_folds(FOLDS, fewest))
+    halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs]
+    shared = float(np.square(halves).sum(1).mean()) / NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
+    return Scatter(df=fewest - 1, shared=shared) if math.isfinite(shared) else None

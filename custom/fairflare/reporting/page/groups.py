@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKS = (
-    "A mark for each group at every site, and over all sites; lines are 95 % intervals over the images, without one it "
+    "A mark for each group at every site, and over all sites; lines are 95 % intervals over the cases, without one it "
     "is not known."
 )
 CURVES = {

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 
 from fairflare.reporting.compare.comparison import Row, comparison_of, complete_runs
 from fairflare.reporting.compare.differences import Difference
-from fairflare.reporting.compare.matrix import Matrix, RunMatrix, matrix_of
 from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.compare.unseen import Unseen, UnseenSites, unseen_of
 from fairflare.reporting.documents import ROUND
@@ -78,7 +77,6 @@ class Material:
         others: runs that did not complete, beside a comparison.
         problems: lines about files.
         differences: to the reference.
-        matrix: every model at every site, where they were tested there.
         unseen: what runs that leave a site out say, where there are such beside the others.
     """
 
@@ -90,7 +88,6 @@ class Material:
     others: list[PageRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
-    matrix: Matrix | None = None
     unseen: UnseenSites | None = None
 
     @property
@@ -167,15 +164,12 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         return of_one(page_run(read_results(paths[0], whole=False)), metric)
     runs: list[PageRun] = []
     problems: list[str] = []
-    tested: list[tuple[dict[str, Any], RunMatrix]] = []
     left_out = read_left_out(paths, problems)
     for path in paths:
         if _leaves_out(path):  # it would pass for a seed of another set of sites
             continue
         try:
             runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
-            if RunMatrix.is_in(path.parent):
-                tested.append((runs[-1].document, RunMatrix.read(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
@@ -183,14 +177,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     told = _told(folder, problems)
     chosen = metric or next(iter(told.get("metric", ())), None)
     found = of_several(runs, chosen, reference, told, problems)
-    order = [row.label for row in found.rows]
-    tested = [one for one in tested if label_of(one[0]) in order]
-    tested.sort(key=lambda one: order.index(label_of(one[0])))
-    return replace(
-        found,
-        matrix=matrix_of(tested, found.metric) if tested else None,
-        unseen=unseen_of(left_out, found.metric) if left_out else None,
-    )
+    return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
 
 
 def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict[str, Any], Unseen]]:

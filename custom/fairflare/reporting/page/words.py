@@ -238,7 +238,7 @@ def _measure_in_words(measure: str, found: Sequence[Difference], reference: str,
                  lambda d: ""),
         OTHER_SITES: ("not the same sites, so nothing is said", lambda d: ""),
         ONE_SEED: ("one common seed, so nothing can be said", lambda d: ""),
-        NOT_KNOWN: ("how sure is not known, since nothing scatters", lambda d: f" ({number(d.mean, sign='+')})"),
+        NOT_KNOWN: ("how sure is not known", lambda d: f" ({number(d.mean, sign='+')})"),
     }  # fmt: skip
     parts = [
         f"{said}: {', '.join(d.label + about(d) for d in of)}"

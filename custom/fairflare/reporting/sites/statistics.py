@@ -108,6 +108,7 @@ class StatsDocument(_Part):
     pooled: Figures
     distances: dict[str, Distances]
     sentences: list[str]
+    left_out: dict[str, str] = Field(default_factory=dict)
 
     @property
     def synthetic(self) -> list[str]:
@@ -123,6 +124,7 @@ def document_of(
     measured: Mapping[str, tuple[Mapping[str, int], Mapping[str, Histogram]]],
     intensities: str = "",
     class_names: Sequence[str] = (),
+    left_out: Mapping[str, str] | None = None,
 ) -> StatsDocument:
     """The document of what sites told.
 
@@ -130,6 +132,7 @@ def document_of(
         measured: counts and histograms by site.
         intensities: what 0 and 1 of the intensities are, in words.
         class_names: in the order of the classes.
+        left_out: why others are not in it, by site.
 
     Raises:
         ValueError: a figure that nobody declared, or one out of range (names the site).
@@ -137,26 +140,38 @@ def document_of(
     sites = {}
     for site in in_order(measured):
         counts, histograms = measured[site]
-        unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
-        if unknown or any(count < 0 for count in counts.values()):
-            raise ValueError(f"site {site!r} sent figures that are not declared or below 0: {unknown or dict(counts)}")
-        for axis, histogram in histograms.items():
-            try:
-                histogram.by_number(axis)
-            except ValueError as error:
-                raise ValueError(f"site {site!r}: {axis}: {error}") from error
-            if histogram.suppressed < 0:
-                raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
+        check(site, counts, histograms)
         sites[site] = _figures(dict(counts), dict(histograms))
     told = [site for site in sites.values() if "cases" in site.counts]
     pooled = _pooled(told)
     distances = {site: _distances(sites, site) for site in sites}
     made = StatsDocument(
         intensities=intensities, class_names=list(class_names), sites=sites, pooled=pooled, distances=distances,
-        sentences=[],
+        sentences=[], left_out=dict(left_out or {}),
     )  # fmt: skip
     made.sentences = list(_sentences(made))
     return made
+
+
+def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> None:
+    """Refuse what one site told.
+
+    Raises:
+        ValueError: a figure that nobody declared, or one out of range (names the site).
+    """
+    unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
+    if unknown or any(count < 0 for count in counts.values()):
+        raise ValueError(f"site {site!r} sent figures that are not declared or below 0: {unknown or dict(counts)}")
+    for axis, histogram in histograms.items():
+        try:
+            numbers = [AXES[axis].number(of.low) for of in histogram.bins]
+            ends = [AXES[axis].number(of.high - AXES[axis].width) for of in histogram.bins]
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"site {site!r}: {axis}: {error}") from error
+        if len(set(numbers)) != len(numbers) or ends != numbers:
+            raise ValueError(f"site {site!r}: {axis}: its bins are not those of {AXES[axis].width:g} each, once each")
+        if histogram.suppressed < 0:
+            raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
 
 
 def _figures(counts: dict[str, int], histograms: dict[str, Histogram]) -> Figures:
@@ -216,6 +231,8 @@ def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
 
 def _sentences(document: StatsDocument) -> Iterator[str]:
     """The answer first."""
+    if document.left_out:
+        yield f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."
     known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
     hidden = [site for site, of in document.sites.items() if "cases" not in of.counts]
     if known:

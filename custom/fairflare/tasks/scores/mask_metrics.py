@@ -59,7 +59,8 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
     size, unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
     every = {
         "iou": {"iou": Offered("intersection over union", better=True)},
-        "hd95": {"hd95": Offered("95th percentile of the distances of both surfaces", unit="mm", measured=True)},
+        # MONAI's. The 95th percentile of the distances of both surfaces together (medpy) is another, no larger number.
+        "hd95": {"hd95": Offered("larger of both surfaces' 95th percentiles of distances", unit="mm", measured=True)},
         "assd": {"assd": Offered("average distance of both surfaces", unit="mm", measured=True)},
         "surface_dice": {
             "surface_dice": Offered(

@@ -16,7 +16,7 @@ from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
-from fairflare.data.reading import Reading, read_image, read_pair, slices_in
+from fairflare.data.reading import Reading, ValueNotes, read_image, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -109,12 +109,13 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         raise DataError(
             f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
         )
+    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None))
     problems: list[DataError] = []
     listed = load_datalist(
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
-    sums = SiteSums(least, listed.synthetic)
+    sums, values = SiteSums(least, listed.synthetic), ValueNotes()
     for problem in problems:
         _unusable(sums, problem)
     for split in SPLITS:
@@ -122,8 +123,11 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
             check_stop()
             try:
                 _add(sums, site, split, sample, own, how)
+                values.add(sample)
             except DataError as error:
                 _unusable(sums, error)
+    for line in values.lines():
+        log.warning("note: %s", line)  # the site's own log
     return sums
 
 
@@ -190,8 +194,8 @@ def _spacings(sample: Sample) -> dict[str, float]:
     """Distances of rows and of slices in mm, as the list says, else the file's header."""
     spacing = sample.spacing
     facts = image_file(sample.image).facts()
-    if spacing is None and facts.affine is not None:
-        lengths = np.linalg.norm(facts.affine[:3, :3], axis=0)
+    if spacing is None and facts.grid.statements:
+        lengths = np.linalg.norm(facts.grid.statements[0][1][:3, :3], axis=0)
         spacing = tuple(float(length) for length in lengths[: 3 if facts.slices else 2])
     if spacing is None:
         return {}

@@ -14,6 +14,7 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.data.geometry import DrawnOn
 from fairflare.tasks.base import LOSS, Metric, SiteData, evaluating
 from fairflare.tasks.images import Coding, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.mask_metrics import Wanted, declared
@@ -58,11 +59,17 @@ class SegmentationSite(SiteSettings):
 
     Args:
         mask_values: the site's ``{value in the file: label}``; default: the task's.
+        mask_drawn_on: how masks lie on images where only one of both says how it lies: ``"stored"``: pixel on pixel as
+            both files have them; ``"upright"``: both as they are shown. Default: such a pair is refused.
         phantom_cases: factor on the number of synthetic cases; default: the task's.
     """
 
     mask_values: Coding | None = None
+    mask_drawn_on: DrawnOn | None = None
     phantom_cases: Factor | None = None
+
+    def memory(self) -> dict[str, Any]:
+        return {**super().memory(), "mask_drawn_on": self.mask_drawn_on}
 
 
 @settings
@@ -81,8 +88,10 @@ class StructureTask(ImageTask):
         ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
             Default: all count.
         metrics: beside Dice, which is always there: ``"iou"``, ``"hd95"``, ``"assd"``, ``"surface_dice"``,
-            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). Lengths are in mm
-            where all images of a site say their spacing, else in pixels, under names with ``pixel_`` in front.
+            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). ``hd95``
+            is the larger of the two directed 95th percentiles, as MONAI's, not medpy's of both surfaces together.
+            Lengths are in mm where all images of a site say their spacing, else in pixels, under names with ``pixel_``
+            in front.
         tolerance: of surface Dice, in mm or pixels.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site

@@ -71,7 +71,7 @@ class VolumeSettings(ImageTask):
             wanted = "orientation" if self.orientation != "stored" else "spacing"
             raise DataError(
                 f"site '{site}': volume '{name}' does not say how it lies in the body (nor its voxels in mm), which "
-                f"{wanted}={getattr(self, wanted)!r} of the task needs; correct its header, or set "
+                f"{wanted}={getattr(self, wanted)!r} of the task needs; convert the original anew, or set "
                 "orientation='stored' and no spacing",
                 f"site '{site}': a volume does not say how it lies, which the task needs",
                 "its header does not say how it lies in the body",

@@ -1,0 +1,163 @@
+"""How often ``fairflare compare`` calls a gap between groups smaller or larger: where it is not, and where it is.
+
+Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference
+for some of them, which all of its seeds share; and each seed has its luck. What is said of the gaps is the product's
+own: :mod:`fairflare.federation.site.groups`, :func:`fairflare.reporting.groups.by_group` and the verdicts of
+:mod:`fairflare.reporting.compare.group_gaps`.
+
+    python benchmarks/bench_group_verdicts.py --figures           # the table of docs/groups.md, a minute
+    python benchmarks/bench_group_verdicts.py                     # all measures, through the sites' sums, an hour
+    python benchmarks/bench_group_verdicts.py --repeats 50        # quicker, and rougher
+    python benchmarks/bench_group_verdicts.py --images 4          # of each case
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.statistics.group_sums import FOLDS
+from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
+from fairflare.reporting.compare.differences import corrected
+from fairflare.reporting.compare.group_gaps import Key, Value, Values, difference_of, gap_table
+from fairflare.reporting.documents import as_json
+from fairflare.reporting.groups import by_group
+
+BINS, NAMES = 20, ["sex=F", "sex=M"]
+SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # of a comparison; of each group, over all sites
+OF_CLASSES = ("accuracy_gap", "accuracy_gap_within", "auc_gap", "equalised_odds", "es_accuracy")
+OF_MASKS = ("dice_gap", "dice_gap_within", "es_dice")
+
+
+def federation(
+    rng: np.random.Generator, cases: int, masks: bool, smaller: float, args: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
+    """Documents of two methods' runs.
+
+    Args:
+        cases: of each group over all sites.
+        masks: Dice of a structure; else two classes and their probabilities.
+        smaller: by how much the second method's true gap is smaller, in standard deviations of the cases.
+        args: of the command line.
+    """
+    number = 2 * cases
+    group = np.arange(number) % 2
+    site = rng.permutation(number) % args.sites
+    label = rng.integers(0, 2, number)
+    hard = rng.normal(size=number)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    whose = np.repeat(np.arange(number), args.images)
+    for method, gap in (("first", args.apart), ("second", args.apart - smaller)):
+        taste = 0.7 * rng.normal(size=number)
+        for seed in range(max(SEEDS)):
+            level = 0.8 + hard + taste + 0.1 * rng.normal() - (gap + 0.1 * rng.normal()) * group
+            level = (level + 0.4 * rng.normal(size=number))[whose] + 0.3 * rng.normal(size=len(whose))
+            sums = {}
+            for rank in range(args.sites):
+                name, at = f"site-{rank + 1}", site[whose] == rank
+                if masks:
+                    labels, scores = None, np.clip(0.6 + 0.15 * level[at], 0, 1)[:, None]
+                else:
+                    right = 1 / (1 + np.exp(-1.5 * level[at]))
+                    labels = label[whose][at]
+                    positive = np.where(labels == 1, right, 1 - right)
+                    scores = np.stack([1 - positive, positive], 1)
+                table = GroupTable(
+                    name, (labels, scores), {"sex": group[whose][at]}, {"sex": 2}, whose[at].tolist(), NAMES, BINS, 5
+                )
+                told, _ = table.sent(args.floor, True)
+                stats = {field.name: told.get(field.name) for field in FIELDS}
+                sums[name] = read_groups(name, stats, ["sex"], scores.shape[1], BINS, 5) or {}
+            found = as_json(by_group(sums, {}, BINS, 5), "groups")
+            rows.setdefault(method, []).append({"info": {"seed": seed, "label": method}, "groups": found})
+    return rows
+
+
+def verdicts(rows: dict[str, list[dict[str, Any]]], measures: tuple[str, ...]) -> dict[str, str]:
+    """The second method's verdict by measure, each as the only one of its table."""
+    found = {}
+    for measure in measures:
+        alone: dict[str, Any] = {}
+        for label, runs in rows.items():
+            for run in runs:
+                of = run["groups"]["pooled"]["sex"]
+                pooled = {"sex": {**of, "gaps": {measure: of["gaps"][measure]}}}
+                alone.setdefault(label, []).append({**run, "groups": {**run["groups"], "pooled": pooled}})
+        found[measure] = str(gap_table(alone, "first").rows[-1][-1])
+    return found
+
+
+def counted(masks: bool, smaller: float, cases: int, args: argparse.Namespace) -> dict[tuple[str, int], Counter[str]]:
+    """Verdicts by measure and number of seeds."""
+    rng = np.random.default_rng(7)
+    measures = OF_MASKS if masks else OF_CLASSES
+    found: dict[tuple[str, int], Counter[str]] = {(m, n): Counter() for m in measures for n in SEEDS}
+    for _ in range(args.repeats):
+        rows = federation(rng, cases, masks, smaller, args)
+        for many in SEEDS:
+            told = verdicts({label: runs[:many] for label, runs in rows.items()}, measures)
+            for measure, verdict in told.items():
+                found[measure, many][verdict] += 1
+    return found
+
+
+def of_figures(smaller: float, cases: int, args: argparse.Namespace) -> dict[int, Counter[str]]:
+    """Verdicts on a gap of means by number of seeds; the gaps are made here, what is said of them by the product."""
+    rng, group = np.random.default_rng(7), np.arange(2 * cases) % 2
+    found: dict[int, Counter[str]] = {many: Counter() for many in SEEDS}
+    for _ in range(args.repeats):
+        part, hard = rng.permutation(2 * cases) % FOLDS, rng.normal(size=2 * cases)
+        kept = np.stack([part >= 0, *(part != k for k in range(FOLDS))]).astype(float)
+        values: dict[Key, Values] = {}
+        for label, gap in (("first", args.apart), ("second", args.apart - smaller)):
+            level = hard + 0.7 * rng.normal(size=2 * cases) + 0.5 * rng.normal(size=(max(SEEDS), 2 * cases))
+            level = (0.15 * (level - (gap + 0.1 * rng.normal(size=(max(SEEDS), 1))) * group)).T
+            of = [(kept * (group == g)) @ level / (kept * (group == g)).sum(1, keepdims=True) for g in (0, 1)]
+            gaps = np.abs(of[0] - of[1])
+            values[label, "sex", "dice_gap"] = {
+                s: Value(float(gaps[0, s]), (0.0, 1.0), gaps[1:, s].tolist(), cases) for s in range(max(SEEDS))
+            }
+        for many in SEEDS:
+            some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items()}
+            told = difference_of(("second", "sex", "dice_gap"), some, "first")
+            found[many][corrected([told])[0].verdict if told else ""] += 1
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=1, help="of each case")
+    parser.add_argument("--sites", type=int, default=1)
+    parser.add_argument("--smaller", type=float, nargs="*", default=[0.0, 0.4, 0.8], help="true differences")
+    parser.add_argument("--apart", type=float, default=0.8, help="true gap of the first method")
+    parser.add_argument("--floor", type=int, default=1, help="min_cases of the sites")
+    parser.add_argument("--kinds", nargs="*", default=["masks", "classes"])
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--figures", action="store_true", help="gaps made here, not through the sites' sums")
+    args = parser.parse_args()
+    if args.figures:
+        print("| truly smaller by | cases of a group | seeds | smaller | larger |")
+        print("| ---: | ---: | ---: | ---: | ---: |")
+        for smaller, cases in ((s, c) for s in args.smaller for c in CASES):
+            for many, of in of_figures(smaller, cases, args).items():
+                told = " | ".join(f"{of[verdict] / args.repeats:.3f}" for verdict in ("better", "worse"))
+                print(f"| {0.15 * smaller:.3f} | {cases} | {many} | {told} |", flush=True)
+        return
+    jobs = [(kind, smaller, cases) for kind in args.kinds for smaller in args.smaller for cases in CASES]
+    with ProcessPoolExecutor(args.processes) as pool:
+        told = [pool.submit(counted, kind == "masks", smaller, cases, args) for kind, smaller, cases in jobs]
+        print("| measure | truly smaller by | cases of a group | seeds | smaller | larger | not known |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for (_, smaller, cases), future in zip(jobs, told, strict=True):
+            for (measure, many), of in future.result().items():
+                shares = [of[verdict] / args.repeats for verdict in ("better", "worse", "not known")]
+                print(f"| {measure} | {smaller} | {cases} | {many} | " + " | ".join(f"{s:.3f}" for s in shares) + " |")
+
+
+if __name__ == "__main__":
+    main()

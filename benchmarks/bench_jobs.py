@@ -1,0 +1,61 @@
+"""Whether every quick job learns: what it reaches as shipped, beside FedAvg trained like it on the same task.
+
+    python benchmarks/bench_jobs.py                                  # every method on its own task
+    python benchmarks/bench_jobs.py fed_prox fed_bn --task segmentation
+    python benchmarks/bench_jobs.py fed_mrl --set 'image_size=[40,40]'
+
+The figure is the mean over the sites of the primary metric in the run's final test; seconds are processor time, in one
+process and thread. A method that reaches less than 0.9 of FedAvg's is marked, and ``WHY`` says where that is no fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from typing import Any
+
+import torch
+
+from bench_quality import federated
+from fairflare.base.settings import field_names, values_of
+from fairflare.cli.options import parse_settings
+from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.training import LocalTraining
+
+LEAST = 0.9
+WHY = {"fed_bn": "every site has norms of its own, which few images have trained"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", help="default: all")
+    parser.add_argument("--task", help="default: each method's own")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    options: dict[str, Any] = {"task": given.task, "settings": parse_settings(given.set), "seed": given.seed}
+    known: dict[str, float] = {}
+    for name in given.methods or all_methods():
+        try:
+            plan, like = make_plan(name, **options), make_plan("fed_avg", train_like=name, **options)
+        except ValueError as error:
+            print(f"{name:20} {error}")
+            continue
+        half = {key: getattr(like.training, key) for key in field_names(LocalTraining)}
+        alike = repr([values_of(like.task)["args"], half, like.sites, like.run.num_rounds])
+        if alike not in known:
+            known[alike] = federated(like, {})
+        started = time.process_time()
+        reached, seconds = federated(plan, {}), time.process_time() - started
+        share = reached / known[alike] if known[alike] else float("nan")
+        mark = "" if share >= LEAST else f"BEHIND {WHY.get(name, '')}"
+        fed_avg = f"fed_avg {known[alike]:.3f}  {share:5.2f}"
+        print(f"{name:20} {plan.task.primary_metric:18} {reached:.3f}  {fed_avg}  {seconds:4.0f} s  {mark}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

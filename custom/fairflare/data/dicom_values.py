@@ -1,0 +1,185 @@
+"""DICOM: what the stored values of a picture mean, by its header: bits, padding, lookup tables, palettes.
+
+In the order of the standard: stored bits (PS3.5, 8.1.1), padding, which is in stored values (PS3.3, C.7.5.1.1.2), the
+modality's table or slope and intercept (C.11.1). Palettes: C.7.6.3.1.5 and, segmented, C.7.9.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.image_file import reading_as
+
+PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
+COLOURS = ("Red", "Green", "Blue")
+PALETTE_TAGS = tuple(
+    f"{kind}{colour}PaletteColorLookupTable{part}"
+    for colour in COLOURS for kind, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
+)  # fmt: skip
+PADDINGS = tuple((f"{kind}PixelPaddingValue", f"{kind}PixelPaddingRangeLimit") for kind in ("", "Float", "DoubleFloat"))
+FLOATS = ("FloatPixelData", "DoubleFloatPixelData")
+#: What a header may hold beside the measured values and is not applied, in words.
+NOT_APPLIED: dict[Any, str] = {
+    "VOILUTSequence": "a lookup table for the display (VOI LUT) is not applied",
+    "RealWorldValueMappingSequence": "a mapping to real-world values (RealWorldValueMapping) is not applied",
+    0x2005100E: "the private scale of Philips (2005,100E) is not applied",
+    "ICCProfile": "an ICC profile is not applied",
+}
+#: Read before the pixels.
+HEADER_TAGS = (
+    "HighBit", "PresentationLUTShape", "ModalityLUTSequence", "LossyImageCompression", "Units",
+    "RedPaletteColorLookupTableDescriptor", "AlphaPaletteColorLookupTableDescriptor",
+    *(name for names in PADDINGS for name in names), *NOT_APPLIED,
+)  # fmt: skip
+#: Read with the pixels.
+PIXEL_TAGS = (
+    "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation", "PlanarConfiguration",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", *FLOATS, "ExtendedOffsetTable",
+    "ExtendedOffsetTableLengths", "ModalityLUTSequence", *PALETTE_TAGS,
+)  # fmt: skip
+#: Packages that were seen to read what Pillow and pydicom do not.
+JPEG, JPEG_2000 = "pylibjpeg pylibjpeg-libjpeg", "pylibjpeg pylibjpeg-openjpeg"
+DECODERS = {
+    "1.2.840.10008.1.2.4.51": JPEG, "1.2.840.10008.1.2.4.57": JPEG, "1.2.840.10008.1.2.4.70": JPEG,
+    "1.2.840.10008.1.2.4.80": JPEG, "1.2.840.10008.1.2.4.81": JPEG,
+    "1.2.840.10008.1.2.4.90": JPEG_2000, "1.2.840.10008.1.2.4.91": JPEG_2000,
+}  # fmt: skip
+LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
+RLE, BIG_ENDIAN = "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.2"
+
+Padding = tuple[float, float]
+
+
+def padding_of(head: Any) -> tuple[Padding | None, str]:
+    """Return the stored values that are no part of the picture, both ends included, and a note where they are ignored.
+
+    A value outside the range of the stored bits is taken modulo 2^BitsAllocated: -2000 is written as 63536, too.
+    """
+    said = next((names for names in PADDINGS if head.get(names[0]) is not None), None)
+    if said is None or int(head.get("SamplesPerPixel") or 1) != 1 or head.get("PhotometricInterpretation") == PALETTE:
+        return None, ""
+    ends = [head.get(name) for name in said if head.get(name) is not None]
+    if said is not PADDINGS[0]:
+        return (float(min(ends)), float(max(ends))), ""
+    bits, allocated = int(head.get("BitsStored") or head.BitsAllocated), int(head.BitsAllocated)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if head.get("PixelRepresentation") else (0, 2**bits - 1)
+    found = []
+    for end in ends:
+        value = int.from_bytes(end, "little") if isinstance(end, bytes) else int(end)
+        turned = value % 2**allocated
+        each = (value, turned, turned - 2**allocated)
+        found += [next((one for one in each if low <= one <= high), None)]
+    usable = [value for value in found if value is not None]
+    if len(usable) < len(ends):
+        return None, "a PixelPaddingValue outside the range of the stored bits is ignored"
+    return (min(usable), max(usable)), ""
+
+
+def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
+    """Return what is made of the values, or is not, that a reader of the results should know."""
+    found = [words for tag, words in NOT_APPLIED.items() if head.get(tag)]
+    if padded:
+        found.append("pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean")
+    if "ModalityLUTSequence" in head:
+        found.append("a lookup table (Modality LUT) gives the measured values")
+    if head.get("Units") == "BQML":
+        found.append("values are in Bq/ml, not in SUV")
+    if "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE:
+        found.append("a supplemental palette is not applied: the grey values alone are read")
+    return tuple(found)
+
+
+def stored_values(dataset: Any) -> npt.NDArray[Any]:
+    """Return the pixels as they are stored: (rows, columns), frames in front, three colours behind.
+
+    Raises:
+        ValueError: compressed in a way that this machine cannot read (says which package can), or damaged.
+    """
+    from pydicom.pixels import get_decoder, pixel_array
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise ValueError(
+            f"its pixels are stored as {syntax.name!r}, which is not known here; convert the file"
+        ) from None
+    remedy = f"`pip install {DECODERS[syntax]}`" if syntax in DECODERS else "store the file uncompressed"
+    if not decoder.is_available:
+        raise ValueError(
+            f"its pixels are compressed as {syntax.name!r}, and no package that reads this is installed: {remedy}"
+        )
+    bits, allocated = int(dataset.get("BitsStored") or dataset.BitsAllocated), int(dataset.BitsAllocated)
+    above = allocated - 1 - int(dataset.get("HighBit", bits - 1))
+    moved = above != allocated - bits and "PixelData" in dataset and allocated > 1
+    if moved and ((syntax.is_encapsulated and syntax != RLE) or not 0 <= above <= allocated - bits):
+        raise ValueError(f"its header is damaged: HighBit is {dataset.HighBit}, with {bits} bits stored")
+    try:
+        found: npt.NDArray[Any] = pixel_array(dataset, **({"correct_unused_bits": False} if moved else {}))
+    except Exception as error:
+        if syntax.is_encapsulated:
+            raise ValueError(
+                f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "
+                "else the file is damaged"
+            ) from error
+        raise ValueError("it is damaged: its pixels do not fit its header") from error
+    found = found.astype(bool if allocated == 1 else found.dtype.newbyteorder("="), copy=False)
+    return (found << above) >> (allocated - bits) if moved else found
+
+
+def modality_table(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return the values that the Modality LUT gives for stored ones; beyond its ends those of the ends.
+
+    Raises:
+        ValueError: the table is damaged.
+    """
+    item = dataset.ModalityLUTSequence[0]
+    entries, first = _ends(item.LUTDescriptor, dataset)
+    table = _entries(item.LUTData, entries, dataset, "Modality LUT")
+    return table[np.clip(stored.astype(np.int64) - first, 0, entries - 1)].astype(np.float32)
+
+
+def palette_colours(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the colours of a palette's indices, with three channels behind; beyond its ends those of the ends.
+
+    Tables of 16 bits are shown by their upper byte, unless no entry of theirs needs it.
+
+    Raises:
+        ValueError: there is no palette, or it is damaged.
+    """
+    from pydicom.pixels import apply_color_lut
+
+    names = [f"{colour}PaletteColorLookupTable" for colour in COLOURS]
+    full, segmented = (all(f"{kind}{name}Data" in dataset for name in names) for kind in ("", "Segmented"))
+    if "RedPaletteColorLookupTableDescriptor" not in dataset or not (full or segmented):
+        raise ValueError("its colours are those of a palette, which its header does not have; export the file again")
+    entries, first = _ends(dataset.RedPaletteColorLookupTableDescriptor, dataset)
+    if full:
+        table = np.stack([_entries(dataset[f"{name}Data"].value, entries, dataset, "palette") for name in names], 1)
+    else:
+        with reading_as("palette"):
+            dataset.RedPaletteColorLookupTableDescriptor[1] = 0
+            table = apply_color_lut(np.arange(entries), dataset)
+    if table.dtype != np.uint8:
+        table = (table if table.max() <= 255 else table >> 8).astype(np.uint8)
+    return np.asarray(table[np.clip(stored.astype(np.int64) - first, 0, entries - 1)], np.uint8)
+
+
+def _ends(descriptor: Any, dataset: Any) -> tuple[int, int]:
+    """Return how many entries a table has, and the stored value of the first, signed as the pixels are."""
+    entries, first = int(descriptor[0]) or 2**16, int(descriptor[1]) % 2**16
+    return entries, first - 2**16 if dataset.get("PixelRepresentation") and first >= 2**15 else first
+
+
+def _entries(data: Any, entries: int, dataset: Any, what: str) -> npt.NDArray[Any]:
+    """Return the entries of a table that is not segmented, of 8 or 16 bits as its length says."""
+    if isinstance(data, bytes):  # pydicom leaves the words of a big endian file as they are
+        word = ">u2" if dataset.file_meta.TransferSyntaxUID == BIG_ENDIAN else "<u2"
+        data = np.frombuffer(data, word if len(data) >= 2 * entries else "u1")
+    found = np.atleast_1d(np.asarray(data))[:entries]
+    if len(found) < entries:
+        raise ValueError(f"its {what} is damaged: it has {len(found)} of {entries} entries; export the file again")
+    return found

@@ -1,0 +1,65 @@
+"""What does not go together, and how it is said: a kind of misfit is one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+SHOWN = 3  # files that a message names
+ASK = "Convert the original DICOM again, or ask who made the file"
+SKEW = 1e-4  # 1 - cos of the angle between a stack and its normal
+ACROSS = 0.02  # mm: what lies across less than this is rounding
+STEP = 0.01  # share of a step, or of a voxel's side, that is no difference
+
+
+class Misfit(ValueError):
+    """Why a stack or a pair cannot be used.
+
+    Args:
+        cause: its kind in a few words, the same for all files of this kind.
+        place: where in the file, perhaps nothing.
+        value: what was found, as a clause that begins behind the name of the file.
+        remedy: a sentence, without its full stop.
+    """
+
+    def __init__(self, cause: str, place: str, value: str, remedy: str) -> None:
+        super().__init__(cause, place, value, remedy)
+        self.cause, self.place, self.value, self.remedy = cause, place, value, remedy
+
+    def __str__(self) -> str:
+        return f"{self.value}. {self.remedy}"
+
+
+def by_kind(found: Iterable[tuple[str, Misfit]]) -> list[str]:
+    """One line for each kind of misfit: up to three files, the number of the others, one remedy.
+
+    Args:
+        found: names of files, each with what is wrong with it.
+    """
+    kinds: dict[tuple[str, str], dict[str, None]] = {}  # told once, in their order
+    for name, misfit in found:
+        told = f"{name}: {misfit.value}" if name else misfit.value
+        kinds.setdefault((misfit.cause, misfit.remedy), {})[told] = None
+    lines = []
+    for (cause, remedy), own in kinds.items():
+        more = f"; and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
+        kind = f"{cause} ({len(own)} times): " if len(own) > 1 else ""
+        lines.append(f"{kind}{'; '.join(list(own)[:SHOWN])}{more}. {remedy}")
+    return lines
+
+
+def notes_of(found: Iterable[str]) -> list[str]:
+    """Each note once, with how often there was cause for it."""
+    return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, found)).items()]
+
+
+def listed(values: Iterable[float]) -> str:
+    return "(" + ", ".join(f"{value:.9g}" for value in values) + ")"
+
+
+def sides_of(values: Iterable[float]) -> str:
+    return " x ".join(f"{value:.5g}" for value in values)
+
+
+def counted(count: int, one: str, several: str) -> str:
+    return f"{count} {one if count == 1 else several}"

@@ -1,0 +1,81 @@
+"""What the header of a NIfTI file says of where its voxels lie: nothing, one form, or two that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.geometry.misfits import ASK, Misfit
+from fairflare.data.geometry.pairs import Grid, check_affine, together
+
+UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # of xyzt_units & 7; 2 is mm, 0 says nothing and counts as mm
+FOUR = "`nibabel.four_to_three` gives one file a volume"
+
+
+def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Shape without axes of length 1 behind the third.
+
+    Raises:
+        Misfit: there are several volumes.
+        ValueError: there is one axis.
+    """
+    found = tuple(int(length) for length in shape)
+    if any(length != 1 for length in found[3:]):
+        count = int(np.prod(found[3:]))
+        raise Misfit("several volumes in one file", "", f"it holds {count} volumes (its shape is {found})", FOUR)
+    if len(found) < 2:
+        raise ValueError(f"it has the shape {found}, which is no picture")
+    return found[:3]
+
+
+def nifti_grid(header: Any) -> Grid:
+    """How the array of a NIfTI file lies, rows first.
+
+    The sform goes first; where the qform says the same, to a tenth of a voxel, it is not mentioned. Units of metres and
+    microns become mm, which nibabel does not do and ITK does.
+
+    Args:
+        header: of nibabel, not checked: nibabel's check puts 1 for a size of 0.
+
+    Raises:
+        Misfit: several volumes, or a form that cannot be used.
+    """
+    axes = three_axes(header.get_data_shape())
+    columns, rows, slices = (*axes, 1)[:3]
+    shape = (rows, columns, slices)
+    unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
+    found: list[tuple[str, npt.NDArray[Any]]] = []
+    if int(header["sform_code"]) > 0:
+        found.append(("sform", header.get_sform()))
+    if int(header["qform_code"]) > 0:
+        found.append(("qform", _qform(header, (*axes, 1)[:3])))
+    said = []
+    for name, affine in found:
+        affine = np.diag([factor] * 3 + [1.0]) @ np.asarray(affine, np.float64)[:, [1, 0, 2, 3]]
+        full = check_affine(affine, shape, name)
+        if isinstance(full, Misfit):
+            raise full
+        said.append((name, full))
+    if len(said) > 1 and together(said[0][1], said[1][1], shape):
+        said = said[:1]
+    notes = [f"voxels are given in {unit}; they are read in mm"] if found and factor != 1 else []
+    if len(said) > 1:
+        notes.append("qform and sform differ: the sform is read, unless the mask fits the qform alone")
+    return Grid(shape, tuple(said), note="; ".join(notes))
+
+
+def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:
+    header = header.copy()
+    for axis, length in enumerate(axes, 1):
+        size = float(header["pixdim"][axis])
+        if length == 1 and size == 0:
+            header["pixdim"][axis] = 1  # an axis of one voxel has no size to lose
+        elif not size > 0:
+            value = f"pixdim[{axis}] is {size:g}, and its qform needs it"
+            raise Misfit("a voxel without a size", f"pixdim[{axis}]", value, ASK)
+    if header["pixdim"][0] == 0:
+        header["pixdim"][0] = 1
+    return np.asarray(header.get_qform())

@@ -1,0 +1,338 @@
+"""A mask on its image, by what both files say of how they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.geometry.misfits import ACROSS, ASK, SKEW, STEP, Misfit, listed, sides_of
+from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turned
+
+DrawnOn = Literal["stored", "upright"]
+Affine = npt.NDArray[Any]
+
+TOGETHER, NEAR = 0.1, 0.5  # of the smallest side of a voxel: one grid; one grid, and that is said
+
+TWO_FORMS = "two forms that differ"
+ANEW = (
+    "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
+    "SimpleITK)"
+)
+REDRAWN = "Take the mask that was drawn on this very image, in its own size"
+RESAMPLE = "`sitk.Resample(mask, image, sitk.Transform(), sitk.sitkNearestNeighbor)`"
+WITH_GEOMETRY = (
+    "Write the mask with its geometry in the program that made the array: `mask.CopyInformation(image)` (SimpleITK), "
+    "or `nibabel.Nifti1Image(array, image.affine)` (nibabel)"
+)
+CONVERT = "Convert the image with dcm2niix, and draw the mask on that"
+CHOOSE = (
+    "Set mask_drawn_on to 'stored' or 'upright' in fairflare.json (--mask-drawn-on of prepare), after a look at a pair"
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How an array lies, as its file says it.
+
+    Attributes:
+        shape: (rows, columns, slices), as the array is read.
+        statements: name and affine (RAS) of what the file says: nothing, one, or two forms of a NIfTI that differ.
+        tag: turn that a picture states (1 to 8, as EXIF has it); the array is turned by it. ``None``: nothing.
+        of: ``"series"`` or ``"frames"`` of a DICOM file with places.
+        frame: FrameOfReferenceUID.
+        posture: PatientOrientation; no place, and turns nothing.
+        note: what is to be said of it.
+    """
+
+    shape: tuple[int, int, int]
+    statements: tuple[tuple[str, Affine], ...] = ()
+    tag: int | None = None
+    of: str = ""
+    frame: str = ""
+    posture: str = ""
+    note: str = ""
+
+    @property
+    def affine(self) -> Affine | None:
+        """From (row, column, slice) to mm (RAS), (4, 4), of a file by itself; ``None``: the file does not say.
+
+        Raises:
+            Misfit: two statements lead to other directions of the body.
+        """
+        if len({codes_of(affine) for _, affine in self.statements}) > 1:
+            said = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
+            raise Misfit(TWO_FORMS, "", said.replace(" ", " says ", 1), ASK)
+        return self.statements[0][1] if self.statements else None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a mask becomes an array of its image's axes.
+
+    Attributes:
+        turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
+        affine: of the image, by the statement that fits; ``None``: it has none.
+        note: what is to be said of the pair.
+    """
+
+    turn: Turn
+    affine: Affine | None = None
+    note: str = ""
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The image's axis of each axis of the mask."""
+        return tuple(self.turn[:, 0].astype(int).tolist())
+
+    @property
+    def flips(self) -> tuple[bool, ...]:
+        """Whether it runs the other way, for each axis of the mask."""
+        return tuple((self.turn[:, 1] < 0).tolist())
+
+    def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A view of the whole mask along the image's axes; more axes behind these stay."""
+        return turned(mask, self.turn)
+
+
+def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str = "canonical") -> Fit | Misfit:
+    """How a mask lies on its image, by what both files say; nothing is resampled.
+
+    Args:
+        image, mask: what their files say.
+        drawn_on: of pairs of which one says nothing: ``"stored"``: pixel on pixel as both files have them;
+            ``"upright"``: both as they are shown, each turned by what it states.
+        orientation: to which a task turns images; it tells whether one slice is turned at all.
+    """
+    if image.frame and mask.frame and image.frame != mask.frame:
+        value = f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared"
+        return Misfit("image and mask have different frames of reference", "", value, ANEW)
+    if image.statements and mask.statements:
+        return _on_grid(image, mask)
+    if image.posture and mask.posture and image.posture != mask.posture:
+        value = f"its PatientOrientation is {mask.posture}, the image's {image.posture}"
+        return Misfit("image and mask differ in PatientOrientation", "", value, ANEW)
+    if image.statements or mask.statements:
+        return _half_said(image, mask, drawn_on, orientation)
+    note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
+    upright = Fit(PLAIN, note=note)
+    if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
+        return _pixel_on_pixel(image, mask, upright)
+    stored = Fit(_after(back(tag_turn(mask.tag)), tag_turn(image.tag)))
+    one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
+    value = f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing"
+    misfit = Misfit("only one of image and mask says that it is turned", "", value, CHOOSE)
+    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
+
+
+def tag_turn(tag: int | None) -> Turn:
+    """What EXIF's orientation (also of TIFF) does to the stored rows and columns; other numbers than 1 to 8: nothing.
+
+    >>> turned(np.array([[0, 1, 2], [3, 4, 5]]), tag_turn(6)).tolist()
+    [[3, 0], [4, 1], [5, 2]]
+    """
+    number = (tag or 1) - 1 if tag in range(1, 9) else 0
+    flipped = ((), (1,), (0, 1), (0,))[number % 4]
+    axes = (1, 0) if number >= 4 else (0, 1)
+    return np.array([*([axis, -1 if axis in flipped else 1] for axis in axes), [2, 1]])
+
+
+def codes_of(affine: Affine) -> str:
+    """Where columns, rows and slices lead, in nibabel's letters: ``LPS``."""
+    from nibabel.orientations import aff2axcodes
+
+    return "".join(aff2axcodes(affine[:, [1, 0, 2, 3]]))
+
+
+def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine | Misfit:
+    """Return the affine, its axis of one voxel along the normal where it has no length, or why it cannot be used.
+
+    Args:
+        affine: from (row, column, slice) to mm.
+        shape: of the array; an axis of one voxel may lead anywhere.
+        name: of the statement, for the message.
+    """
+    full = _full(affine, shape)
+    sides = np.linalg.norm(full[:3, :3], axis=0)
+    if not np.isfinite(full).all() or not sides.all():
+        value = f"its {name} has an axis without a length: {listed(sides)} mm"
+        return Misfit("an affine without a size", "", value, ASK)
+    for axis in (2, 0, 1):
+        if shape[axis] == 1:
+            continue
+        own, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
+        normal = np.cross(others[:, 0], others[:, 1])
+        cosine = abs(float(own @ normal)) / max(float(np.linalg.norm(own) * np.linalg.norm(normal)), 1e-12)
+        sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(own)) * (shape[axis] - 1)
+        if 1 - cosine > SKEW and sideways > ACROSS:
+            lean = math.degrees(math.acos(min(cosine, 1.0)))
+            which = ("rows", "columns", "slices")[axis]
+            value = f"its {name} is sheared: its {which} are stacked {lean:.1f} degrees off their normal"
+            return Misfit("slices stacked off their normal", "", value, ASK)
+    return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
+
+
+def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
+    """Whether two affines of one array put each corner into one place, to a tenth of a voxel."""
+    return _apart(one, other, PLAIN, shape, shape) <= TOGETHER * float(np.linalg.norm(one[:3, :3], axis=0).min())
+
+
+def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
+    """By the affines of both, all that they say tried: at most two each."""
+    fitting: list[tuple[Fit, str]] = []
+    for (own, said), (its, other) in product(image.statements, mask.statements):
+        a, b = _full(said, image.shape), _full(other, mask.shape)
+        turn = _axes_of(a, b)
+        if not _shape_fits(image.shape, mask.shape, turn):
+            continue
+        apart, side = _apart(a, b, turn, image.shape, mask.shape), float(np.linalg.norm(a[:3, :3], axis=0).min())
+        if apart <= NEAR * side * (1 - 1e-6):
+            far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
+            fitting.append((Fit(turn, said, far if apart > TOGETHER * side else ""), f"{own} and {its}"))
+    if not fitting:
+        return _named(image, mask)
+    if len({each.turn.tobytes() for each, _ in fitting}) > 1:
+        ways = ", or ".join(names for _, names in fitting)
+        value = f"it lies on the image in two ways, by image's and mask's {ways}"
+        return Misfit(TWO_FORMS, "", value, ASK)
+    return fitting[0][0]
+
+
+def _full(affine: Affine, shape: Sequence[int]) -> Affine:
+    """An axis of one voxel leads along the normal of the two others, 1 mm long."""
+    found = np.array(affine, np.float64)
+    single = [axis for axis in range(3) if shape[axis] == 1]
+    if len(single) == 1:
+        others = np.delete(found[:3, :3], single[0], axis=1)
+        normal = np.cross(others[:, 0], others[:, 1])
+        length = float(np.linalg.norm(normal))
+        found[:3, single[0]] = normal / length if length else found[:3, single[0]]
+    return found
+
+
+def _between(a: Affine, b: Affine) -> Affine:
+    """From the mask's indices to the image's."""
+    return np.asarray(np.linalg.solve(a, b))
+
+
+def _axes_of(a: Affine, b: Affine) -> Turn:
+    """The image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
+    moved = _between(a, b)[:3, :3]
+    # Of directions in mm: voxels of other sides along one axis must not change which axis it is.
+    shares = np.abs(moved) * np.linalg.norm(a[:3, :3], axis=0)[:, None]
+    shares = shares / np.linalg.norm(shares, axis=0)
+    best = max(permutations(range(3)), key=lambda order: sum(shares[order[j], j] for j in range(3)))
+    return np.array([[best[j], 1 if moved[best[j], j] > 0 else -1] for j in range(3)])
+
+
+def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
+    return all(mask[j] == image[int(turn[j, 0])] for j in range(3))
+
+
+def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
+    """How far a corner of the mask lies from where it belongs, mm, the farthest of the eight."""
+    moved = _between(a, b)
+    wanted = np.zeros((3, 4))
+    for j in range(3):
+        i = int(turn[j, 0])
+        wanted[i, j], wanted[i, 3] = turn[j, 1], 0 if turn[j, 1] > 0 else image[i] - 1
+    corners = np.array([[*corner, 1] for corner in product(*((0, length - 1) for length in mask))])
+    return float(np.linalg.norm(a[:3, :3] @ (moved[:3] - wanted) @ corners.T, axis=0).max())
+
+
+def _named(image: Grid, mask: Grid) -> Misfit:
+    """What keeps a mask from lying on its image, by the first statement of both."""
+    a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
+    sides = np.linalg.norm(a[:3, :3], axis=0)
+    smallest = float(sides.min())
+    other = np.diag([-1.0, -1.0, 1.0, 1.0]) @ b
+    turn = _axes_of(a, other)
+    if _shape_fits(image.shape, mask.shape, turn) and _apart(a, other, turn, image.shape, mask.shape) < NEAR * smallest:
+        value = "left and right, front and back are exchanged in its header (LPS taken for RAS)"
+        return Misfit("LPS taken for RAS in a mask", "", value, ANEW)
+    turn = _axes_of(a, b)
+    axes = turn[:, 0].astype(int)
+    own = np.linalg.norm(b[:3, :3], axis=0)
+    thick = [axis for axis in range(3) if image.shape[axis] > 1]
+    ratio = {int(axes[j]): own[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
+    if any(abs(each - 1) > STEP for each in ratio.values()):
+        voxels = [float(own[list(axes).index(axis)]) for axis in range(3)]
+        value = f"its voxels are {sides_of(voxels)} mm, the image's {sides_of(sides)}"
+        return Misfit("a mask of another resolution", "", value, CONVERT if image.of == "frames" else RESAMPLE)
+    cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (own[j] * sides[axes[j]]) for j in range(3)]
+    angle = math.degrees(math.acos(min(min(cosines), 1.0)))
+    if angle > 0.5:
+        return Misfit("a mask that is turned", "", f"it is turned by {angle:.1f} degrees", RESAMPLE)
+    moved = _between(a, b)
+    first = moved[:3, 3].copy()
+    for j in range(3):
+        if turn[j, 1] < 0:
+            first[axes[j]] -= mask.shape[j] - 1
+    if not _shape_fits(image.shape, mask.shape, turn):
+        size = [mask.shape[list(axes).index(axis)] for axis in range(3)]
+        sizes = f"{sides_of(size)} of {sides_of(image.shape)}"
+        if np.abs(first - np.round(first)).max() <= 0.1:
+            row, column, number = np.round(first).astype(int).tolist()
+            value = f"it covers a part (from row {row}, column {column}, slice {number}; {sizes})"
+            return Misfit("a mask of a part of the image", "", value, f"{RESAMPLE} fills the rest with 0")
+        value = f"it covers another part, between the image's voxels ({sizes})"
+        return Misfit("a mask of another part", "", value, RESAMPLE)
+    shift = a[:3, :3] @ first
+    flipped = " (one voxel's corner taken for its centre)" if np.abs(np.abs(first) - 0.5).max() <= 0.1 else ""
+    value = f"it is shifted by ({', '.join(f'{each:.4g}' for each in shift + 0.0)}) mm{flipped}"
+    return Misfit("a mask that is shifted", "", value, ANEW)
+
+
+def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
+    """Of image and mask only one says how it lies."""
+    said, other = (image, "mask") if image.statements else (mask, "image")
+    try:
+        affine, slices = said.affine, said.shape[2]
+    except Misfit as two_forms:
+        return two_forms
+    shown = turn_of(affine, orientation if said is image else "canonical", 1)
+    own = affine if said is image else None
+    if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
+        note = f"pixel on pixel, since the {other} says nothing of how it lies"
+        return _pixel_on_pixel(image, mask, Fit(PLAIN, own, note))
+    turn = turn_of(affine, "canonical", slices)
+    turn = PLAIN if turn is None else turn
+    stored, upright = Fit(PLAIN, own), Fit(np.asarray(back(turn)) if said is image else turn, own)
+    if said.of:
+        value = f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end"
+        misfit = Misfit("a mask of a DICOM volume without geometry", "", value, WITH_GEOMETRY)
+        return _as_drawn(image, mask, stored, upright, None, misfit)
+    value = f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing"
+    misfit = Misfit("only one of image and mask says how it lies", "", value, f"{WITH_GEOMETRY}. Or: {CHOOSE}")
+    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
+
+
+def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
+    """By what a site says of its masks; without it the misfit, but sizes that go together in no way come first."""
+    found = {"stored": _pixel_on_pixel(image, mask, stored), "upright": _pixel_on_pixel(image, mask, upright)}
+    if drawn_on is not None:
+        return found[drawn_on]
+    return found["stored"] if all(isinstance(each, Misfit) for each in found.values()) else misfit
+
+
+def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
+    if _shape_fits(image.shape, mask.shape, found.turn):
+        return found
+    flat = image.shape[2] == mask.shape[2] == 1
+    sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
+    unit = "(width x height)" if flat else "voxels (rows, columns, slices)"
+    return Misfit(
+        "image and mask differ in size", "", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
+    )
+
+
+def _after(first: Turn | None, second: Turn) -> Turn:
+    """One turn, then another one."""
+    if first is None:
+        return second
+    return np.array([[second[int(axis), 0], flip * second[int(axis), 1]] for axis, flip in first])

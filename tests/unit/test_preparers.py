@@ -421,6 +421,20 @@ def test_folder_errors(tmp_path: Path) -> None:
         prepare_folders({"x y": (images, masks), "x/y": (images, masks)}, out)
 
 
+def test_tables_of_masks_and_of_classes_are_not_mixed(tmp_path: Path) -> None:
+    names = ["1.png", "2.png", "3.png", "4.png"]
+    places = {}
+    for site, rows in (("a", [f"{n},{n[0]}" for n in names]), ("b", [f"{n},m{n}" for n in names])):
+        images = pictures(tmp_path / site, names)
+        pictures(images, [f"m{name}" for name in names])
+        table = tmp_path / f"{site}.csv"
+        table.write_text("\n".join([f"image,{'label' if site == 'a' else 'mask'}", *rows]))
+        places[site] = (images, table)
+    with pytest.raises(DataError, match="tables of some sites have masks, those of others classes"):
+        prepare_folders(places, tmp_path / "out")
+    assert list(prepare_folders({"b": places["b"]}, tmp_path / "out")) == ["b"]
+
+
 # --- command line and real images -------------------------------------------------------------------------
 
 

@@ -459,7 +459,7 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path) -> None:
         Dealing(fractions=(0.6, 0.2, 0.2)), Form(("benign", "malignant"), keys="Visitors are read from visits.csv"),
     )  # fmt: skip
     rows, visits = ["file,dx,clinic,part"], ["file,visitor"]
-    for i in range(40):
+    for i in (*range(20, 40), *range(20)):  # the second site first
         small(tmp_path / f"s/photos/m{i:02d}.png", i)
         rows.append(f"m{i:02d}.png,{i // 4 % 2},{i // 20},{'test' if i % 20 < 4 else 'train'}")
         visits.append(f"M{i:02d},v{i // 2}")
@@ -477,7 +477,7 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path) -> None:
         assert all(e["label"] == int(e["image"][-6:-4]) // 4 % 2 for own in found.values() for e in own)
         people = [{e["patient"] for e in own} for own in found.values()]
         assert sum(map(len, people)) == len(set().union(*people)) == 10
-    rows[3] = "m02.png,2,0,test"
+    rows[3] = "m22.png,2,1,test"
     write_rows(tmp_path / "s/labels.csv", rows)
     with pytest.raises(DataError, match=r"labels\.csv', line 4: expected dx 0 to 1, got '2'"):
         made_up.prepare(tmp_path / "s", tmp_path / "x")

@@ -136,14 +136,14 @@ class PublicSet:
             values = self.targets[choice("target", options.pop("target"), self.targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
         found = self.read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **options)
-        if dealing is None:
-            return write_sites(found if isinstance(found, Mapping) else {"": found}, out_dir, settings, form, **writing)
+        if dealing is None and self.people is None and isinstance(found, Mapping):
+            return write_sites(found, out_dir, settings, form, **writing)  # one image at a time
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
         if self.people is not None:
             declared, items = self.people.add_to(items, source)
             form = replace(form, attributes=declared)
-        return write_pool(items, out_dir, dealing, settings, form, **writing)
+        return write_pool(items, out_dir, dealing or Dealing(fractions=tuple(form.fractions)), settings, form, **writing)
 
 
 # ------------------------------------------------------------------------------------------------------ layouts
@@ -198,7 +198,7 @@ class Listed:
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
         file = find_table(source, self.tables)
-        head = read_table(file)[0]
+        head = read_table(file)[0] if len(self.columns) > 1 else {}
         called = next((own for own in self.columns if set(own.values()) <= set(head)), self.columns[0])
         others = "".join(f"; or {', '.join(own.values())}" for own in self.columns[1:])
         rows = read_table(file, [*called.values(), *(() if "label" in called else self.classes)], others)

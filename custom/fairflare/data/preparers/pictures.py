@@ -261,6 +261,8 @@ def prepare_folders(
         _add_known(
             rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
         )
+    if len({"mask" in row for row in rows}) > 1:
+        raise DataError("the tables of some sites have masks, those of others classes; prepare them one by one")
     options: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group, "leave_out": leave_out}
     return _written(rows, of, notes, out_dir, None, writing, **options, mask_drawn_on=mask_drawn_on)
 

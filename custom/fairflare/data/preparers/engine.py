@@ -143,7 +143,9 @@ class PublicSet:
         if self.people is not None:
             declared, items = self.people.add_to(items, source)
             form = replace(form, attributes=declared)
-        return write_pool(items, out_dir, dealing or Dealing(fractions=tuple(form.fractions)), settings, form, **writing)
+        return write_pool(
+            items, out_dir, dealing or Dealing(fractions=tuple(form.fractions)), settings, form, **writing
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ layouts

@@ -63,7 +63,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     cells = _cells(file, text, delimiter)
     at = accumulate((1 + sum(cell.count("\n") for cell in row) for row in cells), initial=before)
     filled = [(line, row) for line, row in zip(at, cells, strict=False) if any(row)]
-    if not filled:
+    if len(filled) < 2:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name).strip() for name in head]
@@ -76,8 +76,6 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     twice = [name for name in needed if columns.count(name) > 1]
     if twice:
         raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
-    if not body:
-        raise DataError(f"'{file}' has no rows")
     columns, body = _columns(file, columns, body)
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 

@@ -464,6 +464,12 @@ def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:
     assert sum(map(len, people.values())) == len(set().union(*people.values()))
     again = prepare_rsna(source, tmp_path / "again", dealing=Dealing(), images=40)
     assert lists(again["site-1"]) == found
+    other = lists(prepare_rsna(source, tmp_path / "other", dealing=Dealing(), images=40, seed=1)["site-1"])
+    first, second = (
+        {Path(e["image"]).stem for own in lists_ for e in own} for lists_ in (found.values(), other.values())
+    )
+    assert len(first) == len(second) == 40
+    assert first != second
     by_image = prepare_rsna(source, tmp_path / "i", dealing=Dealing(), split_unit="image", images=None)
     assert "patient" not in lists(by_image["site-1"])["test"][0]
     assert sum(map(len, lists(by_image["site-1"]).values())) == 80

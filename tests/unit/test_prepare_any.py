@@ -337,6 +337,16 @@ def test_an_interrupted_call_is_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "out" / FOLDER).exists()
 
 
+def test_what_was_made_in_another_way_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = class_folders(tmp_path / "s", {"a": 8, "b": 8})
+    with monkeypatch.context() as patch:
+        interrupted_after(9, patch)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_images(source, tmp_path / "out", dealing=Dealing(size=8))
+    folder = prepare_images(source, tmp_path / "out", dealing=Dealing(size=6))["site-1"]
+    assert {Image.open(path).size for path in (folder / "images").iterdir()} == {(6, 6)}
+
+
 def test_one_call_at_a_time(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "s", {"a": 4, "b": 4})
     with drafts.drafted(tmp_path / "out", lambda done: None), pytest.raises(DataError, match="another call prepares"):

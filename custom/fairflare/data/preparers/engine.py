@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice, whole
 from fairflare.data.datalist import DataError
+from fairflare.data.preparers.contents import without_ending
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
-from fairflare.data.preparers.listed import attributes_of
+from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.names import existing_folder, file_name, listing
 from fairflare.data.preparers.pairing import pair_rows
 from fairflare.data.preparers.tables import (
@@ -166,12 +167,27 @@ class Keys:
     person: str = ""
 
     def read(self, source: Path) -> dict[str, str]:
-        """Return the key of each image, by the name of the image in small letters and without its ending."""
+        """Return the key of each image, by the name of the image in small letters and without its ending.
+
+        Raises:
+            DataError: two rows say different things of one image.
+        """
         file = find_below(source, self.table)
         rows = read_table(file, [*self.images, *([self.person] if self.person else [])]) if file is not None else []
         own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
-        pairs = ((row[name], key) for row, key in zip(rows, own, strict=True) for name in self.images)
-        return {Path(image).stem.lower(): key for image, key in pairs if key}
+        found: dict[str, str] = {}
+        for row, key, name in (
+            (row, key, row[name]) for row, key in zip(rows, own, strict=True) for name in self.images
+        ):
+            if key and found.setdefault(_stem(name), key) != key:
+                raise DataError(
+                    f"{row.where}: '{name}' is of '{key}', and of '{found[_stem(name)]}' before; take one out"
+                )
+        return found
+
+
+def _stem(name: str) -> str:
+    return without_ending(Path(name).name).lower()
 
 
 @dataclass(frozen=True)
@@ -182,9 +198,10 @@ class Listed:
         tables: names of the table below the source: the first one that is there.
         classes: their names; columns of 0 and 1, where ``columns`` have no ``label``.
         folders: of the images, in the same way; none: anywhere below the source.
-        columns: what the columns ``image``, ``label`` (a number), ``site`` (a number), ``fold`` (train or test) and
-            ``usable`` (1) are called, as far as there are such; several: the first ones that the table has.
-        sites: their names, by the numbers of the column.
+        columns: what the columns ``image``, ``label``, ``site``, ``fold`` (train, validation or test; what is not said
+            is drawn) and ``usable`` (1) are called, as far as there are such; several: the first ones that it has.
+            Labels and sites are numbers from 0 on, or names.
+        sites: their names.
         keys: whose an image is.
         title, counts: of the published set, and its images of each class (of each site, where there are ``sites``).
     """
@@ -214,28 +231,29 @@ class Listed:
         people = self.keys.read(source) if self.keys is not None else {}
         items = []
         for row, path, label, place in zip(rows, paths, labels, places, strict=True):
-            fold = row[called["fold"]] if "fold" in called else "train"
-            if fold not in ("train", "test"):
-                raise DataError(f"{row.where}: expected {called['fold']} train or test, got '{fold}'")
-            person, site = people.get(path.stem.lower()), self.sites[place] if self.sites else ""
-            splits = ("test",) if fold == "test" and not folds else ()
-            items.append(Item(file_name(path.stem), person or path.stem, path, label, person, site, splits))
-        if self.counts:
-            say_counts(self.title, places if self.sites else labels, self.counts)
+            name, site = without_ending(path.name), self.sites[place] if self.sites else ""
+            split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
+            splits = () if split in ("", "training") else (split,)
+            person = people.get(_stem(path.name))
+            items.append(Item(file_name(name), person or name, path, label, person, site, splits))
+        say_counts(self.title, places if self.sites else labels, self.counts)
         order = np.argsort(places, kind="stable").tolist()
         return _by_given_split([items[number] for number in order])
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
-    """Return the numbers in a column, each of one of the names.
+    """Return the number of each row by a column that has names, or else their numbers.
 
     Raises:
-        DataError: a text is none.
+        DataError: a text is neither.
     """
     known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
+    if any(row[column] in names for row in rows):
+        known = {name: number for number, name in enumerate(names)}
     for row in rows:
         if row[column] not in known:
-            raise DataError(f"{row.where}: expected {column} 0 to {len(names) - 1}, got '{row[column]}'")
+            told = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
+            raise DataError(f"{row.where}: expected {told}, got '{row[column]}'")
     return [known[row[column]] for row in rows]
 
 
@@ -263,8 +281,8 @@ class ClassFolders:
     inside: str
     parts: Sequence[str]
     classes: Sequence[str]
-    title: str
-    counts: Sequence[int]
+    title: str = ""
+    counts: Sequence[int] = ()
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
         root = source if (source / self.parts[0]).is_dir() else find_folder(source, [self.inside])
@@ -310,7 +328,7 @@ class Pairs:
         sites: names of the folder of each site.
         parts: folders below it, and the splits that their images are in; none: drawn.
         images, masks: the two folders in a part.
-        tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`.
+        tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`; none: as they are.
         title, counts: of the published set, and its images of each part of each site.
     """
 
@@ -318,10 +336,10 @@ class Pairs:
     parts: Mapping[str, tuple[str, ...]]
     images: str
     masks: str
-    tops: tuple[int, ...]
-    labels: tuple[int, ...]
-    title: str
-    counts: Sequence[int]
+    tops: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
+    title: str = ""
+    counts: Sequence[int] = ()
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> dict[str, list[Item]]:
         found: dict[str, list[Item]] = {}
@@ -329,8 +347,10 @@ class Pairs:
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
                 for row in pair_rows(site, folder / part / self.images, folder / part / self.masks, []):
-                    mask = Made(Path(row["mask"]), relabelled, (self.tops, self.labels))
-                    item = Item(f"{part}_{file_name(row['text'])}", row["text"], Path(row["path"]), mask, splits=splits)
+                    image, mask = Path(row["path"]), Path(row["mask"])
+                    made = Made(mask, relabelled, (self.tops, self.labels)) if self.labels else mask
+                    name = f"{file_name(part)}_{file_name(row['text'])}".lstrip("_")
+                    item = Item(name, row["text"], image, made, splits=splits)
                     found.setdefault(site, []).append(item)
                     parts.append(place)
         say_counts(self.title, parts, self.counts)

@@ -423,6 +423,7 @@ PLACES = {
     "core/similarity/store.py TOO_SMALL.format": "a text of the module",
     "data/listing/checking.py re.compile": "two texts of the module",
     "data/patients.py re.search": "--group of the user's own command line",
+    "data/preparers/contents.py how.format": "a text of the module",
     "data/preparers/listed.py re.compile": "the same",
     "data/preparers/listed.py re.search": "the same",
     "data/preparers/skin.py KEYS.format": "a text of the module",

@@ -300,7 +300,7 @@ def test_isic_files_that_are_not_as_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 2: expected a 1 in one of the columns MEL, NV"):
         prepare_isic2018(root, tmp_path / "out")
     truth.write_text(text.replace("AKIEC", "AK"))
-    with pytest.raises(DataError, match=r"missing: AKIEC; found: image,MEL,NV,BCC,AK,"):
+    with pytest.raises(DataError, match=r"missing: AKIEC; found: image, MEL, NV, BCC, AK,"):
         prepare_isic2018(root, tmp_path / "out")
     truth.unlink()
     with pytest.raises(DataError, match=r"expected ISIC2018_Task3_Training_GroundTruth/.* or .*; found ISIC2018"):

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all test-long test-real test-adapters walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-all test-long test-real test-adapters test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -28,6 +28,11 @@ test-real: $(STAMP)
 test-adapters: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]"
 	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/unit/test_pretrained.py tests/federation/test_adapters_run.py
+
+# Training loops of PyTorch Lightning, by the extra `lightning`.
+test-lightning: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[lightning]"
+	$(BIN)/python -m pytest -m "" tests/e2e/test_lightning.py
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
 walkthroughs: $(STAMP)

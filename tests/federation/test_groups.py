@@ -399,7 +399,7 @@ def edited(key: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("asked", "change", "words"),
     [
-        ("weight", None, "site 'site-1': the run asks for groups='weight', which its data do not declare"),
+        ("weight", None, "'site-1'.*: the run asks for groups='weight', which its data do not declare"),
         ("sex", edited("sex", "Secret"), "entry 3 of 'test': attribute 'sex' must be one of 'female', 'male'"),
         ("sex", edited("sexx", "F"), "site 'site-2'.*entry 3 of 'test': an attribute is not declared"),
         ("age", edited("age", "Secret"), "site 'site-2'.*attribute 'age' must be a finite number"),

@@ -169,7 +169,7 @@ def test_a_site_with_bad_data_is_left_out_by_name(tmp_path: Path) -> None:
     assert [r["accepted"] for r in results["rounds"]] == [["site-1", "site-3"]] * 2
     for record in results["rounds"]:
         assert [(gone["site"], gone["phase"]) for gone in record["left_out"]] == [("site-2", "train")]
-        assert "site 'site-2': the data folder does not exist" in record["left_out"][0]["reason"]
+        assert "'site-2': the data folder does not exist" in record["left_out"][0]["reason"]
     assert sorted(results["test"]) == ["site-1", "site-3"]
     assert [gone["site"] for gone in results["left_out"]] == ["site-2"]
     assert str(secret) not in json.dumps(results)
@@ -182,7 +182,7 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
         run(tmp_path, local=local, min_sites=2)
     results = read(tmp_path / "server" / "simulate_job" / "fairflare")
     assert results["status"] == "failed"
-    assert "site 'site-2': the data folder does not exist" in results["reason"]
+    assert "'site-2': the data folder does not exist" in results["reason"]
 
 
 @pytest.mark.long

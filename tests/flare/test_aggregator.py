@@ -489,9 +489,6 @@ def test_it_travels_in_a_job(tmp_path: Path) -> None:
     again = Builder().build_component(config["workflows"][0]).aggregator
     assert isinstance(again, FairAggregator)
     assert values_of(again) == values_of(aggregator)
-    old = {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"weighting": "uniform", "min_sites": 2}}
-    with pytest.raises(ValueError, match=r"no setting 'min_sites' any more: .*older fairflare; export it again"):
-        Builder().build_component(old)
 
 
 def test_what_flare_made_of_the_message_is_understood() -> None:
@@ -646,7 +643,7 @@ def test_a_round_in_which_nobody_trained_ends_the_job() -> None:
     aggregator = FairAggregator(rule=FedAvg())
     for site in "ab":
         aggregator.accept_model(result(site, flat(0.0)))
-    with pytest.raises(QuorumError, match=r"0 usable.*'a': it sent back the model .*'b': it sent back"):
+    with pytest.raises(QuorumError, match=r"0 usable.*'a', 'b': it sent back the model"):
         aggregator.aggregate_model()
 
 

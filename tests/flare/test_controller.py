@@ -576,17 +576,6 @@ def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
         RoundsController(**{"task": Line(), "rule": FedAvg(), **given})
 
 
-def test_jobs_of_an_older_version_say_so() -> None:
-    with pytest.raises(ValueError, match=r"no setting 'aggregator' any more: this job folder was .*; export it again$"):
-        RoundsController(task=Line(), aggregator=FedAvg(), num_rounds=3)
-    old = {
-        "path": "fairflare.flare.controller.RoundsController",
-        "args": {"aggregator": {"path": "fairflare.methods.fed_avg.FedAvg", "args": {"min_sites": 1}}, "num_rounds": 3},
-    }
-    with pytest.raises(ValueError, match="exported by an older fairflare; export it again"):
-        Builder().build_component(old)
-
-
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_every_job_is_built_back_by_flare(name: str, tmp_path: Path) -> None:
     recipe = FairRecipe(name, packaging="preinstalled", num_rounds=7, min_sites=2, straggler_grace=1.5)

@@ -83,9 +83,9 @@ def collected(
     for number, (name, report) in enumerate(reports.items()):
         local = net_state(number)
         update = updates[name] if updates else {k: local[k] - received[k] for k in received}
-        reply = SiteReply(
-            STATUS_OK, update=dict(update), report=report, num_samples=(samples or {}).get(name, 1), num_steps=1
-        )
+        steps = None if any(bool(tensor.any()) for tensor in update.values()) else 1  # else it counts as not trained
+        count = (samples or {}).get(name, 1)
+        reply = SiteReply(STATUS_OK, update=dict(update), report=report, num_samples=count, num_steps=steps)
         message = encode_reply(reply, current_round)
         try:
             collector.keep(collector.read_training(name, message, needs_metrics=False))

@@ -96,7 +96,7 @@ def test_all_scores_0_and_the_floor(tmp_path):
         collector = Collector(rule, tmp_path)
         collector.begin(0, 9, shape=LikeReceived(RECEIVED), received=RECEIVED, sites="abc")
         for site in "abc":
-            meta = {"version": __version__, "status": "ok", "report": {"minus_score": 0.0}}
+            meta = {"version": __version__, "status": "ok", "report": {"minus_score": 0.0}, "num_steps": 1}
             moved = {name: torch.zeros_like(t) for name, t in RECEIVED.items()}
             collector.keep(collector.read_training(site, Message(moved, True, {"dice": 0.5}, meta, 0)))
         return list(collector.aggregate()[1].sites.values())

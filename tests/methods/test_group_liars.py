@@ -192,11 +192,10 @@ BOUNDED: dict[str, Lie] = {
     "no loss": says(lambda of: [0.0] * len(of)),
 }
 DRO = ("group_dro", {"dro_attribute": "sex"})
-#: The penalty as the paper weighs it, a K-th of ours.
 METHODS: list[tuple[str, dict[str, Any]]] = [
     DRO, ("group_dro", {"dro_attribute": "sex", "dro_over": "site_groups"}), ("group_dro", {}),
-    ("flex_fair", {"flexfair_weight": 2 / 6}),
-    ("flex_fair", {"flexfair_over": "both", "flexfair_attribute": "sex", "flexfair_weight": 2 / 6}),
+    ("flex_fair", {}),
+    ("flex_fair", {"flexfair_over": "both", "flexfair_attribute": "sex"}),
 ]  # fmt: skip
 
 

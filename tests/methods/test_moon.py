@@ -160,7 +160,7 @@ def test_with_and_without_projection_head(worker):
 
 
 def test_refusals(worker):
-    with pytest.raises(ValueError, match="cannot learn segmentation: it contrasts"):
+    with pytest.raises(ValueError, match="cannot learn segmentation: it compares the features"):
         make_plan("moon", task="segmentation")
     with pytest.raises(ValueError, match="temperature must be a number > 0, got 0"):
         ContrastiveTraining(temperature=0.0)

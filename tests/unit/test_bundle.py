@@ -91,8 +91,6 @@ def test_a_plan_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
 def test_what_the_method_has_otherwise_is_said(tmp_path: Path) -> None:
     said = " ".join(plan(write_bundle(tmp_path / "b"), "fed_mrl").brought)
     assert "optimizer='adam' (the method's own: 'sgd')" in said
-    said = " ".join(plan(write_bundle(tmp_path / "c"), "fed_ism").brought)
-    assert "criterion='task' (the method's own: 'logit_adjusted')" in said
 
 
 def test_the_servers_half_has_the_same_rate(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_list_names_every_method_in_full_at_80_columns() -> None:
     found = [line.split(" ")[0] for line in lines]
     assert sorted(word for word in found if word in METHODS) == METHODS
     assert re.search(r"^fed_lwr +Fed-LWR\* ", result.stdout, re.MULTILINE)  # asks the sites twice
-    assert found.index("fed_ism") > lines.index("Classification") > found.index("fed_lwr")
+    assert found.index("bsm_fl") > lines.index("Classification") > found.index("fed_lwr")
 
 
 def test_no_command_shows_the_help() -> None:
@@ -311,14 +311,14 @@ def test_wrong_values_are_one_line_that_names_the_setting(
             ["run", "fed_avg", "--sites", "3,5"],
             "2 sites called '3' and '5'? Give a number of sites (--sites 5) or names (--sites site-3,site-5)",
         ),
-        (["run", "fed_ism", "--task", "segmentation"], "'fed_ism' cannot learn segmentation: criterion='logit_"),
+        (["run", "bsm_fl", "--task", "segmentation"], "'bsm_fl' cannot learn segmentation: criterion='balanced_"),
         (["run", "fed_avg", "--timeout", "0"], "timeout must be a number > 0, got 0"),
         (["export", "fed_avg", "--out", "x", "--preinstalled", "--bundle"], "exclude each other"),
         (["show", "nowhere"], "no results.json in nowhere"),
         (["compare", "fed_avg", "solo", "--seeds", "1,x"], "seeds must be an integer >= 1, got '[1,x]'"),
         (
-            ["compare", "fed_lwr", "fed_ism_plus_s"],
-            "row 'fed_ism_plus_s': method 'fed_ism_plus_s' cannot learn segmentation: criterion='logit_adjusted' needs",
+            ["compare", "fed_lwr", "bsm_fl"],
+            "row 'bsm_fl': method 'bsm_fl' cannot learn segmentation: criterion='balanced_softmax' needs",
         ),
     ],
 )

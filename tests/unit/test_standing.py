@@ -369,7 +369,7 @@ def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     found = differences(runs, "a", "dice")
     (line,) = fell(found, higher_is_better=True)
     assert line.startswith("b: smaller spread (-0.0")
-    assert line.endswith("2 sites lost (site-1 -0.295 beyond noise, site-2 -0.010).")
+    assert line.endswith("2 sites lost (site-1 -0.295, site-2 -0.010).")
     (risen,) = fell(found, higher_is_better=False)
     assert risen.endswith("no site lost.")
     page = write_report(write_comparison(tmp_path / "runs", runs), tmp_path / "page").read_text(encoding="utf-8")

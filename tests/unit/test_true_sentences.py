@@ -106,15 +106,15 @@ def test_what_run_refuses_a_comparison_refuses_in_the_same_words(kind: str) -> N
 
 
 def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> None:
-    plan = make_plan("fed_ism_plus_s", task="segmentation", train_like="fed_lwr", settings={"criterion": "task"})
+    plan = make_plan("bsm_fl", task="segmentation", train_like="fed_lwr", settings={"criterion": "task"})
     found = _what_is_run(plan.run, plan.rule, plan.training, plan.task)
-    sentence = "fed_ism_plus_s without its own loss: criterion='task' (its own: 'logit_adjusted')"
-    assert found == {"title": "FedISM+ (S) (fed_ism_plus_s)", "kind": "segmentation", "without": sentence}
+    sentence = "bsm_fl without its own loss: criterion='task' (its own: 'balanced_softmax')"
+    assert found == {"title": "BSM-FL (bsm_fl)", "kind": "segmentation", "without": sentence}
     made = told(**found)
     assert f"{sentence}." in " ".join(fairness_table(made).split())
     assert f"{sentence}." in comparison_of([made]).notes
     assert f"{sentence}." in next(s for s in build(of_one(page_run(made))).sections if s.name == "results").notes
-    own = make_plan("fed_ism_plus_s")
+    own = make_plan("bsm_fl")
     assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
 
 
@@ -123,7 +123,7 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     [
         ("fed_avg", "", "FedAvg (fed_avg)"), ("ditto", "ditto", "Ditto (ditto)"),
         ("solo", "trial", 'Solo, run "trial"'), ("crt", "trial", 'FedAvg + cRT, run "trial"'),
-        ("logit_adjustment", "x", 'FedAvg with logit_adjusted, run "x"'),
+        ("logit_adjustment", "x", 'LA, run "x"'),
         ("fed_lwr", "fed_lwr (mix=0.5)", 'Fed-LWR, run "fed_lwr (mix=0.5)"'),
         ("ditto", "fed_avg", 'Ditto, run "fed_avg"'),
     ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairflare.base.checks import few
-from fairflare.data.geometry.misfits import Misfit
-from fairflare.data.geometry.misfits import by_kind as misfits_by_kind
 from fairflare.data.listing.samples import DataError, Sample
+
+if TYPE_CHECKING:
+    from fairflare.data.geometry import Misfit
 
 NAMED = 3  # files of a kind that a message names
 FEW = 8  # different values of a drawn mask; a photograph has more
@@ -39,6 +41,9 @@ def grouped(problems: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
 
 def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
     """Return a line for each kind: how many, the first one's message, three names and the number of the rest."""
+    from fairflare.data.geometry import Misfit  # numpy, which a mere TAB need not wait for
+    from fairflare.data.geometry import by_kind as misfits_by_kind
+
     misfits: list[tuple[str, Misfit]] = []
     texts: list[tuple[str, str]] = []
     for name, found in problems:

@@ -13,6 +13,7 @@ from fairflare.core.fairness import summarize
 from fairflare.federation.plan.run_settings import RunSettings
 
 FAR = 0.2  # of the metric's range
+SELDOM = 4  # models for each that a site scores unlike its others
 MOST_TOLD = 5  # rounds in a sentence
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
@@ -99,11 +100,13 @@ class BestModel:
         """
         found = []
         for site, rounds in unlike_itself(scores, FAR * width).items():
+            if len(rounds) * SELDOM >= len(scores):  # a metric that rises, or scatters in general
+                continue
             without = BestModel(self.run, self.higher)
             for made in sorted(scores):
                 others = {name: value for name, value in scores[made].items() if name != site}
                 without.offer(others, made, last=made == max(scores))
-            if without.made != self.made:
+            if without.made not in (None, self.made):
                 told = [f"{scores[made][site]:.4g} in round {made}" for made in rounds]
                 usual = statistics.median(of[site] for made, of in scores.items() if site in of and made not in rounds)
                 found.append(

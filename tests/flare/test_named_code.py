@@ -426,7 +426,6 @@ PLACES = {
     "data/preparers/contents.py how.format": "a text of the module",
     "data/preparers/listed.py re.compile": "the same",
     "data/preparers/listed.py re.search": "the same",
-    "data/preparers/skin.py KEYS.format": "a text of the module",
     "data/preparers/writing.py NO_KEY.format": "a text of the module",
     "examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
     "exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",

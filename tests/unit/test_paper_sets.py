@@ -17,26 +17,21 @@ from PIL import Image
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2019
 from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
-from fairflare.data.preparers import (
-    PROSTATE_SITES,
-    Dealing,
-    prepare_flamby,
-    prepare_hyperkvasir,
-    prepare_images,
-    prepare_isic2018,
-    prepare_isic2019,
-    prepare_masks,
-    prepare_messidor2,
-    prepare_prostate_mri,
-    prepare_rif,
-    prepare_rsna,
-    prepare_tones,
-)
-from fairflare.data.preparers.eyes import RIF_SITES
-from fairflare.data.preparers.rsna import KINDS
-from fairflare.data.preparers.skin import CENTRES, FEDISM
+from fairflare.data.preparers import PUBLIC, Dealing, prepare_images, prepare_masks
+from fairflare.data.preparers.public import CENTRES, FEDISM, RIF_SITES
+from fairflare.data.preparers.special import KINDS, PROSTATE_SITES
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
+
+prepare_flamby = PUBLIC["isic2019-flamby"].prepare
+prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
+prepare_isic2018 = PUBLIC["isic2018"].prepare
+prepare_isic2019 = PUBLIC["isic2019"].prepare
+prepare_messidor2 = PUBLIC["messidor2"].prepare
+prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
+prepare_rif = PUBLIC["rif"].prepare
+prepare_rsna = PUBLIC["rsna"].prepare
+prepare_tones = PUBLIC["isic2019-tones"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -337,7 +332,7 @@ def test_flambys_centres_and_split(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert sum(len(lists(folds["MSK"], f"datalist_fold{n}.json")["test"]) for n in (1, 2, 3)) == 16
     table = source / "train_test_split"
     table.write_text(table.read_text().replace(",0,train,", ",6,train,", 1))
-    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5, target 0 to 7 and fold train or test"):
+    with pytest.raises(DataError, match=r"line 5: expected center 0 to 5 \(or in all rows a name: BCN, .*\), got '6'"):
         prepare_flamby(source, tmp_path / "x")
 
 
@@ -372,16 +367,23 @@ def test_rif_by_the_grey_values_of_its_masks(tmp_path: Path, name: str) -> None:
 
 
 def test_rif_edges_of_the_grey_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.eyes import _labels
-
-    Image.fromarray(np.array([[0, 50, 51, 200, 201, 255]], np.uint8)).save(tmp_path / "m.png")
-    assert _labels(tmp_path / "m.png").read().tolist() == [[2, 2, 1, 1, 0, 0]]
     source = rif(tmp_path / "s")
+    mask = source / "Domain1/train/ROIs/mask/gtrain00.png"
+    edges = np.array([[0, 50, 51, 200, 201, 255]], np.uint8)
+    pixels = np.asarray(Image.open(mask)).copy()
+    pixels[0, :6] = edges
+    Image.fromarray(pixels).save(mask)
+    written = prepare_rif(source, tmp_path / "edges")["Drishti-GS"] / "masks/train_gtrain00.png"
+    assert np.asarray(Image.open(written))[0, :6].tolist() == [2, 2, 1, 1, 0, 0]
     (source / "Domain3/test/ROIs/mask/Vtest00.png").unlink()
-    with pytest.raises(DataError, match=r"site 'REFUGE-train': expected pictures .*; without partner: Vtest00\.png"):
+    with pytest.raises(
+        DataError, match=r"image\(s\) of site 'REFUGE-train' cannot .*\n.*without a mask of its name: .*Vtest00\.png"
+    ):
         prepare_rif(source, tmp_path / "out")
     (source / "Domain3").rename(source / "other")
-    with pytest.raises(DataError, match="expected the folders Domain1 to Domain4"):
+    with pytest.raises(
+        DataError, match=r"expected a folder for each site: Domain1 or site1, .*; found .*missing: REFUGE-train"
+    ):
         prepare_rif(source, tmp_path / "out")
 
 
@@ -402,11 +404,12 @@ def test_messidor2_tables(tmp_path: Path) -> None:
     text = table.read_text()
     table.write_text(text.replace("adjudicated_dr_grade", "grade"))
     with pytest.raises(
-        DataError, match=r"expected the columns image_id and adjudicated_dr_grade \(or .*; found: image_id, gr"
+        DataError,
+        match=r"expected the columns image_id, adjudicated_dr_grade.*; found: image_id, gr.*; or id_code, diagnosis",
     ):
         prepare_messidor2(source, tmp_path / "out")
     table.write_text(text.replace("PP.png,0", "PP.png,5", 1))
-    with pytest.raises(DataError, match="is '5'; expected 0 to 4"):
+    with pytest.raises(DataError, match=r"expected adjudicated_dr_grade 0 to 4 .*, got '5'"):
         prepare_messidor2(source, tmp_path / "out")
 
 
@@ -431,19 +434,19 @@ def test_hyperkvasir(tmp_path: Path) -> None:
 
 
 def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.rsna import Windowed
+    from fairflare.data.preparers.special import windowed
 
     values = np.array([[-1024, 0, 20], [40, 80, 3000]])
     expected = [[0, 0, 64], [128, 255, 255]]
     file = dicom(tmp_path / "a.dcm", values, "p")
-    assert Windowed(file, 40, 80).read().tolist() == expected
+    assert windowed(file, 40, 80).tolist() == expected
     inverted = dicom(tmp_path / "b.dcm", values, "p", PhotometricInterpretation="MONOCHROME1")
-    assert Windowed(inverted, 40, 80).read().tolist() == [[255, 255, 191], [128, 0, 0]]
+    assert windowed(inverted, 40, 80).tolist() == [[255, 255, 191], [128, 0, 0]]
     slope = dicom(tmp_path / "c.dcm", values, "p", RescaleSlope=2, RescaleIntercept=-2048)
-    assert Windowed(slope, 40, 160).read().tolist() == [[0, 64, 128], [191, 255, 255]]
+    assert windowed(slope, 40, 160).tolist() == [[0, 64, 128], [191, 255, 255]]
     (tmp_path / "d.dcm").write_bytes(b"no DICOM")
     with pytest.raises(DataError, match=r"d\.dcm' cannot be read"):
-        Windowed(tmp_path / "d.dcm", 40, 80).read()
+        windowed(tmp_path / "d.dcm", 40, 80)
 
 
 def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:
@@ -461,6 +464,12 @@ def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:
     assert sum(map(len, people.values())) == len(set().union(*people.values()))
     again = prepare_rsna(source, tmp_path / "again", dealing=Dealing(), images=40)
     assert lists(again["site-1"]) == found
+    other = lists(prepare_rsna(source, tmp_path / "other", dealing=Dealing(), images=40, seed=1)["site-1"])
+    first, second = (
+        {Path(e["image"]).stem for own in lists_ for e in own} for lists_ in (found.values(), other.values())
+    )
+    assert len(first) == len(second) == 40
+    assert first != second
     by_image = prepare_rsna(source, tmp_path / "i", dealing=Dealing(), split_unit="image", images=None)
     assert "patient" not in lists(by_image["site-1"])["test"][0]
     assert sum(map(len, lists(by_image["site-1"]).values())) == 80

@@ -337,6 +337,16 @@ def test_an_interrupted_call_is_gone_on_with(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "out" / FOLDER).exists()
 
 
+def test_what_was_made_in_another_way_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = class_folders(tmp_path / "s", {"a": 8, "b": 8})
+    with monkeypatch.context() as patch:
+        interrupted_after(9, patch)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_images(source, tmp_path / "out", dealing=Dealing(size=8))
+    folder = prepare_images(source, tmp_path / "out", dealing=Dealing(size=6))["site-1"]
+    assert {Image.open(path).size for path in (folder / "images").iterdir()} == {(6, 6)}
+
+
 def test_one_call_at_a_time(tmp_path: Path) -> None:
     source = class_folders(tmp_path / "s", {"a": 4, "b": 4})
     with drafts.drafted(tmp_path / "out", lambda done: None), pytest.raises(DataError, match="another call prepares"):
@@ -467,7 +477,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) -> None:
     from fairflare.data.preparers import dealing
     from fairflare.data.preparers.__main__ import make_app
-    from fairflare.data.preparers.skin import FEDISM
+    from fairflare.data.preparers.public import FEDISM
 
     command = typer.main.get_command(make_app()).commands["isic2019"]  # type: ignore[attr-defined]
     options = command.make_context("prepare", ["--source", "s", "--out", "o", *given]).params

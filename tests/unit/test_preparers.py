@@ -12,24 +12,20 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.preparers import (
-    NUCLEI,
-    PREPARERS,
-    PROSTATE_SITES,
-    WHITE_CELLS,
-    prepare_cell_types,
-    prepare_folders,
-    prepare_nuclei,
-    prepare_prostate_mri,
-    prepare_red_cells,
-    prepare_white_cells,
-    split_groups,
-)
+from fairflare.data.preparers import PREPARERS, PUBLIC, prepare_folders
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.splitting import group_labels
+from fairflare.data.preparers.public import NUCLEI, WHITE_CELLS
+from fairflare.data.preparers.special import PROSTATE_SITES
+from fairflare.data.preparers.splitting import group_labels, split_groups
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+
+prepare_cell_types = PUBLIC["cell-types"].prepare
+prepare_nuclei = PUBLIC["nuclei"].prepare
+prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
+prepare_red_cells = PUBLIC["red-cells"].prepare
+prepare_white_cells = PUBLIC["white-cells"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,7 +146,7 @@ def test_only_the_middle_of_each_image(tmp_path: Path) -> None:
         np.testing.assert_array_equal(image, images[number, 1:7, 3:9])
         np.testing.assert_array_equal(mask, masks[number, 1:7, 3:9])
     assert json.loads((tmp_path / "out/manifest.json").read_text())["options"]["crop"] == 6
-    with pytest.raises(DataError, match=r"site 'fluo256': image '0_t0' has 9x12 pixels; crop must be no larger"):
+    with pytest.raises(DataError, match=r"site 'fluo256': '.*': images have 9x12 pixels; crop must be no larger"):
         prepare_nuclei(source, tmp_path / "other", crop=10)
     with pytest.raises(ValueError, match="crop"):
         prepare_nuclei(source, tmp_path / "other", crop=0)
@@ -372,10 +368,10 @@ def test_prostate_errors_say_what_was_expected_and_found(tmp_path: Path) -> None
     file.write_bytes(b"broken")
     error("Case01.nii.gz' or its segmentation cannot be read")
     file.unlink()
-    error("site 'UCL'.*without partner: Case01.nii.gz")
+    error(r"site 'UCL'[^\n]*\n.*without a mask of its name: .*Case01\.nii\.gz")
     for path in (source / "UCL").iterdir():
         path.unlink()
-    error("found nothing")
+    error("site 'UCL': expected an image .*found no image")
 
 
 # --- any folders ------------------------------------------------------------------------------------------
@@ -423,6 +419,20 @@ def test_folder_errors(tmp_path: Path) -> None:
     (images / "a.bmp").unlink()
     with pytest.raises(ValueError, match="two sites would have the same folder"):
         prepare_folders({"x y": (images, masks), "x/y": (images, masks)}, out)
+
+
+def test_tables_of_masks_and_of_classes_are_not_mixed(tmp_path: Path) -> None:
+    names = ["1.png", "2.png", "3.png", "4.png"]
+    places = {}
+    for site, rows in (("a", [f"{n},{n[0]}" for n in names]), ("b", [f"{n},m{n}" for n in names])):
+        images = pictures(tmp_path / site, names)
+        pictures(images, [f"m{name}" for name in names])
+        table = tmp_path / f"{site}.csv"
+        table.write_text("\n".join([f"image,{'label' if site == 'a' else 'mask'}", *rows]))
+        places[site] = (images, table)
+    with pytest.raises(DataError, match="tables of some sites have masks, those of others classes"):
+        prepare_folders(places, tmp_path / "out")
+    assert list(prepare_folders({"b": places["b"]}, tmp_path / "out")) == ["b"]
 
 
 # --- command line and real images -------------------------------------------------------------------------

@@ -22,27 +22,25 @@ from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019
 from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
-from fairflare.data.preparers import (
-    Dealing,
-    Item,
-    prepare_flamby,
-    prepare_hyperkvasir,
-    prepare_images,
-    prepare_isic2018,
-    prepare_isic2019,
-    prepare_messidor2,
-    prepare_prostate_mri,
-    prepare_rif,
-    prepare_rsna,
-    prepare_tones,
-)
+from fairflare.data.preparers import PUBLIC, Dealing, Item, PublicSet, prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
-from fairflare.data.preparers.hyperkvasir import FED_MAS
-from fairflare.data.preparers.skin import FEDISM, FEDMRL
+from fairflare.data.preparers.engine import Keys, Listed, Pairs
+from fairflare.data.preparers.public import FED_MAS, FEDISM, FEDMRL
 from fairflare.data.preparers.tables import Images
+from fairflare.data.preparers.writing import Form
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
+
+prepare_flamby = PUBLIC["isic2019-flamby"].prepare
+prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
+prepare_isic2018 = PUBLIC["isic2018"].prepare
+prepare_isic2019 = PUBLIC["isic2019"].prepare
+prepare_messidor2 = PUBLIC["messidor2"].prepare
+prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
+prepare_rif = PUBLIC["rif"].prepare
+prepare_rsna = PUBLIC["rsna"].prepare
+prepare_tones = PUBLIC["isic2019-tones"].prepare
 
 TRUTH = "ISIC2018_Task3_Training_GroundTruth"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"
@@ -444,3 +442,74 @@ def test_fed_lwrs_cases_in_file_order(tmp_path: Path) -> None:
     assert (len(cases["training"]), len(cases["validation"])) == (8, 2)
     with pytest.raises(ValueError, match="needs split_unit='patient'"):
         prepare_prostate_mri(tmp_path / "s", tmp_path / "x", sites=["UCL"], order="file", split_unit="slice")
+
+
+# --- a set of a newcomer --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
+    """Names of its table, columns and classes are all that is said; no code of its own."""
+    made_up = PublicSet(
+        "moles", "moles of two clinics, benign or not",
+        Listed(
+            tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
+            columns=[{"image": "file", "label": "dx", "site": "clinic", "fold": "part"}], sites=("north", "south"),
+            keys=Keys("visits.csv", images=("file",), person="visitor"), title="Moles", counts=(20, 20),
+        ),
+        Dealing(fractions=(0.6, 0.2, 0.2)), Form(("benign", "malignant"), keys="Visitors are read from visits.csv"),
+    )  # fmt: skip
+    rows, visits = ["file,dx,clinic,part"], ["file,visitor"]
+    for i in (*range(20, 40), *range(20)):  # the second site first
+        small(tmp_path / f"s/photos/m{i:02d}.png", i)
+        label, clinic = (("benign", "malignant")[i // 4 % 2], ("north", "south")[i // 20])
+        said = f"{label},{clinic}" if by_name else f"{i // 4 % 2},{i // 20}"
+        rows.append(f"m{i:02d}.png,{said},{'test' if i % 20 < 4 else 'train'}")
+        visits.append(f"M{i:02d},v{i // 2}")
+    write_rows(tmp_path / "s/labels.csv", rows)
+    write_rows(tmp_path / "s/tables/visits.csv", visits)
+    written = made_up.prepare(tmp_path / "s", tmp_path / "out", seed=3)
+    assert list(written) == ["north", "south"]
+    for site, folder in written.items():
+        found = lists(folder)
+        first = 20 * (site == "south")
+        assert sorted(stems(found["test"])) == [f"m{i:02d}" for i in range(first, first + 4)]
+        assert sorted(stems([e for own in found.values() for e in own])) == [
+            f"m{i:02d}" for i in range(first, first + 20)
+        ]
+        assert all(e["label"] == int(e["image"][-6:-4]) // 4 % 2 for own in found.values() for e in own)
+        people = [{e["patient"] for e in own} for own in found.values()]
+        assert sum(map(len, people)) == len(set().union(*people)) == 10
+    rows[3] = "m22.png,2,south,test" if by_name else "m22.png,2,1,test"
+    write_rows(tmp_path / "s/labels.csv", rows)
+    with pytest.raises(
+        DataError,
+        match=r"labels\.csv', line 4: expected dx 0 to 1 \(or in all rows a name: benign, malignant\), got '2'",
+    ):
+        made_up.prepare(tmp_path / "s", tmp_path / "x")
+    with pytest.raises(TypeError, match="crop"):
+        made_up.prepare(tmp_path / "s", tmp_path / "x", crop=3)
+    write_rows(tmp_path / "s/tables/visits.csv", [*visits, "m07.png,v9"])
+    write_rows(tmp_path / "s/labels.csv", [*rows[:3], *rows[4:]])
+    with pytest.raises(DataError, match=r"visits\.csv', line 42: 'm07\.png' is of 'v9', and of 'v3' before"):
+        made_up.prepare(tmp_path / "s", tmp_path / "x")
+
+
+def test_a_made_up_set_with_masks(tmp_path: Path) -> None:
+    from PIL import Image
+
+    layout = Pairs({"a": ("Alpha",), "b": ("Beta",)}, {"": ()}, images="scans", masks="drawn")
+    for site in ("alpha", "beta"):
+        for i in range(5):
+            small(tmp_path / f"s/{site}/scans/i{i}.png", i)
+            (tmp_path / f"s/{site}/drawn").mkdir(exist_ok=True)
+            Image.fromarray(np.full((4, 4), i % 2, np.uint8)).save(tmp_path / f"s/{site}/drawn/i{i}_mask.png")
+    written = PublicSet("scans", "scans of two sites", layout).prepare(tmp_path / "s", tmp_path / "out")
+    assert list(written) == ["a", "b"]
+    for site, folder in zip(("alpha", "beta"), written.values(), strict=True):
+        found = lists(folder)
+        assert {split: len(own) for split, own in found.items()} == {"training": 3, "validation": 1, "test": 1}
+        for entry in (entry for own in found.values() for entry in own):
+            stem = Path(entry["image"]).stem
+            assert (folder / entry["image"]).read_bytes() == (tmp_path / f"s/{site}/scans/{stem}.png").read_bytes()
+            assert (folder / entry["label"]).read_bytes() == (tmp_path / f"s/{site}/drawn/{stem}_mask.png").read_bytes()

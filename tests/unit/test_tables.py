@@ -174,7 +174,7 @@ def test_by_value_keeps_numbers_that_a_float_cannot() -> None:
 
 
 def rows_of(*texts: str) -> list[Row]:
-    rows = [Row(x=text) for text in texts]
+    rows = [Row({"x": text}) for text in texts]
     for number, row in enumerate(rows, 2):
         row.where = f"line {number}"
     return rows

@@ -37,10 +37,8 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
     """
     image = _checked(image)
     sigma = NOISE_SIGMA[_severity(severity) - 1]
-    noise = rng.standard_normal(image.shape, np.float32)
-    noise *= 255 * sigma
-    noise += image
-    return np.clip(noise, 0, 255, out=noise).astype(np.uint8)
+    noise = rng.standard_normal(image.shape, np.float32) * (255 * sigma)
+    return np.clip(noise + image, 0, 255).astype(np.uint8)
 
 
 def motion_blur(
@@ -108,10 +106,8 @@ def corrupt(image: Image, kind: str, severity: int, seed: int, *, reference_size
         seed: of this image, such as ``image_seed(file name)``.
         reference_size: see :func:`motion_blur`; noise does not depend on it.
     """
-    rng = np.random.default_rng(seed)
-    if choice("corruption", kind, CORRUPTIONS) == "motion_blur":
-        return motion_blur(image, severity, rng, reference_size=reference_size)
-    return gaussian_noise(image, severity, rng)
+    own = {"reference_size": reference_size} if kind == "motion_blur" else {}
+    return CORRUPTIONS[choice("corruption", kind, CORRUPTIONS)](image, severity, np.random.default_rng(seed), **own)
 
 
 def image_seed(image_id: str | int, seed: int = 0) -> int:

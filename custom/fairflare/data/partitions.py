@@ -8,6 +8,7 @@ depends on the arguments alone: the same seed gives the same partition.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,8 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     """
     y = _labels(labels)
     sites = _whole("num_sites", num_sites)
-    rng = _generator(seed)
-    owner = np.empty(len(y), np.int64)
-    start = 0
-    for members in _classes(y):
-        owner[rng.permutation(members)] = (start + np.arange(len(members))) % sites
-        start = (start + len(members)) % sites
-    return _by_owner(owner, sites)
+    turn = cycle(range(sites))
+    return _by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
 
 
 def dirichlet_partition(
@@ -74,11 +70,7 @@ def dirichlet_partition(
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
 
     def deal(rng: np.random.Generator) -> Indices:
-        owner = np.empty(len(y), np.int64)
-        for members in _classes(y):
-            counts = apportion(rng.dirichlet(np.full(sites, alpha)), len(members))
-            owner[rng.permutation(members)] = np.repeat(np.arange(sites), counts)
-        return owner
+        return _cut(y, rng, lambda size: _in_shares(rng.dirichlet(np.full(sites, alpha)), size))
 
     return _large_enough(deal, sites, least, seed, f"Dirichlet draw with alpha={alpha:g}")
 
@@ -173,11 +165,8 @@ def quantity_partition(
     y, sites, least = _asked(labels, num_sites, alpha, min_size)
 
     def deal(rng: np.random.Generator) -> Indices:
-        owner = np.empty(len(y), np.int64)
         shares = rng.dirichlet(np.full(sites, alpha))
-        for members in _classes(y):
-            owner[rng.permutation(members)] = np.repeat(np.arange(sites), apportion(shares, len(members)))
-        return owner
+        return _cut(y, rng, lambda size: _in_shares(shares, size))
 
     return _large_enough(deal, sites, least, seed, f"draw of sizes with alpha={alpha:g}")
 
@@ -219,12 +208,11 @@ def shard_partition(
     rng = _generator(seed)
     classes = _classes(y)
     if mode == "authors":
-        drawn: list[list[Indices]] = [[] for _ in range(sites)]
-        for own in drawn:
-            for members in classes:
-                chosen = int((rng.random(shards) < eta).sum())
-                own.append(rng.choice(members, chosen * IMAGES_PER_SHARD))
-        return [np.unique(np.concatenate(own)) for own in drawn]
+
+        def drawn(members: Indices) -> Indices:
+            return rng.choice(members, int((rng.random(shards) < eta).sum()) * IMAGES_PER_SHARD)
+
+        return [np.unique(np.concatenate([drawn(members) for members in classes])) for _ in range(sites)]
     order = rng.permutation(len(classes))
     dominant = np.zeros((sites, len(classes)), bool)
     dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True
@@ -241,7 +229,7 @@ def shard_partition(
         shares = weights[:, c]
         if shares.sum() <= 0:
             shares = np.ones(sites) if mode == "complement" else (np.arange(sites) == np.argmin(sizes)).astype(float)
-        for site, piece in zip(np.repeat(np.arange(sites), apportion(shares, len(pieces))), pieces, strict=True):
+        for site, piece in zip(_in_shares(shares, len(pieces)), pieces, strict=True):
             owner[piece] = site
             sizes[site] += len(piece)
     return _by_owner(owner, sites)
@@ -283,15 +271,15 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
     if abs(parts.sum() - 1) > 1e-6:
         raise ValueError(f"fractions must sum to 1, got {list(fractions)}")
     first = int(np.argmax(parts > 0))
-    rng = _generator(seed)
-    owner = np.empty(len(y), np.int64)
-    for members in _classes(y):
-        counts = apportion(parts, len(members))
+
+    def owners(size: int) -> Indices:
+        counts = apportion(parts, size)
         if counts[first] == 0:
             counts[np.argmax(counts)] -= 1
             counts[first] = 1
-        owner[rng.permutation(members)] = np.repeat(np.arange(len(parts)), counts)
-    return _by_owner(owner, len(parts))
+        return np.repeat(np.arange(len(parts)), counts)
+
+    return _by_owner(_cut(y, _generator(seed), owners), len(parts))
 
 
 def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
@@ -320,6 +308,20 @@ def _labels(labels: npt.ArrayLike) -> Indices:
 def _classes(y: Indices) -> list[Indices]:
     """The indices of each class that occurs, in the order of the classes, each in file order."""
     return [np.flatnonzero(y == c) for c in np.unique(y)]
+
+
+def _cut(y: Indices, rng: np.random.Generator, owners: Callable[[int], npt.ArrayLike]) -> Indices:
+    """Return the owner of each sample: those of a class's size, over the shuffled class."""
+    owner = np.empty(len(y), np.int64)
+    for members in _classes(y):
+        own = owners(len(members))
+        owner[rng.permutation(members)] = own
+    return owner
+
+
+def _in_shares(shares: npt.ArrayLike, total: int) -> Indices:
+    counts = apportion(shares, total)
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _by_owner(owner: Indices, parts: int) -> list[Indices]:

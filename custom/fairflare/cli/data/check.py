@@ -192,7 +192,7 @@ def _name(number: int | None, names: Sequence[str] | None) -> str:
 
 def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tuple[Path, Path]]:
     """Contact sheet and histogram of each site."""
-    from fairflare.data.preparers.common import file_name
+    from fairflare.data.preparers.names import file_name
 
     targets = {
         site: (out / f"{file_name(site)}_images.png", out / f"{file_name(site)}_histogram.png") for site in sites

@@ -30,47 +30,24 @@ copied into the ``local`` folder of a simulator workspace, it makes the job run 
 Images are split 6:2:2 into training, validation and test by patient (or by source image, where an image was cut into
 tiles), where the data set does not say otherwise. Either everything is written or nothing.
 
-Another data set is another module here with a ``PREPARERS``.
+Another data set is an entry in :mod:`fairflare.data.preparers.public`.
 """
 
-from fairflare.data.preparers import (
-    eyes,
-    hyperkvasir,
-    nuclei,
-    pictures,
-    prostate_mri,
-    red_cells,
-    rsna,
-    skin,
-    volumes,
-    white_cells,
-)  # fmt: skip
-from fairflare.data.preparers.common import Dealing, Item, Preparer, split_groups, write_pool, write_sites
-from fairflare.data.preparers.eyes import prepare_messidor2, prepare_rif
-from fairflare.data.preparers.hyperkvasir import prepare_hyperkvasir
-from fairflare.data.preparers.nuclei import NUCLEI, prepare_nuclei
+from collections.abc import Mapping
+
+from fairflare.data.preparers import pictures, volumes
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.engine import Preparer, PublicSet
+from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.pictures import prepare_folders, prepare_images, prepare_masks
-from fairflare.data.preparers.prostate_mri import PROSTATE_SITES, prepare_prostate_mri
-from fairflare.data.preparers.red_cells import prepare_red_cells
-from fairflare.data.preparers.rsna import prepare_rsna
-from fairflare.data.preparers.skin import prepare_flamby, prepare_isic2018, prepare_isic2019, prepare_tones
+from fairflare.data.preparers.public import PUBLIC
 from fairflare.data.preparers.volumes import prepare_volumes
-from fairflare.data.preparers.white_cells import (
-    CELL_TYPES,
-    WHITE_CELL_TARGETS,
-    WHITE_CELLS,
-    prepare_cell_types,
-    prepare_white_cells,
-)
+from fairflare.data.preparers.writing import write_pool, write_sites
 
 __all__ = [
-    "CELL_TYPES", "NUCLEI", "PREPARERS", "PROSTATE_SITES", "WHITE_CELLS", "WHITE_CELL_TARGETS", "Dealing", "Item",
-    "Preparer", "prepare_cell_types", "prepare_flamby", "prepare_folders", "prepare_hyperkvasir", "prepare_images",
-    "prepare_isic2018", "prepare_isic2019", "prepare_masks", "prepare_messidor2", "prepare_nuclei",
-    "prepare_prostate_mri", "prepare_red_cells", "prepare_rif", "prepare_rsna", "prepare_tones", "prepare_volumes",
-    "prepare_white_cells",
-    "split_groups", "write_pool", "write_sites",
+    "PREPARERS", "PUBLIC", "Dealing", "Item", "Preparer", "PublicSet", "prepare_folders", "prepare_images",
+    "prepare_masks", "prepare_volumes", "write_pool", "write_sites",
 ]  # fmt: skip
 
-MODULES = (pictures, volumes, prostate_mri, eyes, skin, hyperkvasir, rsna, nuclei, white_cells, red_cells)
-PREPARERS: dict[str, Preparer] = {preparer.name: preparer for module in MODULES for preparer in module.PREPARERS}
+OWN = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
+PREPARERS: Mapping[str, Preparer | PublicSet] = {**OWN, **PUBLIC}

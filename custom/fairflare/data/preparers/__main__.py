@@ -21,8 +21,8 @@ from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
 from fairflare.data.preparers import PREPARERS, dealing
 from fairflare.data.preparers import counts as counting
-from fairflare.data.preparers.common import Preparer
 from fairflare.data.preparers.draft import FOLDER
+from fairflare.data.preparers.engine import Preparer, PublicSet
 from fairflare.data.preparers.options import Command, option, values_of
 from fairflare.data.preparers.writing import MANIFEST
 
@@ -62,7 +62,7 @@ def make_app(prog: str = PROG) -> typer.Typer:
     return app
 
 
-def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
+def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[..., None]:
     """A function with the options of one preparer as its arguments."""
 
     def run(**options: Any) -> None:
@@ -85,7 +85,7 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
     return run
 
 
-def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
+def _prepare(preparer: Preparer | PublicSet, given: Mapping[str, Any]) -> None:
     options = dict(given)
     plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, has_dicom_mark, is_companion
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.kinds import named
 from fairflare.data.preparers.names import composed, existing_folder, listing
+
+T = TypeVar("T")
 
 # Written down beside images, and read or passed over on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
@@ -77,8 +80,7 @@ class Contents:
 
     def notes(self) -> list[str]:
         """The same as a note; none where nothing is passed over."""
-        told = self.passed_over()
-        return [f"'{self.folder}': not read: {told}"] if told else []
+        return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
 
 
 def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
@@ -98,43 +100,49 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
     for place, files in _walk(existing_folder(folder), others):
         folders += [place] if place != folder else []
         for path in files:
-            if is_wanted(path, endings):
+            ending = suffix_of(path)
+            if ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path)):
                 images.append(path)
-            elif suffix_of(path) not in SIDECARS:
+            elif ending not in SIDECARS:
                 unread.append(path)
     return Contents(folder, tuple(sorted(images)), tuple(sorted(unread)), tuple(sorted(folders)))
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """The folders right below a folder, without companions."""
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not is_companion(path.name)]
-
-
-def refuse_no_sites(source: Path, below: Mapping[str, object]) -> None:
-    """Refuse folders beside those of sites, so that no site vanishes.
+def sites_below(
+    source: Path, read: Callable[[Path], T | None], expected: str, instead: str, more: Callable[[], str] = str
+) -> dict[str, T]:
+    """Return what a folder holds (of one site without a name), else what the folders in it hold, by their names.
 
     Args:
-        source: the folder of all.
-        below: what was found in each folder in it; None: nothing that is known.
+        source: the folder.
+        read: what a folder of one site holds; None: nothing that is known.
+        expected: what that is, in words.
+        instead: what may be named instead.
+        more: what else is said where nothing is found.
 
     Raises:
-        DataError: names them, and what is in them.
+        DataError: nothing is found, or folders beside those of sites hold something else: no site vanishes.
     """
-    strange = [name for name, found in below.items() if found is None]
-    if strange:
-        inside = contents(next(path for path in folders_in(source) if composed(path.name) == strange[0]))
-        told = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
+    own = read(existing_folder(source))
+    if own is not None:
+        return {"": own}
+    folders = (path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name))
+    below = {composed(path.name): (path, read(path)) for path in folders}
+    found = {name: held for name, (_, held) in below.items() if held is not None}
+    if not found:
         raise DataError(
-            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {told}), as in the "
-            f"folders {listing(name for name in below if name not in strange)}; give it their form or, if it is no "
-            "site, move it away"
+            f"'{source}': expected {expected}, in it or in a folder for each site, found "
+            f"{listing(path.name for path in source.iterdir())}; or name {instead}{more()}"
         )
-
-
-def is_wanted(path: Path, endings: Collection[str] = SUFFIXES) -> bool:
-    """Tell whether the reader takes a file for an image of one of these endings."""
-    ending = suffix_of(path)
-    return ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))
+    strange = [name for name in below if name not in found]
+    if strange:
+        inside = contents(below[strange[0]][0])
+        held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
+        raise DataError(
+            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}), as in the "
+            f"folders {listing(found)}; give it their form or, if it is no site, move it away"
+        )
+    return found
 
 
 def known_ending(path: Path) -> str:

@@ -49,25 +49,17 @@ def as_csv(counts: Counts, names: Sequence[str] | None) -> str:
 def as_text(counts: Counts, names: Sequence[str] | None, width: int = 80) -> str:
     """A table of at most this width with a row for each class and a column for each site; sites that do not fit get a
     further table."""
-    found, classes = totals(counts), classes_of(counts, names)
-    rows = [class_name(number, names) for number in classes]
-    first = max(map(len, [*rows, "class"]))
-    columns = {
-        site: [site, *(str(own[number]) for number in classes), str(sum(own.values()))] for site, own in found.items()
-    }
-    lines: list[str] = []
-    left = list(columns)
-    while left:
-        taken: list[str] = []
-        used = first
-        while left and (not taken or used + 2 + max(map(len, columns[left[0]])) <= width):
-            used += 2 + max(map(len, columns[left[0]]))
-            taken.append(left.pop(0))
-        for index, row in enumerate(["class", *rows, "all"]):
-            cells = [columns[site][index].rjust(max(map(len, columns[site]))) for site in taken]
-            lines.append("  ".join([row.ljust(first), *cells]))
-        lines.append("")
-    return "\n".join(lines)
+    classes = classes_of(counts, names)
+    head = ["class", *(class_name(number, names) for number in classes), "all"]
+    first = [name.ljust(max(map(len, head))) for name in head]
+    tables: list[list[list[str]]] = [[first]]
+    for site, own in totals(counts).items():
+        column = [site, *(str(own[number]) for number in classes), str(sum(own.values()))]
+        cells = [cell.rjust(max(map(len, column))) for cell in column]
+        if len(tables[-1]) > 1 and sum(2 + len(other[0]) for other in tables[-1]) + len(cells[0]) > width:
+            tables.append([first])
+        tables[-1].append(cells)
+    return "\n".join("".join("  ".join(row) + "\n" for row in zip(*table, strict=True)) for table in tables)
 
 
 def draw(counts: Counts, names: Sequence[str] | None, path: Path) -> None:

@@ -18,7 +18,7 @@ from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Corrupted, Item, MaskResized, Resized
+from fairflare.data.preparers.items import Item, Made, corrupted, resized_image, resized_mask
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
@@ -78,23 +78,34 @@ class Dealing:
         check_fractions(self.fractions)
         if self.folds:
             number("folds", self.folds, low=2, whole=True)
-        if self.folds and self.common_test:
-            raise ValueError(
-                "folds and common_test exclude each other: a fold is the test of its site; see global_test"
-            )
-        if self.common_test and self.global_test:
-            raise ValueError("common_test and global_test exclude each other: a site's own test is one or the other")
-        for name in ("common_test", "global_test"):
-            if getattr(self, name) and not self.fractions[2]:
-                raise ValueError(f"{name} needs a share of test images, got fractions {list(self.fractions)}")
-        if self.partition != "site" and self.sites is None:
-            raise ValueError(f"partition {self.partition!r} needs the number of sites")
-        if self.partition == "site" and self.sites is not None:
-            raise ValueError("the number of sites is of a partition other than 'site'; choose one, or leave it out")
-        if self.partition == "two-pool" and not self.corrupt_sites:
-            raise ValueError("partition 'two-pool' needs corrupt_sites: how many sites the second pool is for")
-        if (self.corrupt is None) != (self.corrupt_sites == 0) and self.partition != "two-pool":
-            raise ValueError("corrupt and corrupt_sites belong together")
+        no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
+        unpaired = (self.corrupt is None) != (self.corrupt_sites == 0)
+        for wrong, why in (
+            (
+                self.folds and self.common_test,
+                "folds and common_test exclude each other: a fold is the test of its site; see global_test",
+            ),
+            (
+                self.common_test and self.global_test,
+                "common_test and global_test exclude each other: a site's own test is one or the other",
+            ),
+            (no_test, f"{no_test} needs a share of test images, got fractions {list(self.fractions)}"),
+            (
+                self.partition != "site" and self.sites is None,
+                f"partition {self.partition!r} needs the number of sites",
+            ),
+            (
+                self.partition == "site" and self.sites is not None,
+                "the number of sites is of a partition other than 'site'; choose one, or leave it out",
+            ),
+            (
+                self.partition == "two-pool" and not self.corrupt_sites,
+                "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for",
+            ),
+            (unpaired and self.partition != "two-pool", "corrupt and corrupt_sites belong together"),
+        ):
+            if wrong:
+                raise ValueError(why)
         if self.corrupt is not None:
             _ = self.corruption
 
@@ -141,13 +152,12 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     sites: dict[str, list[Item]] = _dealt(rest, dealing, seed) if dealt else {}
     for item in () if dealt else rest:
         sites.setdefault(item.site or "site-1", []).append(item)
-    names = list(sites)
-    if dealing.corrupt_sites > len(names):
-        raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(names)} sites")
+    if dealing.corrupt_sites > len(sites):
+        raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
-        for name, own in _shares(held, sites, seed).items():
-            sites[name] = [*sites[name], *own]
-    bad = corrupted_sites(names, dealing)
+        shares = _shares(held, sites, seed)
+        sites = {name: [*own, *shares[name]] for name, own in sites.items()}
+    bad = corrupted_sites(list(sites), dealing)
     tests = {quality: _tests(held, dealing, seed, quality) for quality in (False, True) if dealing.common_test}
     return {
         name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests.get(name in bad, ())]
@@ -201,17 +211,16 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
             f"partition {dealing.partition!r} needs classes, and these images have masks; use iid, quantity"
         )
     groups, labels = group_labels(items)
-    count, least = dealing.sites or 0, dealing.min_size
-    ways: Mapping[str, Callable[[], Sequence[Any]]] = {
-        "iid": lambda: partitions.iid_partition(labels, count, seed=seed),
-        "dirichlet": lambda: partitions.dirichlet_partition(labels, count, dealing.alpha, seed=seed, min_size=least),
-        "two-pool": lambda: partitions.two_pool_partition(
-            labels, count, dealing.corrupt_sites, dealing.alpha, seed=seed, min_size=least
-        ),
-        "shards": lambda: partitions.shard_partition(labels, count, dealing.eta, seed=seed, mode=dealing.shard_mode),
-        "quantity": lambda: partitions.quantity_partition(labels, count, dealing.alpha, seed=seed, min_size=least),
+    sized = {"alpha": dealing.alpha, "min_size": dealing.min_size}
+    ways: Mapping[str, tuple[Callable[..., Sequence[Any]], dict[str, Any]]] = {
+        "iid": (partitions.iid_partition, {}),
+        "dirichlet": (partitions.dirichlet_partition, sized),
+        "two-pool": (partitions.two_pool_partition, {"num_corrupted": dealing.corrupt_sites, **sized}),
+        "shards": (partitions.shard_partition, {"eta": dealing.eta, "mode": dealing.shard_mode}),
+        "quantity": (partitions.quantity_partition, sized),
     }
-    parts = ways[dealing.partition]()
+    way, arguments = ways[dealing.partition]
+    parts = way(labels, dealing.sites, seed=seed, **arguments)
     by_group: dict[str, list[Item]] = {}
     for item in items:
         by_group.setdefault(item.group, []).append(item)
@@ -225,34 +234,30 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
     return sites
 
 
-def _tests(common: Sequence[Item], dealing: Dealing, seed: int, corrupted: bool) -> list[Item]:
-    """The common test images as a site gets them whose own images are corrupted, or are not."""
+def _tests(common: Sequence[Item], dealing: Dealing, seed: int, own_bad: bool) -> list[Item]:
+    """Return the common test images as a site gets them whose own images are corrupted, or are not."""
     found = []
     for item in common:
-        more = (f"test_{item.attribute}",) if item.attribute else ()
         clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
         if dealing.corrupt is not None:
-            clean = ("test_clean",) if corrupted else ("test", "test_clean")
-            bad = _quality(item, dealing, seed, True)
-            splits = ("test", "test_corrupted") if corrupted else ("test_corrupted",)
-            found.append(replace(bad, name=f"{item.name}_corrupted", splits=splits, shared=True))
-        found.append(replace(_sized(item, dealing.edge), splits=(*clean, *more), shared=True))
+            bad = replace(_quality(item, dealing, seed, True), name=f"{item.name}_corrupted", shared=True)
+            found.append(replace(bad, splits=("test", "test_corrupted") if own_bad else ("test_corrupted",)))
+            clean = ("test_clean",) if own_bad else ("test", "test_clean")
+        more = (f"test_{item.attribute}",) if item.attribute else ()
+        found.append(replace(_quality(item, dealing, seed, False), splits=(*clean, *more), shared=True))
     return found
 
 
-def _quality(item: Item, dealing: Dealing, seed: int, corrupted: bool) -> Item:
-    found = dealing.corruption
-    if found is None or not corrupted:
-        return _sized(item, dealing.edge)
-    own = image_seed(f"{found[0]}/{item.name}", seed)
-    return replace(_sized(item, dealing.edge), image=Corrupted(item.image, *found, own, dealing.edge, dealing.edge))
-
-
-def _sized(item: Item, edge: int) -> Item:
-    if not edge:
+def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
+    found, edge = dealing.corruption, dealing.edge
+    if not edge:  # a corruption needs a size
         return item
-    mask = item.mask if isinstance(item.mask, int) else MaskResized(item.mask, edge, edge)
-    return replace(item, image=Resized(item.image, edge, edge), mask=mask)
+    image = Made(item.image, resized_image, (edge, edge))
+    if found is not None and bad:
+        own = image_seed(f"{found[0]}/{item.name}", seed)
+        image = Made(item.image, corrupted, (*found, own, edge))
+    mask = item.mask if isinstance(item.mask, int) else Made(item.mask, resized_mask, (edge, edge))
+    return replace(item, image=image, mask=mask)
 
 
 # ------------------------------------------------------------------------------------------------ command line

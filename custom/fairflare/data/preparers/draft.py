@@ -41,7 +41,6 @@ class Draft:
     def __init__(self, folder: Path, progress: Callable[[int], None]) -> None:
         self.new, self.old = folder / "new", folder / "old"
         self.checksums: dict[str, str] = {}
-        self.kept = 0  # files of an interrupted call
         self._progress = progress
         self._journal = folder / "journal.jsonl"
         self._known = _read(self._journal)
@@ -100,16 +99,14 @@ class Draft:
     def _write(self, name: str, source: Source) -> None:
         target = self.new / name
         made_from = f"{__version__} {stamp(source)}"
-        known = self._known.get(name)
-        if known is not None and known[0] == made_from and target.is_file() and sha256_of(target) == known[1]:
-            checksum, kept = known[1], True
-        else:
+        before, checksum = self._known.get(name, ("", ""))
+        kept = before == made_from and target.is_file() and sha256_of(target) == checksum
+        if not kept:
             target.parent.mkdir(parents=True, exist_ok=True)
             _save(target, source)
-            checksum, kept = sha256_of(target), False
+            checksum = sha256_of(target)
         with self._turn:
             self.checksums[name] = checksum
-            self.kept += kept
             if not kept:
                 with self._journal.open("a", encoding="utf-8") as journal:
                     journal.write(json.dumps([name, made_from, checksum]) + "\n")

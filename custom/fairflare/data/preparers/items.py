@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +18,30 @@ from fairflare.data.reading import read_image, read_mask
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-class Picture(ABC):
-    """Pixels that are made from a file when they are written. Subclasses are frozen dataclasses of plain values."""
+@dataclass(frozen=True)
+class Made:
+    """Pixels that are made when they are written.
 
-    @abstractmethod
+    Attributes:
+        source: what they are made of: pixels, a file, or what is itself made.
+        step: a function of this package that makes (height, width) or (height, width, 3) of it.
+        args: further arguments of the step, plain values.
+    """
+
+    source: Source
+    step: Callable[..., Pixels]
+    args: tuple[Any, ...] = ()
+
     def read(self) -> Pixels:
-        """(height, width) or (height, width, 3).
+        """Return the pixels.
 
         Raises:
             DataError: the file cannot be read.
         """
-
-    def files(self) -> tuple[Path, ...]:
-        """What it is made from."""
-        return tuple(path for value in vars(self).values() for path in files_of(value))
+        return self.step(self.source, *self.args)
 
 
-Source: TypeAlias = "Pixels | Path | Picture"
+Source: TypeAlias = "Pixels | Path | Made"
 
 
 @dataclass(frozen=True)
@@ -74,126 +80,63 @@ class Item:
     attributes: Mapping[str, str | float] | None = None
 
 
-@dataclass(frozen=True)
-class Resized(Picture):
-    """An image of any kind that a datalist may name, as 8 bits, of another size.
-
-    Attributes:
-        source: the image.
-        height, width: in pixels; 0: as it is.
-    """
-
-    source: Source
-    height: int = 0
-    width: int = 0
-
-    def read(self) -> Pixels:
-        return resized(pixels_of(self.source), self.height, self.width)
+def resized_image(source: Source, height: int, width: int) -> Pixels:
+    """Return an image of any kind that a datalist may name as 8 bits and of another size; 0: of its own."""
+    return resized(pixels_of(source), height, width)
 
 
-@dataclass(frozen=True)
-class MaskResized(Picture):
-    """A mask of another size, by nearest neighbour.
-
-    Attributes:
-        source: the mask; its values are from 0 to 255.
-        height, width: in pixels.
-    """
-
-    source: Source
-    height: int
-    width: int
-
-    def read(self) -> Pixels:
-        return resized(mask_of(self.source), self.height, self.width, nearest=True)
+def resized_mask(source: Source, height: int, width: int) -> Pixels:
+    """Return a mask with values from 0 to 255 in another size, by nearest neighbour."""
+    return resized(mask_of(source), height, width, nearest=True)
 
 
-@dataclass(frozen=True)
-class Relabelled(Picture):
-    """A mask whose grey values become labels by range.
+def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
+    """Return a mask whose grey values become labels by range.
 
-    Attributes:
+    Args:
         source: the mask.
         tops: of each range but the last one, in order, the highest value; the last one goes to 255.
         labels: one for each range.
     """
-
-    source: Source
-    tops: tuple[int, ...]
-    labels: tuple[int, ...]
-
-    def read(self) -> Pixels:
-        return np.asarray(self.labels, np.uint8)[np.searchsorted(np.asarray(self.tops), mask_of(self.source))]
+    return np.asarray(labels, np.uint8)[np.searchsorted(np.asarray(tops), mask_of(source))]
 
 
-@dataclass(frozen=True)
-class Corrupted(Picture):
-    """A corrupted copy of an image.
-
-    Attributes:
-        source: the image.
-        kind, severity, seed: as in :func:`fairflare.data.corruptions.corrupt`.
-        height, width: that it is brought to before; 0: as it is.
-    """
-
-    source: Source
-    kind: str
-    severity: int
-    seed: int
-    height: int = 0
-    width: int = 0
-
-    def read(self) -> Pixels:
-        pixels = resized(pixels_of(self.source), self.height, self.width)
-        return corrupt(pixels, self.kind, self.severity, self.seed)
+def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
+    """Return a corrupted copy of an image that is brought to edge x edge pixels before; 0: as it is."""
+    return corrupt(resized(pixels_of(source), edge, edge), kind, severity, seed)
 
 
 def pixels_of(source: Source) -> Pixels:
     """The pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
     if isinstance(source, Path):
-        return as_bytes(read_image(Sample(source, 0), site="source", split="none"))
-    return source.read() if isinstance(source, Picture) else source
+        pixels = np.round(read_image(Sample(source, 0), site="source", split="none") * 255).astype(np.uint8)
+        return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+    return source.read() if isinstance(source, Made) else source
 
 
 def mask_of(source: Source) -> Pixels:
     """The values of a mask, 0 to 255; those of a file as training reads it."""
     if not isinstance(source, Path):
-        return source.read() if isinstance(source, Picture) else source
+        return source.read() if isinstance(source, Made) else source
     values = read_mask(Sample(source, source), site="source", split="none")
     if values.min() < 0 or values.max() > 255:
         raise DataError(f"mask '{source}' has values from {values.min()} to {values.max()}; expected 0 to 255")
     return values.astype(np.uint8)
 
 
-def files_of(source: object) -> tuple[Path, ...]:
-    """The files that something is made from."""
-    if isinstance(source, Picture):
-        return source.files()
-    return (source,) if isinstance(source, Path) else ()
-
-
 def stamp(source: Source) -> str:
-    """The same for the same pixels: what they are made from and how, files by name, size and time of their change."""
-    found = hashlib.sha256(repr(_how(source)).encode())
-    for path in files_of(source):
-        status = path.stat()
-        found.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode())
-    return found.hexdigest()
-
-
-def _how(value: object) -> object:
-    """What pixels are made of, without the names of files."""
-    if isinstance(value, np.ndarray):
-        return value.shape, str(value.dtype), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    if isinstance(value, Picture):
-        return type(value).__name__, *(_how(part) for part in vars(value).values())
-    return "file" if isinstance(value, Path) else repr(value)
-
-
-def as_bytes(image: npt.NDArray[np.float32]) -> Pixels:
-    """(height, width, channels) in [0, 1] as 8 bits; one channel as (height, width)."""
-    pixels = np.round(image * 255).astype(np.uint8)
-    return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+    """Return the same for the same pixels: of what and how they are made, files by name, size and time of change."""
+    how: list[object] = []
+    while isinstance(source, Made):
+        how.append((source.step.__qualname__, source.args))
+        source = source.source
+    if isinstance(source, Path):
+        status = source.stat()
+        how.append((str(source.absolute()), status.st_size, status.st_mtime_ns))
+    else:
+        own = hashlib.sha256(np.ascontiguousarray(source).tobytes()).hexdigest()
+        how.append((source.shape, str(source.dtype), own))
+    return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
 def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:

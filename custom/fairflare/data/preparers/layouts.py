@@ -12,13 +12,16 @@ from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named
-from fairflare.data.preparers.contents import contents, folders_in, refuse_no_sites, without_ending
+from fairflare.data.preparers.contents import contents, sites_below, without_ending
 from fairflare.data.preparers.listed import FURTHER, called_columns, columns_of, listed_rows, table_file
 from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
 from fairflare.data.preparers.pairing import alone, keyed, pair_in
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
+EXPECTED = (
+    "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
+)
 PARTICIPANTS = "participants.tsv"  # of BIDS
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -73,20 +76,11 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
     Raises:
         DataError: there is none, or a folder in it is none of a site.
     """
-    own = _tree(existing_folder(source), suffix, attributes)
-    if own is not None:
-        return {"": own}
-    below = {composed(path.name): _tree(path, suffix, attributes) for path in folders_in(source)}
-    found = {name: tree for name, tree in below.items() if tree is not None}
-    if not found:
-        raise DataError(
-            f"'{source}': expected imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or "
-            f"labels/), or volumes beside their masks, in it or in a folder for each site, found "
-            f"{listing(path.name for path in source.iterdir())}; or name the folders (--site) or the files (--csv)"
-            + "".join(f"; {note}" for note in contents(source, WANTED).notes())
-        )
-    refuse_no_sites(source, below)
-    return found
+    return sites_below(
+        source, lambda folder: _tree(folder, suffix, attributes), EXPECTED,
+        "the folders (--site) or the files (--csv)",
+        lambda: "".join(f"; {note}" for note in contents(source, WANTED).notes()),
+    )  # fmt: skip
 
 
 def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree | None:
@@ -127,22 +121,15 @@ def pairs(images: Path, masks: Path) -> Tree:
         DataError: a folder is not there, or two files have one name.
     """
     together = images == masks
-    own: list[tuple[str, Path]] = []
-    marked: list[tuple[str, Path]] = []
-    notes: list[str] = []
-    for folder, found in ((images, own), *([] if together else [(masks, marked)])):
-        volumes, passed = volumes_below(
-            folder, [] if together else [path for path in (images, masks) if path != folder]
-        )
-        found += volumes
-        notes += passed
+    own, notes = volumes_below(images, [] if together else [masks])
+    marked, more = (own, []) if together else volumes_below(masks, [images])
     pictures = keyed(own, "images" if together else None, channel=True)
-    partners = keyed(own if together else marked, "masks" if together else None, channel=True)
+    partners = keyed(marked, "masks" if together else None, channel=True)
     for key in [key for key in pictures if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in pictures) == 1:
             pictures[outer] = pictures.pop(key)
-    return replace(_matched(pictures, partners), notes=notes)
+    return replace(_matched(pictures, partners), notes=[*notes, *more])
 
 
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path]) -> Tree:
@@ -242,7 +229,6 @@ def listed(
         image = Path(row["path"])
         name = row["text"] if image.is_dir() else without_ending(row["text"])
         label = Path(row[of]) if of == "mask" else row[of]
-        bare = Row({key.removeprefix(FURTHER): text for key, text in row.items() if key.startswith(FURTHER)})
-        bare.where = row.where
+        bare = Row({k.removeprefix(FURTHER): v for k, v in row.items() if k.startswith(FURTHER)}, where=row.where)
         cases.append(Case(name, image, label, row["patient"] or None, row["site"], row["split"], bare))
     return Tree(cases, notes=notes)

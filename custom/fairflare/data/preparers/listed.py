@@ -177,9 +177,7 @@ def listed_rows(
     paths = images.all([row[called["image"]] for row in table], file)
     rows = []
     for row, path in zip(table, paths, strict=True):
-        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)})
-        found |= {FURTHER + name: row[name] for name in more}
-        found.line, found.where = row.line, row.where
+        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)}, row.line, row.where)
         if not found[of]:
             raise DataError(f"{row.where}: the {of} is missing")
         if of == "label" and found[of].lower() in NO_VALUE and found[of] not in (classes or ()):
@@ -187,12 +185,9 @@ def listed_rows(
                 f"{row.where}: the label is '{found[of]}', which mostly means that there is none; take such rows out "
                 f"or, where it is a class, name all classes (--classes {found[of]} ...)"
             )
-        found |= {
-            "path": str(path),
-            "text": path.relative_to(source).as_posix(),
-            "split": split_name(found["split"], row),
-        }
-        found["site"] = composed(found["site"])
+        found |= {FURTHER + name: row[name] for name in more}
+        found |= {"path": str(path), "text": path.relative_to(source).as_posix()}
+        found |= {"split": split_name(found["split"], row), "site": composed(found["site"])}
         rows.append(found)
     if of == "mask":
         masks = images.all([row[of] for row in rows], file)
@@ -378,7 +373,8 @@ def check_pictures(
     with ThreadPoolExecutor() as threads:
         looks = list(threads.map(lambda item: _looked_at(item, drawn_on), given))
     good = [item for item, look in zip(given, looks, strict=True) if isinstance(look, Looked)]
-    bad = [(_name_of(item), look) for item, look in zip(given, looks, strict=True) if not isinstance(look, Looked)]
+    names = [shown(item.image) if isinstance(item.image, Path) else item.name for item in given]
+    bad = [(name, look) for name, look in zip(names, looks, strict=True) if not isinstance(look, Looked)]
     said = refuse_bad(bad, len(given), "image(s)", bool(good) if leave_out else leave_out)
     usable = [look for look in looks if isinstance(look, Looked)]
     if notes is not None:
@@ -419,10 +415,6 @@ def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
     """
     if gone := sorted(set(sites) - set(left)):
         raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
-
-
-def _name_of(item: Item) -> str:
-    return shown(item.image) if isinstance(item.image, Path) else item.name
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def option(
         flags: how it is written, such as ``"--site"``.
         made: makes of what is given what the function gets.
         more: see :func:`typer.Option`. A ``metavar`` of several words takes as many words as one value, which
-            :func:`words_of` takes apart.
+            ``split(TOGETHER)`` takes apart.
     """
     declared = typer.Option(*flags, help=text, **more)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared, made])
@@ -37,11 +37,6 @@ def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[s
     """What the function of a command gets of what was given."""
     made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
-
-
-def words_of(value: str) -> list[str]:
-    """The words of a value whose option takes several."""
-    return value.split(TOGETHER)
 
 
 class Command(TyperCommand):
@@ -93,7 +88,7 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
     Raises:
         ValueError: one has not three words, or a name is there twice.
     """
-    sites = [words_of(value) for value in values or ()]
+    sites = [value.split(TOGETHER) for value in values or ()]
     if wrong := [words for words in sites if len(words) != 3]:
         raise ValueError(f"--site takes NAME and two places, got {' '.join(wrong[0])}")
     given = {name: (Path(images), Path(masks)) for name, images, masks in sites}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from fairflare.base.checks import choice, whole
 from fairflare.base.for_types import Unpack
-from fairflare.base.settings import field_names
 from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
 from fairflare.data.phantoms.prostate import SLICES
 from fairflare.data.preparers.items import Item
@@ -38,7 +39,7 @@ def prepare_phantom(
         cases: factor on the number of patients of the prostate and the volumes.
         plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
             given) size are those of the other arguments. Default: the plan's own.
-        seed, overwrite and others: see :func:`fairflare.data.preparers.common.write_sites`.
+        seed, overwrite and others: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -52,13 +53,8 @@ def prepare_phantom(
         drawn = {site: _prostate(site, size, seed, cases) for site in names}
         return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
     number = whole("sites", sites)
-    given = {} if plan is None else {field: getattr(plan, field) for field in field_names(PhantomPlan)}
-    whole_plan = PhantomPlan(
-        **{
-            **given, "phantom": name, "num_sites": number, "seed": seed,
-            **({} if image_size is None else {"image_size": image_size}),
-        }
-    )  # fmt: skip
+    scale: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
+    whole_plan = replace(plan or PhantomPlan(phantom=name), phantom=name, num_sites=number, seed=seed, **scale)
     kind = whole_plan.kind
     groups = {group: list(members) for group, members in kind.groups.items()}
     corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]

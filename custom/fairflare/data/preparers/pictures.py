@@ -12,15 +12,14 @@ from fairflare.base.for_types import Unpack
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn
 from fairflare.data.kinds import named
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, write_pool
 from fairflare.data.preparers.contents import (
-    VOLUMES_TAKEN,
     Contents,
-    contents,
-    folders_in,
-    refuse_no_sites,
+    sites_below,
     without_ending,
 )
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.engine import Preparer
+from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
     FURTHER,
@@ -34,13 +33,12 @@ from fairflare.data.preparers.listed import (
     groups_by_site,
     listed_rows,
     patient_of,
-    refuse_bad,
     refuse_empty,
     refuse_one_patient,
     split_name,
     table_file,
 )
-from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
+from fairflare.data.preparers.names import composed, file_name, listing
 from fairflare.data.preparers.options import (
     ATTRIBUTES,
     CLASSES,
@@ -53,9 +51,11 @@ from fairflare.data.preparers.options import (
     parse_pairs,
     sites_of,
 )
-from fairflare.data.preparers.pairing import Pair, alone, keyed, pair_in
+from fairflare.data.preparers.pairing import pair_in, pair_rows
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.preparers.writing import Form, write_sites
+from fairflare.data.preparers.writing import Form, Writing, write_pool
+
+EXPECTED = "images/ and masks/ (or labels/)"
 
 
 def prepare_images(
@@ -87,7 +87,7 @@ def prepare_images(
             numbers by size, names by the alphabet.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
         dealing: how the images become those of sites; default: by the data's sites.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -102,33 +102,49 @@ def prepare_images(
         rows = _class_folders(images.contents, classes)
     else:
         rows = listed_rows(source, table_file(source, csv), columns or {}, "label", images, attributes, classes)
+    own: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group}
+    return _written(rows, "label", images.contents.notes(), out_dir, dealing, writing, **own)
+
+
+def _written(
+    rows: Sequence[Row], of: str, notes: list[str], out_dir: str | Path, dealing: Dealing | None, writing: Writing,
+    *, attributes: Mapping[str, str] | None, group: Groups, classes: Sequence[str] | None = None,
+    leave_out: bool | None = None, mask_values: Mapping[str, int | str] | None = None,
+    mask_drawn_on: DrawnOn | None = None,
+) -> dict[str, Path]:  # fmt: skip
+    """Look at the pictures of rows and write them.
+
+    Args:
+        rows: with the ``path`` of each picture, its ``label`` or ``mask`` (``of``), the ``text`` that patients are
+            searched in, perhaps a ``name``.
+        of: ``"label"`` or ``"mask"``.
+        notes: of what is passed over.
+        out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
+        attributes, group, classes, leave_out, mask_values, mask_drawn_on: options of the commands.
+    """
     declared, people = attributes_of(attributes, rows)
-    names, labels = classes_of([row["label"] for row in rows], classes)
-    notes = images.contents.notes()
-    items, _ = check_pictures(_items(rows, labels, people, group, writing.get("seed", 0)), notes=notes)
-    refuse_one_patient(items, group)
-    form: dict[str, Any] = {"class_names": names, "attributes": declared, "notes": notes}
-    return write_pool(items, out_dir, dealing or Dealing(), **form, **writing)
-
-
-def _items(
-    rows: Sequence[Row],
-    targets: Sequence[int | Path],
-    people: Sequence[Mapping[str, str | float]],
-    group: Groups,
-    seed: int,
-) -> list[Item]:
-    """The images of rows with a ``path``, the ``text`` that patients are searched in, and perhaps a ``name``."""
-    by_site = groups_by_site(group, {row["site"] for row in rows})
+    names: list[str] | None = None
+    targets: Sequence[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
+    if of == "label":
+        names, targets = classes_of([row["label"] for row in rows], classes)
+    elif classes:
+        raise ValueError("--classes are those of a table of classes; masks have structures")
+    expressions = groups_by_site(group, {row["site"] for row in rows})
     items = []
     for row, target, person in zip(rows, targets, people, strict=True):
         path, site = Path(row["path"]), row["site"]
-        patient = row["patient"] or patient_of(row["text"], by_site[site], site, path, seed)
+        patient = row["patient"] or patient_of(row["text"], expressions[site], site, path, writing.get("seed", 0))
         name = file_name(row.get("name") or without_ending(row["text"]))
         splits = (row["split"],) if row["split"] else ()
         key = f"{site}/{patient}" if patient else name
         items.append(Item(name, key, path, target, patient, site, splits, attributes=person))
-    return items
+    items, values = check_pictures(items, leave_out, notes, mask_drawn_on)
+    refuse_one_patient(items, group)
+    refuse_empty({row["site"] for row in rows}, {item.site for item in items})
+    task, settings = ({}, {}) if names else labels_of(values, {}, notes, mask_values)
+    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
+    form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
+    return write_pool(items, out_dir, dealing or Dealing(), settings, form, **writing)
 
 
 def prepare_masks(
@@ -159,7 +175,7 @@ def prepare_masks(
         mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
             no classes: ``iid`` and ``quantity``.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -172,7 +188,7 @@ def prepare_masks(
     check_columns(csv, columns or attributes)
     if csv is None:
         rows = []
-        for site, pair in _sites(source).items():
+        for site, pair in sites_below(source, pair_in, EXPECTED, "the files in a CSV file (--csv)").items():
             for row in pair_rows(site, *pair, notes):
                 row["name"] = f"{site}_{row['text']}".lstrip("_")
                 rows.append(row)
@@ -180,16 +196,8 @@ def prepare_masks(
         images = Images(source)
         rows = listed_rows(source, table_file(source, csv), columns or {}, "mask", images, attributes)
         notes += images.contents.notes()
-    declared, people = attributes_of(attributes, rows)
-    masks = [Path(row["mask"]) for row in rows]
-    items, values = check_pictures(
-        _items(rows, masks, people, group, writing.get("seed", 0)), notes=notes, drawn_on=mask_drawn_on
-    )
-    refuse_one_patient(items, group)
-    task, settings = labels_of(values, {}, notes, mask_values)
-    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
-    form: dict[str, Any] = {"settings": settings, "stratified": False, "attributes": declared, "task": task}
-    return write_pool(items, out_dir, dealing or Dealing(), notes=notes, **form, **writing)
+    own: dict[str, Any] = {"attributes": attributes, "group": group, "mask_drawn_on": mask_drawn_on}
+    return _written(rows, "mask", notes, out_dir, dealing, writing, **own, mask_values=mask_values)
 
 
 def prepare_folders(
@@ -220,7 +228,7 @@ def prepare_folders(
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
         mask_drawn_on: as in :func:`prepare_masks`.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -253,23 +261,10 @@ def prepare_folders(
         _add_known(
             rows, {name: Images(images) for name, (images, _) in places.items()}, Path(csv), own, attributes, notes
         )
-    declared, people = attributes_of(attributes, rows)
-    names: list[str] | None = None
-    targets: list[Any] = [Path(row["mask"]) for row in rows if of == "mask"]
-    if of == "label":
-        names, targets = classes_of([row["label"] for row in rows], classes)
-    elif classes:
-        raise ValueError("--classes are those of a table of classes; masks have structures")
-    items, values = check_pictures(
-        _items(rows, targets, people, group, writing.get("seed", 0)), leave_out, notes, mask_drawn_on
-    )
-    refuse_one_patient(items, group)
-    task, settings = ({}, {}) if names else labels_of(values, {}, notes)
-    settings |= {} if mask_drawn_on is None else {"mask_drawn_on": mask_drawn_on}
-    form = Form(names, stratified=names is not None, attributes=declared, task=task, notes=notes)
-    by_site = {name: [item for item in items if item.site == name] for name in places}
-    refuse_empty(places, {item.site for item in items})
-    return write_sites(by_site, out_dir, settings, form, **writing)
+    if len({"mask" in row for row in rows}) > 1:
+        raise DataError("the tables of some sites have masks, those of others classes; prepare them one by one")
+    options: dict[str, Any] = {"attributes": attributes, "classes": classes, "group": group, "leave_out": leave_out}
+    return _written(rows, of, notes, out_dir, None, writing, **options, mask_drawn_on=mask_drawn_on)
 
 
 def _of_site(row: Row, site: str) -> Row:
@@ -322,44 +317,6 @@ def _add_known(
         notes.append(f"{len(lacking)} of {len(rows)} images are not in '{file}': {named(lacking)}")
 
 
-def pair_rows(site: str, images: Path, masks: Path, notes: list[str], leave_out: bool | None = None) -> list[Row]:
-    """The pairs of two folders, which may be one: path and name of the image, and its mask.
-
-    Args:
-        site: for messages.
-        images, masks: the folders.
-        notes: gets what is passed over.
-        leave_out: go on without files that have no partner.
-
-    Raises:
-        DataError: there is no pair, files have no partner, or a folder holds volumes.
-    """
-    together = images == masks
-    seen = contents(images, besides=[] if together else [masks])
-    marked = seen if together else contents(masks, besides=[images])
-    where = f"site '{site}': " if site else ""
-    if series := [*seen.series, *marked.series]:
-        raise DataError(f"{where}'{series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    pictures = keyed(((seen.key(path), path) for path in seen.images), "images" if together else None)
-    partners = keyed(((marked.key(path), path) for path in marked.images), "masks" if together else None)
-    passed = [note for found in dict.fromkeys((seen, marked)) for note in found.notes()]
-    bad = alone(pictures, partners)
-    if not set(pictures) & set(partners):
-        raise DataError(
-            f"{where}expected an image in '{images}' and a mask of the same name in '{masks}'; "
-            + (f"without partner: {listing(name for name, _ in bad)}" if bad else "found no image")
-            + "".join(f"; {note}" for note in passed)
-        )
-    said = refuse_bad(bad, len(pictures), f"image(s) of {where.removesuffix(': ') or repr(str(images))}", leave_out)
-    notes += [*passed, *([said] if said else [])]
-    rows = []
-    for key in sorted(set(pictures) & set(partners)):
-        texts = {"path": str(pictures[key]), "mask": str(partners[key]), "site": site, "text": key}
-        rows.append(Row(texts, patient="", split=""))
-        rows[-1].where = f"'{pictures[key]}'"
-    return rows
-
-
 def check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:
     """Raises ``ValueError``: columns without a file."""
     if csv is None and columns:
@@ -391,31 +348,10 @@ def _class_folders(seen: Contents, classes: Sequence[str] | None) -> list[Row]:
         )
     rows = []
     for path, found in zip(seen.images, parts, strict=True):
-        text = path.relative_to(seen.folder).as_posix()
         site = composed(found[0]) if len(found) == 2 else ""
-        rows.append(Row(path=str(path), text=text, label=composed(found[-1]), site=site, patient="", split=""))
-        rows[-1].where = f"'{path}'"
+        texts = {"path": str(path), "text": path.relative_to(seen.folder).as_posix(), "label": composed(found[-1])}
+        rows.append(Row({**texts, "site": site, "patient": "", "split": ""}, where=f"'{path}'"))
     return rows
-
-
-def _sites(source: Path) -> dict[str, Pair]:
-    """The two folders of each site; one without a name: those of the source itself.
-
-    Raises:
-        DataError: there are none, or a folder is none of a site.
-    """
-    own = pair_in(existing_folder(source))
-    if own is not None:
-        return {"": own}
-    below = {composed(path.name): pair_in(path) for path in folders_in(source)}
-    found = {name: pair for name, pair in below.items() if pair is not None}
-    if not found:
-        raise DataError(
-            f"'{source}': expected images/ and masks/ (or labels/), in it or in a folder for each site, found "
-            f"{listing(path.name for path in source.iterdir())}; or name the files in a CSV file (--csv)"
-        )
-    refuse_no_sites(source, below)
-    return found
 
 
 MASK_VALUES = option(

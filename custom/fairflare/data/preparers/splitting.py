@@ -45,8 +45,9 @@ def split_groups(
     parts = 3 if fractions[2] else 2
     if len(names) < parts:
         raise DataError(
-            f"site '{site}': {len(names)} patient(s) or source image(s), but {_words(SPLITS[:parts])} "
-            "need one each; add cases, or write the datalist by hand",
+            f"site '{site}': {len(names)} patient(s) or source image(s), but "
+            f"{', '.join(SPLITS[: parts - 1])} and {SPLITS[parts - 1]} need one each; add cases, or write the datalist "
+            "by hand",
             f"site '{site}': too few cases for the splits",
         )
     digest = hashlib.sha256(site.encode()).digest()
@@ -166,7 +167,3 @@ def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
     order = sorted(range(len(counts)), key=lambda c: (-counts[c], c))
     cuts = (order[:third], order[third : len(order) - third], order[len(order) - third :])
     return {name: sorted(members) for name, members in zip(GROUPS, cuts, strict=True)}
-
-
-def _words(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from fairflare.data.datalist import DataError, suffix_of
@@ -15,6 +17,7 @@ from fairflare.data.preparers.names import composed, existing_folder, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
 WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
 WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
@@ -28,8 +31,11 @@ class Row(dict[str, str]):
         where: file and line, in words.
     """
 
-    line: int = 0
-    where: str = ""
+    def __init__(
+        self, texts: Mapping[str, str] | Iterable[tuple[str, str]] = (), line: int = 0, where: str = ""
+    ) -> None:
+        super().__init__(texts)
+        self.line, self.where = line, where
 
 
 def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
@@ -53,11 +59,11 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
         delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
     lines = text.split("\n")
     head_line = next((line for line in lines if line.strip()), "")
-    delimiter = delimiter or max(",;\t|", key=_outside_quotes(head_line).count)
+    delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     cells = _cells(file, text, delimiter)
-    at = [before + line for line in _first_lines(cells)]
-    filled = [(line, row) for line, row in zip(at, cells, strict=True) if any(row)]
-    if not filled:
+    at = accumulate((1 + sum(cell.count("\n") for cell in row) for row in cells), initial=before)
+    filled = [(line, row) for line, row in zip(at, cells, strict=False) if any(row)]
+    if len(filled) < 2:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name).strip() for name in head]
@@ -70,14 +76,8 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     twice = [name for name in needed if columns.count(name) > 1]
     if twice:
         raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
-    if not body:
-        raise DataError(f"'{file}' has no rows")
     columns, body = _columns(file, columns, body)
-    rows = []
-    for line, texts in body:
-        rows.append(row := Row(zip(columns, texts, strict=False)))
-        row.line, row.where = line, f"'{file}', line {line}"
-    return rows
+    return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 
 
 def _text_of(file: Path) -> str:
@@ -108,10 +108,6 @@ def _text_of(file: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _outside_quotes(line: str) -> str:
-    return "".join(line.split('"')[::2])
-
-
 def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
     """All cells, empty rows too; rows are of one length, the longest one's."""
     import pandas
@@ -125,14 +121,6 @@ def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
     except (ValueError, csv.Error) as error:
         raise DataError(f"'{file}' cannot be read: {error}; save the table as 'CSV UTF-8'") from error
     return [[str(cell) for cell in row] for row in frame.fillna("").itertuples(index=False)]
-
-
-def _first_lines(rows: Sequence[Sequence[str]]) -> list[int]:
-    """In which line, from 0, each row begins: a quoted cell may hold several lines."""
-    found = [0]
-    for row in rows:
-        found.append(found[-1] + 1 + sum(cell.count("\n") for cell in row))
-    return found[: len(rows)]
 
 
 def _columns(
@@ -165,10 +153,9 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
     Raises:
         DataError: there is none; names what was expected and what is there.
     """
-    for name in names:
-        if (source / name).is_file():
-            return source / name
-    raise DataError(f"'{existing_folder(source)}': expected {' or '.join(names)}; found {_content(source)}")
+    if found := next((source / name for name in names if (source / name).is_file()), None):
+        return found
+    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
 
 
 def find_below(source: Path, name: str) -> Path | None:
@@ -182,16 +169,13 @@ def find_below(source: Path, name: str) -> Path | None:
 
 def find_folder(source: Path, names: Sequence[str]) -> Path:
     """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
-    for name in names:
-        folder = source / name
-        if folder.is_dir():
-            inner = folder / folder.name
-            return inner if inner.is_dir() else folder
-    raise DataError(f"'{existing_folder(source)}': expected the folder {' or '.join(names)}; found {_content(source)}")
+    if found := next((source / name for name in names if (source / name).is_dir()), None):
+        return inner if (inner := found / found.name).is_dir() else found
+    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
 
 
 def _content(source: Path) -> str:
-    return listing(path.name + "/" * path.is_dir() for path in source.iterdir())
+    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
 
 
 class Images:
@@ -266,26 +250,16 @@ def _parts(name: str) -> list[str]:
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
 
 
-def one_hot(file: Path, rows: Sequence[Row], names: Sequence[str]) -> list[int]:
-    """The class of each row from columns of 0 and 1, one for each class.
+def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """Return the class of each row from columns of 0 and 1, one for each class.
 
     Raises:
         DataError: a row has none or several.
     """
-    found = []
-    for row in rows:
-        chosen = [index for index, name in enumerate(names) if _is_one(row[name])]
-        if len(chosen) != 1:
-            raise DataError(f"{row.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(row)}")
-        found.append(chosen[0])
-    return found
-
-
-def _is_one(text: str) -> bool:
-    try:
-        return float(text) == 1.0
-    except ValueError:
-        return False
+    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
+    return [number for (number,) in found]
 
 
 def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
@@ -294,9 +268,9 @@ def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> N
     Args:
         what: the data set.
         found: class (site) of each image.
-        expected: images of each class.
+        expected: images of each class; none: nobody says.
     """
     counts = [sum(number == place for number in found) for place in range(len(expected))]
-    if counts != list(expected):
+    if expected and counts != list(expected):
         text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
         log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -20,7 +20,9 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_fi
 from fairflare.data.intensity import labels_of as whole_labels
 from fairflare.data.kinds import shown
 from fairflare.data.orientation import same_turn, turn_of, turned
-from fairflare.data.preparers.common import Dealing, Item, Preparer, Writing, file_name, write_pool
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.engine import Preparer
+from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.layouts import PARTICIPANTS, Case, Tree, listed, pairs, trees_of
 from fairflare.data.preparers.listed import (
@@ -33,6 +35,7 @@ from fairflare.data.preparers.listed import (
     refuse_empty,
     refuse_one_patient,
 )
+from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import (
     ATTRIBUTES,
     CLASSES,
@@ -45,6 +48,7 @@ from fairflare.data.preparers.options import (
     sites_of,
 )
 from fairflare.data.preparers.tables import Row
+from fairflare.data.preparers.writing import Form, Writing, write_pool
 
 GZIP = b"\x1f\x8b"
 Plane = Literal["axial", "coronal", "sagittal"]
@@ -118,7 +122,7 @@ def prepare_volumes(
         mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
         dealing: how volumes become those of sites; default: by the data's sites.
-        writing: see :func:`fairflare.data.preparers.common.write_sites`.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         the folder of each site.
@@ -188,10 +192,8 @@ def prepare_volumes(
     if mask_drawn_on is not None:
         settings["mask_drawn_on"] = mask_drawn_on
     writing["record"] = {**writing.get("record", {}), **whole, "volumes": _in_figures(good)}
-    return write_pool(
-        items, out_dir, dealing, class_names=names, settings=settings, stratified=names is not None, task=task,
-        attributes=declared, notes=notes, **writing,
-    )  # fmt: skip
+    form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
+    return write_pool(items, out_dir, dealing, settings, form, **writing)
 
 
 def _of_site(

@@ -7,7 +7,7 @@ import logging
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypedDict
@@ -17,7 +17,7 @@ from fairflare.base.checks import whole
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.data.datalist import DataError, load_datalist, write_datalist
+from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
 from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
@@ -83,45 +83,17 @@ class Form:
 
 
 def write_pool(
-    items: Sequence[Item],
-    out_dir: str | Path,
-    dealing: Dealing,
-    *,
-    class_names: Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    stratified: bool = True,
-    keys: str = "",
-    attributes: Mapping[str, Any] | None = None,
-    task: Mapping[str, Any] | None = None,
-    notes: Sequence[str] = (),
-    **writing: Unpack[Writing],
-) -> dict[str, Path]:
-    """As :func:`write_sites`, but the images are dealt to sites first.
-
-    Args:
-        items: all images.
-        out_dir: folder to write to.
-        dealing: how they become those of sites.
-        class_names: names of the classes.
-        settings: what else ``fairflare.json`` says for every site.
-        stratified: split each class in the same shares; images that are dealt are always split so.
-        keys, attributes, task, notes: as in :class:`Form`.
-        writing: see :func:`write_sites`.
-    """
+    items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
+    form: Form | None = None, **writing: Unpack[Writing],
+) -> dict[str, Path]:  # fmt: skip
+    """As :func:`write_sites`, but the images are dealt to sites first; what is dealt is split each class alike."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
-    form = Form(
-        class_names=class_names,
-        fractions=dealing.fractions,
-        stratified=stratified or dealing.partition != "site",
-        folds=dealing.folds,
-        corrupted=corrupted_sites(list(sites), dealing),
-        global_test=dealing.global_test,
-        keys=keys,
-        attributes=attributes or {},
-        task=task or {},
-        notes=notes,
-    )
-    return write_sites(sites, out_dir, settings, form, **writing)
+    form = form or Form()
+    dealt = replace(
+        form, stratified=form.stratified or dealing.partition != "site", fractions=dealing.fractions,
+        folds=dealing.folds, corrupted=corrupted_sites(list(sites), dealing), global_test=dealing.global_test,
+    )  # fmt: skip
+    return write_sites(sites, out_dir, settings, dealt, **writing)
 
 
 def write_sites(
@@ -168,7 +140,11 @@ def write_sites(
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
         result = _Result(draft, form, seed, names)
         result.write(sites)
-        result.site_files({names[site]: {"data_root": str(targets[site]), **(settings or {})} for site in sites})
+        blocks = {names[site]: {"data_root": str(targets[site]), **(settings or {})} for site in sites}
+        _write_json(draft.new / SITE_FILE, {"sites": blocks})
+        for fold in range(1, form.folds + 1):
+            own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
+            _write_json(draft.new / f"fairflare_fold{fold}.json", {"sites": own})
         result.summaries({"seed": seed, **writing.get("record", {})}, writing.get("picture", False))
         moves = [(path, draft.old / path.name) for path in existing]
         moves += [(path, out / path.name) for path in sorted(draft.new.iterdir())]
@@ -180,8 +156,7 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
     """What is to be replaced: what is there of the new result, and what else an earlier one has."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     earlier = _sites_of(out / MANIFEST)
-    files = [out / name for name in (SITE_FILE, MANIFEST, COUNTS, PICTURE)]
-    files += out.glob("fairflare_fold*.json")
+    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS, PICTURE)), *out.glob("fairflare_fold*.json")]
     existing = list(dict.fromkeys(path for path in (*targets, *earlier, *files) if path.exists()))
     if existing and not overwrite:
         raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
@@ -264,8 +239,8 @@ class _Result:
         """Fills :attr:`_tested`; what every site needs of the others' files."""
         links = []
         for site, found in splits.items():
+            folder = self.names[site]
             for entry, *own in zip(self._entries[site], *found, strict=True):
-                folder = self.names[site]
                 contents = entry.contents(f"{site}/" if entry.item.site else "")  # a key of this site alone
                 for fold in (fold for fold, of in enumerate(own) if "test" in of):
                     self._tested.setdefault(fold, []).extend(contents)
@@ -279,27 +254,26 @@ class _Result:
         folder = self.names[site]
 
         def put(kind: str, source: Any) -> str:
-            name = f"{folder}/{kind}/{item.name}"
             key = f"{kind}/{item.name}"
-            if item.shared and key in self._shared:
-                first = self._shared[key]
-                links.append((name + first[first.rindex(key) + len(key) :], first))
-                return links[-1][0]
-            found = self.draft.put(name, source)
-            if item.shared:
-                self._shared[key] = found
-            return found
+            first = self._shared.get(key, "") if item.shared else ""
+            own = first.partition("/")[2] or self.draft.put(f"{folder}/{key}", source).partition("/")[2]
+            if first:
+                links.append((f"{folder}/{own}", first))
+            elif item.shared:
+                self._shared[key] = f"{folder}/{own}"
+            return own
 
-        label = item.mask if isinstance(item.mask, int) else put("masks", item.mask).removeprefix(f"{folder}/")
-        return _Entry(item, put("images", item.image).removeprefix(f"{folder}/"), label)
+        return _Entry(
+            item, put("images", item.image), item.mask if isinstance(item.mask, int) else put("masks", item.mask)
+        )
 
     def _splits(self, site: str) -> list[list[tuple[str, ...]]]:
-        """The splits of each image; one list for each fold."""
-        items = [entry.item for entry in self._entries[site]]
-        form = self.form
-        if form.folds:
-            return assign_folds(items, form.folds, site=site, seed=self.seed, fractions=form.fractions)
-        return [assign(items, site=site, seed=self.seed, fractions=form.fractions, stratified=form.stratified)]
+        """Return the splits of each image; one list for each fold."""
+        items, form = [entry.item for entry in self._entries[site]], self.form
+        how: dict[str, Any] = {"site": site, "seed": self.seed, "fractions": form.fractions}
+        return (
+            assign_folds(items, form.folds, **how) if form.folds else [assign(items, **how, stratified=form.stratified)]
+        )
 
     def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
         with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
@@ -324,21 +298,12 @@ class _Result:
                     }
 
     def _classes(self, lists: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-        names = self.form.class_names
-        trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
-        number = len(names) if names is not None else max(trained) + 1
-        groups = self.form.class_groups
+        names, groups = self.form.class_names, self.form.class_groups
         if groups is None:
-            groups = frequency_groups([trained[c] for c in range(number)])
-        found: dict[str, Any] = {} if names is None else {"class_names": list(names)}
-        return {**found, "class_groups": groups} if groups else found
-
-    def site_files(self, blocks: Mapping[str, Mapping[str, Any]]) -> None:
-        """``fairflare.json``; of each fold another one."""
-        _write_json(self.draft.new / SITE_FILE, {"sites": blocks})
-        for fold in range(1, self.form.folds + 1):
-            own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
-            _write_json(self.draft.new / f"fairflare_fold{fold}.json", {"sites": own})
+            trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
+            groups = frequency_groups([trained[c] for c in range(max(trained) + 1 if names is None else len(names))])
+        named = {} if names is None else {"class_names": list(names)}
+        return {**named, **({"class_groups": groups} if groups else {})}
 
     def summaries(self, record: Mapping[str, Any], picture: bool) -> None:
         """Checksums of each site, counts, their picture where it is wanted, and the manifest."""
@@ -349,35 +314,35 @@ class _Result:
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
             lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
             (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-            images = {split: found.total() for split, found in self.counts[name].items()}
+            counts, noise = self.counts[name], self.form.label_noise.get(site)
+            classes = {
+                split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}
+                for split, found in counts.items()
+            }
             sites[name] = {
-                "name": site, "images": images, "corrupted": site in self.form.corrupted,
+                "name": site, "images": {split: found.total() for split, found in counts.items()},
+                "corrupted": site in self.form.corrupted,
                 "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
+                **({} if noise is None else {"label_noise": noise}),
+                **({} if None in counts["training"] else {"classes": classes}),
             }  # fmt: skip
-            if site in self.form.label_noise:
-                sites[name]["label_noise"] = self.form.label_noise[site]
-            if None not in self.counts[name]["training"]:
-                sites[name]["classes"] = {
-                    split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}
-                    for split, found in self.counts[name].items()
-                }
         (new / COUNTS).write_text(counting.as_csv(self.counts, names), encoding="utf-8")
         if picture:
             counting.draw(self.counts, names, new / PICTURE)
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
-        classes = any("classes" in own for own in sites.values())
-        told = {
-            **({"kind": "classification"} if classes else {}),
+        classified = any("classes" in own for own in sites.values())
+        content = {
+            **({"kind": "classification"} if classified else {}),
             **record,
             "folds": self.form.folds,
-            "task": {**({"num_classes": len(names)} if names and classes else {}), **self.form.task},
+            "task": {**({"num_classes": len(names)} if names and classified else {}), **self.form.task},
             "notes": self.notes,
             "versions": versions,
             "sites": sites,
         }
-        _write_json(new / MANIFEST, told)
+        _write_json(new / MANIFEST, content)
 
 
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -394,7 +359,7 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def _by_split(entries: Sequence[_Entry], splits: Sequence[tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {"training": [], "validation": [], "test": []}
+    found: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for entry, own in zip(entries, splits, strict=True):
         for split in own:
             found.setdefault(split, []).extend(entry.contents())

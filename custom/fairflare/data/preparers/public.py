@@ -1,0 +1,169 @@
+"""Published data sets: what differs between them, as entries of one table. Their sources: docs/published_sets.md.
+
+A further one is an entry here: a layout of :mod:`fairflare.data.preparers.engine`, names of its classes, and perhaps
+how it is dealt to sites. What no layout reads is a function in :mod:`fairflare.data.preparers.special`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
+from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
+from fairflare.data.phantoms.fundus import GRADE_COUNTS, GRADES
+from fairflare.data.preparers import special
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.engine import Arrays, ClassFolders, Keys, Listed, Pairs, People, PublicSet, tiles
+from fairflare.data.preparers.options import option
+from fairflare.data.preparers.writing import Form
+
+# The papers' protocols.
+FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))
+FEDISM = Dealing(
+    partition="two-pool", sites=20, alpha=1.0, corrupt="gaussian_noise:3", corrupt_sites=4, common_test=True,
+    fractions=(0.72, 0.08, 0.2), size=224,
+)  # fmt: skip
+FED_MAS = Dealing(partition="dirichlet", sites=8, alpha=0.5, folds=5, global_test=True, fractions=(0.72, 0.08, 0.2))
+BY_CENTRE = Dealing(global_test=True, fractions=(0.72, 0.08, 0.2))
+BY_TONE = Dealing(common_test=True, fractions=(0.7, 0.15, 0.15))
+
+LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
+TRUTH_2018, TRUTH_2019 = "ISIC2018_Task3_Training_GroundTruth", "ISIC_2019_Training_GroundTruth"
+INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata.csv"
+LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
+FORM_2019 = Form(ISIC2019, stratified=True, keys=LESIONS.replace("{}", META_2019))
+# Inner edges of the groups of age, in years.
+PEOPLE_2018 = People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"})
+PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60"})
+KEYS_2019 = Keys(META_2019, person="lesion_id")
+LAYOUT_2019 = Listed(
+    (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), ISIC2019, (INPUT_2019,), keys=KEYS_2019,
+    title="ISIC 2019", counts=ISIC2019_COUNTS,
+)  # fmt: skip
+CENTRES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias")
+RIF_SITES = {
+    "Drishti-GS": ("Domain1", "site1"), "RIM-ONE-r3": ("Domain2", "site2"), "REFUGE-train": ("Domain3", "site3"),
+    "REFUGE-val": ("Domain4", "site4"),
+}  # fmt: skip
+NUCLEI = ("fluo256", "fluo360", "fluo520", "histology256x320", "brightfield1024")
+WHITE_CELLS = ("JTSC", "CellaVision", "BCCD")
+WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # 0 background, 1 cytoplasm, 2 nucleus
+    "cell": {"0": 0, "1": 1, "2": 1}, "nucleus": {"0": 0, "1": 0, "2": 1}, "both": None,
+}  # fmt: skip
+CELL_TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
+RED_CELLS = (
+    "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
+    "schistocyte", "hypochromia", "elliptocyte",
+)  # fmt: skip
+
+SETS = (
+    PublicSet(
+        "prostate-mri", "T2 prostate MRI, six sites", special.prostate,
+        options=(
+            option("sites", list[str] | None, f"Default: {' '.join(special.PROSTATE_SITES)}.", None, metavar="SITE"),
+            option("split_unit", Literal[special.PROSTATE_UNITS], "What stays together.", "patient"),
+            option("neighbours", bool, "Three neighbouring slices as channels.", False, "--neighbours"),
+            option("window", Literal[special.WINDOWS], "Of what the 99th percentile is.", "volume"),
+            option("order", Literal[special.ORDERS], "Of the cases: drawn, or as the files.", "drawn"),
+        ),
+    ),
+    PublicSet(
+        "rif", "optic disc and cup, four sites",
+        Pairs(
+            RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
+            tops=(50, 200), labels=(2, 1, 0),  # grey values of cup, rim of the disc, background
+            title="RIF by site and part", counts=(50, 51, 99, 60, 320, 80, 320, 80),
+        ),
+        form=Form(
+            fractions=(0.8, 0.2, 0.0),  # of what is not for the test
+            task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
+        ),
+    ),
+    PublicSet(
+        "messidor2", "grades of diabetic retinopathy (Messidor-2)",
+        Listed(
+            ("messidor_data.csv",), GRADES, keys=Keys("messidor-2.csv", ("left", "right")),
+            columns=[
+                {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
+                {"image": "id_code", "label": "diagnosis", "usable": "adjudicated_gradable"},
+            ],
+            title="Messidor-2", counts=GRADE_COUNTS,
+        ),
+        FEDMRL,
+        Form(
+            GRADES, stratified=True,
+            keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
+        ),
+    ),
+    PublicSet(
+        "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
+        Listed(
+            (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), ISIC2018, ("ISIC2018_Task3_Training_Input",),
+            keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=ISIC2018_COUNTS,
+        ),
+        FEDMRL, Form(ISIC2018, stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
+    ),
+    PublicSet("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
+    PublicSet(
+        "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
+        Listed(
+            ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), ISIC2019,
+            (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=CENTRES, keys=KEYS_2019,
+            columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
+            title="Fed-ISIC2019 by centre", counts=(12413, 3954, 3363, 2259, 819, 439),  # training and test together
+        ),
+        BY_CENTRE, FORM_2019, people=PEOPLE_2019,
+    ),
+    PublicSet(
+        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
+        BY_TONE, FORM_2019, people=PEOPLE_2019,
+        options=(
+            option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),
+            option("sites_per_tone", int, "How many.", 2),
+        ),
+    ),
+    PublicSet(
+        "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
+        ClassFolders(
+            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), HYPERKVASIR, "HyperKvasir", HYPERKVASIR_COUNTS
+        ),
+        FED_MAS, Form(HYPERKVASIR, stratified=True, keys="The data set does not say whose an image is"),
+    ),
+    PublicSet(
+        "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,
+        Form(
+            special.KINDS, stratified=True,
+            keys="DICOM files say whose a slice is, pictures do not; with --split-unit image nobody is asked",
+        ),
+        options=(
+            option("images", int, "So many.", 25_000),
+            option("window", tuple[float, float], "Centre and width; of DICOM.", special.BRAIN),
+            option("split_unit", Literal[special.RSNA_UNITS], "What stays together.", "patient"),
+        ),
+    ),
+    PublicSet(
+        "nuclei", "nucleus segmentation, five acquisition groups",
+        Arrays("nuclei_", NUCLEI, ("masks", "ids"), partial(tiles, values=(0, 1))),
+        options=(
+            option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),
+        ),
+    ),
+    PublicSet(
+        "white-cells", "white blood cells, three laboratories",
+        Arrays("wbc_", WHITE_CELLS, ("masks", "ids"), partial(tiles, values=(0, 1, 2))),
+        options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
+        targets=WHITE_CELL_TARGETS,
+    ),
+    PublicSet(
+        "cell-types", "white blood cells by type, three laboratories",
+        Arrays("wbc_", WHITE_CELLS, ("labels", "ids"), special.cell_types), Dealing(), Form(CELL_TYPES),
+    ),
+    PublicSet(
+        "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
+        Arrays("rbc12_", ("chula",), ("labels", "image_no", "site"), special.red_cells), Dealing(), Form(RED_CELLS),
+    ),
+)  # fmt: skip
+PUBLIC: Mapping[str, PublicSet] = {entry.name: entry for entry in SETS}

@@ -369,7 +369,7 @@ class _Result:
         versions |= {package: version(package) for package in PACKAGES}
         classes = any("classes" in own for own in sites.values())
         told = {
-            **({"kind": "classification"} if classes else {}),
+            "kind": "classification" if classes else "segmentation",
             **record,
             "folds": self.form.folds,
             "task": {**({"num_classes": len(names)} if names and classes else {}), **self.form.task},

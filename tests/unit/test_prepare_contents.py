@@ -315,6 +315,14 @@ def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, wor
     assert not (tmp_path / "out").exists()
 
 
+def test_photographs_in_the_place_of_masks_look_swapped(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / f"i/p{number}.png", mask_of(number))
+        save(tmp_path / f"m/p{number}.jpg", image_of(number))  # grey
+    with pytest.raises(DataError, match="look swapped: the mask has colours, or is a JPEG, the image 2 values"):
+        prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
+
+
 def test_what_is_not_read_is_told_beside_images_without_a_mask(tmp_path: Path) -> None:
     for number in range(4):
         save(tmp_path / f"A/images/p{number}.png", image_of(number))

@@ -305,8 +305,8 @@ def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
     assert np.isnan(pooled["gap_intervals"]["dice_gap"]).all()
     assert captions(results) == [
         'Across all sites, zone "small" has the lowest Dice: 0.460, 0.290 below zone "enlarged" (how sure is not '
-        'known: "enlarged" has 1 case). Within site-2, the only site with both, it is 0.050: a part of the difference '
-        "may be one between the sites."
+        'known: "enlarged" has 1 case). Within site-2, the only site with both, the gap is 0.050: a part of the '
+        "difference may be one between the sites."
     ]
 
 
@@ -320,14 +320,14 @@ def test_gaps_within_sites_by_hand() -> None:
     assert pooled["gaps"]["dice_gap_within"] == pytest.approx(0.3, abs=1e-12)
     assert pooled["within"]["dice_gap_within"] == {"lowest": "M", "sites": ["a", "b"]}
     assert "dice_gap_within" not in results["groups"]["sites"]["a"]["zone"]["gaps"]
-    assert "Within the 2 sites that have both, it is 0.300" in captions(results)[0]
+    assert "Within the 2 sites that have both, the gap is 0.300" in captions(results)[0]
 
 
 def test_what_the_sites_hide_or_turn_round_is_said() -> None:
     turned = {"a": {"F": (0.9, 2), "M": (0.95, 18)}, "b": {"F": (0.2, 18), "M": (0.25, 2)}}
     (told,) = captions(dice_at(turned))
     assert told.startswith('Across all sites, zone "F" has the lowest Dice')
-    assert told.endswith("it is 0.050 (how sure is not known): a part of the difference may be one between the sites.")
+    assert told.endswith("gap is 0.050 (how sure is not known): a part of the difference may be one between the sites.")
     turned = {"a": {"F": (0.9, 2), "M": (0.8, 18)}, "b": {"F": (0.2, 18), "M": (0.1, 2)}}
     assert 'and there zone "M" has the lower value: the sites differ, too.' in captions(dice_at(turned))[0]
     hidden = {"a": {"F": (0.9, 4), "M": (0.7, 6)}, "b": {"F": (0.5, 6), "M": (0.3, 4)}}  # .66 and .54; .2 within

@@ -395,12 +395,15 @@ def test_a_damaged_image_costs_that_image(segmented: Path, kinds: Path, tmp_path
     (folder / "cut.png").write_bytes((kinds / "grey.png").read_bytes()[:300])
     np.save(folder / "nan.npy", np.full((8, 8), np.nan, np.float32))
     (folder / "notes.txt").write_text("x")
+    (folder / "map.mha").write_text("x")
+    (folder / "__MACOSX").mkdir()
+    shutil.copy(kinds / "grey.png", folder / "__MACOSX/._good.png")
     result = fairflare(segmented / "run", folder, "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "images/cut.png: it is damaged, or no picture" in result.stderr
     assert "images/nan.npy: it has values that are NaN or infinite\n" in result.stderr
     assert "2 of 3 image(s) could not be used" in result.stderr
-    assert "1 file(s) that are no images are passed over" in result.stderr
+    assert "images: not read: 1 .mha file ('map.mha'): python -c" in " ".join(result.stderr.split())
     assert [Path(row["image"]).name for row in rows_of(tmp_path / "out")] == ["good.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["good_mask.png", "predictions.csv"]
     result = fairflare(segmented / "run", folder / "notes.txt", "--out", tmp_path / "none")
@@ -454,7 +457,11 @@ def test_what_is_given_wrongly_is_one_line(segmented: Path, classified: Path, ki
     assert "does not exist; give the folder" in refused(tmp_path / "no", image, "--out", out)
     (tmp_path / "empty").mkdir()
     assert "no FL_global_model.pt in" in refused(tmp_path / "empty", image, "--out", out)
-    assert "holds no image" in refused(run, tmp_path / "empty", "--out", out)
+    assert "holds no image; known are .png" in refused(run, tmp_path / "empty", "--out", out)
+    (tmp_path / "empty/a.nrrd").write_text("x")
+    assert "holds no image; not read: 1 .nrrd file ('a.nrrd'): python -c" in refused(
+        run, tmp_path / "empty", "--out", out
+    )
     assert "chooses among the models" in refused(find_model(run), image, "--out", out, "--last")
     (tmp_path / "broken.pt").write_bytes(b"x")
     assert "cannot be read as plain tensors" in refused(tmp_path / "broken.pt", image, "--out", out)

@@ -208,6 +208,10 @@ def test_a_series_can_be_given_by_its_folder_and_others_are_single_images(padded
         dicom(
             loose / f"{number}.dcm", picture(number)[0], SeriesInstanceUID=f"1.{number}", ImageOrientationPatient=AXIAL
         )
-    assert fairflare(padded / "run", loose, "--out", tmp_path / "b").exit_code == 0
+    told = fairflare(padded / "run", loose, "--out", tmp_path / "b")
+    assert told.exit_code == 0
+    assert "loose: no volume, each file is an image by itself: the folder holds 3 DICOM series." in " ".join(
+        told.stderr.split()
+    )
     names = sorted(path.name for path in (tmp_path / "b").glob("*_mask.*"))
     assert names == ["0_mask.png", "1_mask.png", "2_mask.png"]

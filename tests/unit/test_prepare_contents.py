@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import prepare_folders, prepare_images, prepare_masks, prepare_volumes
 from fairflare.data.preparers.contents import contents
@@ -312,6 +313,52 @@ def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, wor
     assert line.startswith("  7 x ") or "(7 times): 'A/images/p0.png': it is" in line
     assert " and 4 more" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_photographs_in_the_place_of_masks_look_swapped(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / f"i/p{number}.png", mask_of(number))
+        save(tmp_path / f"m/p{number}.jpg", image_of(number))  # grey
+    with pytest.raises(DataError, match="look swapped: the mask has colours, or is a JPEG, the image 2 values"):
+        prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
+
+
+def test_what_is_not_read_is_told_beside_images_without_a_mask(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / f"A/images/p{number}.png", image_of(number))
+        save(tmp_path / f"A/masks/p{number}.{'png' if number < 2 else 'gif'}", mask_of(number))
+    with pytest.raises(DataError) as caught:
+        prepare_folders({"A": (tmp_path / "A/images", tmp_path / "A/masks")}, tmp_path / "out")
+    head, line, more = str(caught.value).splitlines()
+    assert head.startswith("2 of 4 image(s) of site 'A' cannot be used")
+    assert line == "  2 x without a mask of its name: 'A/images/p2.png', 'A/images/p3.png'"
+    assert "not read: 2 .gif files ('p2.gif', 'p3.gif'): python -c" in more
+    volume = nibabel.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4))
+    for number in range(3):
+        for folder in ("images", "labels"):
+            (tmp_path / "v" / folder).mkdir(parents=True, exist_ok=True)
+        nibabel.save(volume, tmp_path / f"v/images/c{number}.nii")
+        (tmp_path / f"v/labels/c{number}.nrrd").write_bytes(b"NRRD0004")
+    with pytest.raises(DataError, match=r"3 of 3 volume.*\n.*without a mask.*\n.*not read: 3 .nrrd files"):
+        prepare_volumes(tmp_path / "out", source_dir=tmp_path / "v")
+
+
+def test_masks_without_any_structure_are_refused_in_words(tmp_path: Path) -> None:
+    for number in range(4):
+        save(tmp_path / f"i/p{number}.png", image_of(number))
+        save(tmp_path / f"m/p{number}.png", mask_of(number, 0))
+    with pytest.raises(DataError, match=r"all masks are empty \(0 at every pixel\)"):
+        prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
+
+
+def test_a_method_for_classes_is_refused_once_on_masks(tmp_path: Path) -> None:
+    """The manifest says that the labels are masks, so a run does not first try them as classes."""
+    for number in range(4):
+        save(tmp_path / f"i/p{number}.png", image_of(number))
+        save(tmp_path / f"m/p{number}.png", mask_of(number))
+    prepare_folders({"A": (tmp_path / "i", tmp_path / "m")}, tmp_path / "out")
+    assert kind_by_manifest(tmp_path / "out/fairflare.json", {}) == {"task": "segmentation"}
+    assert kind_by_manifest(tmp_path / "out", {"task": "classification"}) == {}
 
 
 def test_labels_of_pictures_are_told_to_the_task(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_the_command_and_check_data(tmp_path: Path, capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out
     assert "NOTE: no patients are known at A, B: split by image" in told
     assert "A: 5 volumes; spacing 1.5 x 1 x 3; orientation RAS; label 0, 1, 2" in told
-    assert "A run on it needs: --set num_classes=2 --set 'orientation=\"coronal\"'" in told
+    assert "A run on it needs: --task segmentation --set num_classes=2 --set 'orientation=\"coronal\"'" in told
     checked = fairflare("check-data", tmp_path / "out")
     assert "40 usable images at 2 site(s); 0 problem(s)" in checked
     assert main(["volumes", "--site", "A", "x", "--out", str(tmp_path / "x")]) == 1

@@ -216,7 +216,8 @@ def test_rif_says_which_settings_a_run_needs(tmp_path: Path, capsys: Any) -> Non
     needs = {"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]}
     assert manifest(tmp_path / "out")["task"] == needs
     given = list(line.removeprefix("A run on it needs: ").split(" --set "))
-    assert given[1:] == ["num_classes=2", "'labels=[[1,2],[2]]'", '\'class_names=["disc","cup"]\'']
+    assert given[:2] == ["--task segmentation", "in_channels=3"]
+    assert given[2:] == ["num_classes=2", "'labels=[[1,2],[2]]'", '\'class_names=["disc","cup"]\'']
     for place in ("out", "out/Drishti-GS", "out/fairflare.json"):  # who checks them need not give these
         checked = CliRunner().invoke(app, ["check-data", str(tmp_path / place)])
         assert checked.exit_code == 0

@@ -108,6 +108,16 @@ def test_a_path_that_cannot_be_used_is_one_line(
         assert command == "doctor" or len(said.splitlines()) < 12, (what, said)  # doctor prints a table
 
 
+def test_a_file_for_the_folder_of_a_comparison_is_no_earlier_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = called(["compare", "fed_avg", "fed_prox", "--out", str(folder / "sites.json")], monkeypatch, capsys)
+    assert code == 2
+    assert "other settings" not in said
+    assert "sites.json" in said.replace("\n", "")
+    assert "is a file; give another name" in " ".join(said.split())
+
+
 @contextmanager
 def full_disk() -> Iterator[None]:
     """As on a full disk, no byte more can be written to a file."""

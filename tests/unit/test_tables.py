@@ -131,6 +131,18 @@ def test_rows_that_repeat_are_counted(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "2 rows repeat an earlier one, such as line 4" in caplog.text
 
 
+def test_images_that_no_row_names_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = pictures(tmp_path / "s", *(f"p{number}.png" for number in range(6)))
+    (source / "t.csv").write_text("image,label\np0,0\np1,1\n")
+    (source / "m.csv").write_text("image,mask\np0,p3\np1,p4\np2,p5\n")
+    with caplog.at_level(logging.WARNING):
+        assert len(listed_rows(source, source / "m.csv", {}, "mask")) == 3  # masks are named as well
+        assert not caplog.text
+        assert len(listed_rows(source, source / "t.csv", {}, "label")) == 2
+    said = f"4 of 6 images in '{source}' are not in the table '{source}/t.csv' and are left out: "
+    assert f"{said}'p2.png', 'p3.png', 'p4.png' and 1 more" in caplog.text
+
+
 def test_a_class_called_na_is_one_where_the_classes_are_named(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,NA\np1,none\n")

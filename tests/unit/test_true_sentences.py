@@ -12,6 +12,7 @@ import torch
 
 from fairflare.base.checks import nearest
 from fairflare.cli.run.folder import last_errors
+from fairflare.cli.run.words import say_plan
 from fairflare.federation.collecting.transport import RoundRecord
 from fairflare.federation.plan.plan import OF_SITES, make_plan
 from fairflare.federation.plan.run_settings import RunSettings
@@ -282,3 +283,12 @@ def test_what_went_wrong_is_said_without_the_kind_of_our_own_errors(tmp_path: Pa
     assert last_errors(log) == ["runs/a is in use by b"]
     log.write_text("\n".join([*lines, "torch.OutOfMemoryError: no memory"]))
     assert last_errors(log)[-1] == "torch.OutOfMemoryError: no memory"
+
+
+def test_local_training_is_called_a_bundles_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan("fed_avg", task="volume_segmentation")
+    assert plan.brought
+    say_plan(plan)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "local training, as the task has it: " in told
+    assert "bundle" not in told

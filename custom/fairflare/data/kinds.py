@@ -73,13 +73,13 @@ def odd_pair(image: Path, mask: Path) -> str:
     """
     own, other = _values(mask), _values(image)
     if other is not None and 1 < other <= FEW and (own is None or own > FEW):
-        has = "colours" if own is None else f"{own} values"
+        has = "colours, or is a JPEG" if own is None else f"{own} values"
         return f"image and mask look swapped: the mask has {has}, the image {other} values; exchange the two folders"
     return ""
 
 
 def _values(path: Path) -> int | None:
-    """Number of different values of a file, read as a mask; None: it has colours, or cannot be read so."""
+    """Number of different values of a file, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
     from fairflare.data.reading import read_mask  # numpy, which commands that say problems need not wait for
 
     try:

@@ -260,7 +260,7 @@ def _within_words(pooled: Mapping[str, Any], attribute: str, name: str, worst: s
         return "No site has two of these groups, so this may be a difference between the sites."
     several, gap = len(of["sites"]) > 1, pooled["gaps"][name]
     where = f"the {len(of['sites'])} sites that have both" if several else f"{of['sites'][0]}, the only site with both"
-    told = f"Within {where}, it is {number(inside)}"
+    told = f"Within {where}, the gap is {number(inside)}"
     if _ends(pooled, name):  # else why there is none has been said
         told += how_sure(pooled, f"{name}{WITHIN}")
     if abs(inside - gap) < APART:

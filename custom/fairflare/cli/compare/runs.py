@@ -290,7 +290,7 @@ def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return "" if results_in(place) is None else f"there is no {path.name} that tells them"
-    except (OSError, ValueError):
+    except ValueError:
         return f"{path.name} cannot be read"
     old, new = (_flat(plan) for plan in (stored, wanted))
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))

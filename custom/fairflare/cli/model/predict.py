@@ -139,38 +139,36 @@ def _images_of(text: str, out: Path) -> list[Image]:
 
 
 def _images_in(folder: Path, out: Path) -> list[Image]:
+    from fairflare.data.preparers.contents import contents
+
     if out.resolve() == folder.resolve():
         raise ValueError(f"--out {out} is the folder of the images; give another one")
-    found, others = [], 0
-    series = _series_in(folder)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if file.resolve().is_relative_to(out.resolve()) or any(
-            p.startswith(".") for p in file.relative_to(folder).parts
-        ):
-            continue
-        if file.parent in series:
-            if series[file.parent]:
-                inside = file.parent.relative_to(folder).as_posix()
-                found.append(Image(file.parent, folder.name if inside == "." else inside))
-                series[file.parent] = False
-        elif kind_of(file).known:
+    seen = contents(folder, besides=[out])
+    series = _series_in((folder, *seen.folders))
+    found = []
+    for file in seen.images:
+        if file.parent not in series:
             found.append(Image(file, file.relative_to(folder).as_posix()))
-        else:
-            others += 1
+        elif series[file.parent]:
+            inside = file.parent.relative_to(folder).as_posix()
+            found.append(Image(file.parent, folder.name if inside == "." else inside))
+            series[file.parent] = False
+    passed = seen.passed_over()
     if not found:
-        raise ValueError(f"{folder} holds no image; known are {', '.join(SUFFIXES)}")
-    if others:
-        say(f"{folder}: {others} file(s) that are no images are passed over")
+        known = f"not read: {passed}" if passed else f"known are {', '.join(SUFFIXES)}"
+        raise ValueError(f"{folder} holds no image; {known}")
+    if passed:
+        say(f"{folder}: not read: {passed}")
     return found
 
 
-def _series_in(folder: Path) -> dict[Path, bool]:
+def _series_in(folders: Iterable[Path]) -> dict[Path, bool]:
     """The folders that hold the files of one DICOM series and nothing else: each is one volume. True: not taken yet."""
     from fairflare.data import dicom
     from fairflare.data.geometry import NO_SERIES, Misfit
 
     found = {}
-    for place in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+    for place in folders:
         files = files_of_series(place)
         if len(files) < 2 or any(kind_of(path) not in (Dicom, Unknown) for path in place.iterdir()):
             continue
@@ -178,6 +176,7 @@ def _series_in(folder: Path) -> dict[Path, bool]:
             dicom.headers(place)
         except Misfit as error:  # a broken series is one image, and is left out with the reason
             if error.cause in NO_SERIES:
+                say(f"{place}: no volume, each file is an image by itself: {error}")
                 continue
         except Exception:  # in colour, or damaged: each file is one image
             continue

@@ -35,7 +35,9 @@ def labels_of(
             )
         return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}
     known = [0, *sorted({*values, *called} - {0})]
-    if not set(values) - {0} or len(known) > MOST_LABELS or known[0] < 0:
+    if not set(values) - {0}:
+        raise DataError("all masks are empty (0 at every pixel); give those in which the structures are drawn")
+    if len(known) > MOST_LABELS or known[0] < 0:
         raise DataError(f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels")
     number = len(known) - 1
     task: dict[str, Any] = {} if number == 1 else {"num_classes": number}

@@ -19,7 +19,7 @@ from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.geometry import DrawnOn, Misfit, fit, notes_of
 from fairflare.data.image_file import Dicom, image_file, kind_of
-from fairflare.data.kinds import by_kind, odd_pair, shown
+from fairflare.data.kinds import by_kind, named, odd_pair, shown
 from fairflare.data.listing.attributes import MOST_GROUPS
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
@@ -153,7 +153,8 @@ def listed_rows(
     """The rows of a table: ``path`` and ``text`` (below the source) of the image, what stands beside it (``of``),
     ``site``, ``patient``, ``split``.
 
-    A row that says again what an earlier one says is passed over, and a warning counts them.
+    A row that says again what an earlier one says is passed over, and a warning counts them; another one counts the
+    images that no row names.
 
     Args:
         source: folder that the images lie below.
@@ -193,6 +194,10 @@ def listed_rows(
         masks = images.all([row[of] for row in rows], file)
         for row, mask in zip(rows, masks, strict=True):
             row[of] = str(mask)
+    taken = {row[key] for row in rows for key in ("path", of)}
+    if others := [path.name for path in images.paths if str(path) not in taken]:
+        text = "%d of %d images in '%s' are not in the table '%s' and are left out: %s"
+        log.warning(text, len(others), len(images.paths), images.folder, file, named(others))
     return _once(rows, file, of)
 
 
@@ -382,7 +387,9 @@ def check_pictures(
     return good, {value for look in usable for value in look.values}
 
 
-def refuse_bad(bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None) -> str:
+def refuse_bad(
+    bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None, notes: Iterable[str] = ()
+) -> str:
     """What cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
 
     Args:
@@ -390,6 +397,7 @@ def refuse_bad(bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, 
         number: of all.
         what: they are.
         leave_out: go on without them; None: the command cannot.
+        notes: lines of what is passed over, which may be the reason; for the error.
 
     Raises:
         DataError: the same, where one does not go on.
@@ -400,7 +408,8 @@ def refuse_bad(bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, 
     if leave_out:
         return f"{len(bad)} of {number} {what} are left out:{lines}"
     how = "" if leave_out is None else ", or go on without them (--leave-out)"
-    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}")
+    more = "".join(f"\n  {note}" for note in notes)
+    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
 
 
 def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:

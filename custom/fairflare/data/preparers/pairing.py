@@ -87,7 +87,8 @@ def pair_rows(site: str, images: Path, masks: Path, notes: list[str], leave_out:
             + (f"without partner: {listing(name for name, _ in bad)}" if bad else "found no image")
             + "".join(f"; {note}" for note in passed)
         )
-    said = refuse_bad(bad, len(pictures), f"image(s) of {where.removesuffix(': ') or repr(str(images))}", leave_out)
+    what = f"image(s) of {where.removesuffix(': ') or repr(str(images))}"
+    said = refuse_bad(bad, len(pictures), what, leave_out, passed)
     notes += [*passed, *([said] if said else [])]
     rows = []
     for key in sorted(set(pictures) & set(partners)):

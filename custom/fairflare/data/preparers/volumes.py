@@ -156,7 +156,7 @@ def prepare_volumes(
             where = f"site '{site}'" if site else f"'{source_dir}'"
             raise DataError("; ".join([f"{where}: no volume that is read was found", *tree.notes]))
     good, bad = _judged(trees, plane, keep_empty, mask_drawn_on)
-    if said := refuse_bad(bad, len(good) + len(bad), "volume(s)", leave_out and bool(good)):
+    if said := refuse_bad(bad, len(good) + len(bad), "volume(s)", leave_out and bool(good), notes):
         notes.append(said)
     refuse_empty(
         {case.site or site for site, tree in trees.items() for case in tree.cases}, {site for site, *_ in good}

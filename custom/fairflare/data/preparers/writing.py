@@ -334,7 +334,7 @@ class _Result:
         versions |= {package: version(package) for package in PACKAGES}
         classified = any("classes" in own for own in sites.values())
         content = {
-            **({"kind": "classification"} if classified else {}),
+            "kind": "classification" if classified else "segmentation",
             **record,
             "folds": self.form.folds,
             "task": {**({"num_classes": len(names)} if names and classified else {}), **self.form.task},

@@ -135,7 +135,7 @@ def test_pneumonia_has_copies_that_check_data_finds(real_data: Path, tmp_path: P
     dealt = ["--partition", "quantity", "--sites", "3", "--seed", "2"]
     table.write_text("\n".join(rows) + "\n")
     fairflare(*command, *dealt)
-    text = fairflare("check-data", out, "--set", "in_channels=1", code=1)
+    text = fairflare("check-data", out, "--set", "in_channels=1", "--all", code=1)
     assert "3166 usable images at 3 site(s)" in text
     told = ("one image in several splits or at several sites", "times in one split")
     assert sum(any(words in line for words in told) for line in text.splitlines()) == 7

@@ -21,11 +21,15 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     several = len(documents) > 1
     methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
     rounds = {
-        (len(document["rounds"]), int(info.get("num_rounds") or 0))
+        (len(document["rounds"]), of if isinstance(of := info.get("num_rounds"), int) else 0)
         for document, info in zip(documents, infos, strict=True)
     }
     images = {
-        sum(n for told in info["said"].values() if isinstance(n := (told.get("images") or {}).get("training"), int))
+        sum(
+            n
+            for told in info["said"].values()
+            if isinstance(of := told.get("images"), dict) and isinstance(n := of.get("training"), int)
+        )
         for info in infos
     }
     days = sorted(day[:10] for document in documents for day in (document["started"], document["finished"]) if day)
@@ -34,7 +38,7 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     sites = sorted({site for info in infos for site in info["sites"]})
     told = {
         "Method" + "s" * several: listed(methods, most=MOST),
-        "Task": " or ".join(sorted({info.get("kind") or "not recorded" for info in infos}))
+        "Task": " or ".join(sorted({str(_text(info.get("kind")) or "not recorded") for info in infos}))
         + f", by {in_words(metric)}",
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",

@@ -113,7 +113,7 @@ def check_ended(run: Running, results: Mapping[str, Any], code: int, reason: str
     assert results["finished"]
     assert results["rounds"]
     assert "Traceback" not in run.said
-    assert "stopped: " in run.said
+    assert "Stopped. " in run.said
     assert run.left == []
     check_gone(run)
 
@@ -155,7 +155,7 @@ def test_an_experiment_goes_on_after_sigterm(start: Callable[..., Running]) -> N
     first = start(*arguments)
     first.wait_for("a round", lambda: rounds_done(first.folder / "run") > 0)
     first.end(signal.SIGTERM)
-    assert "the same command goes on" in first.said
+    assert "The same command goes on" in first.said
     stopped = results_of(first.folder / "run")
     assert stopped["reason"] == SIGTERM
     again = start(*arguments)

@@ -230,6 +230,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, p in enumerate(sorted((folder / "images").iterdir()))
     ]
     (folder / "all.csv").write_text("\n".join(["file,diagnosis,clinic,gender,years", *people]) + "\n")
+    known = [f"{p.stem},{'FM'[i % 2]},{30 + 4 * i}" for i, p in enumerate(sorted((folder / "a" / "images").iterdir()))]
+    (folder / "people.csv").write_text("\n".join(["image,sex,age", *known]) + "\n")
     shutil.copytree(folder / "a", folder / "PAIRS")
     shutil.copy(folder / "DATA" / "fairflare.json", folder / "site_file.json")
     for label in ("naevus", "melanoma"):

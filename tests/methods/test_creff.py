@@ -370,8 +370,8 @@ def test_the_server_makes_the_classifier_and_the_rest_is_fed_avg(finished, tmp_p
     assert results["status"] == "completed"
     plan = make_plan("creff", settings={**TINY, **QUICK, "local_epochs": 1})
     settings = {name: getattr(plan.training, name) for name in ("optimizer", "learning_rate", "batch_size")}
-    given = {**TINY, **settings, "local_epochs": 1, "momentum": plan.training.momentum,
-             "max_grad_norm": plan.training.max_grad_norm, "weight_decay": plan.training.weight_decay, "augment": True, "keep_optimizer_state": False,
+    same_as = ("momentum", "max_grad_norm", "weight_decay", "augment", "keep_optimizer_state")
+    given = {**TINY, **settings, **{name: getattr(plan.training, name) for name in same_as}, "local_epochs": 1,
              "phantom_min_share": plan.task.phantom_min_share}  # fmt: skip
     models = Models()
     run_local(make_plan("fed_avg", task="classification", sites=3, settings=given, num_rounds=3), tmp_path,

@@ -206,7 +206,7 @@ def test_under_a_stock_controller_it_acts_or_is_refused(plugin: Path) -> None:
     aggregator.reset_stats()
     for site in "ab":
         aggregator.accept_model(sent(site, ParamsType.FULL, 1.0))
-    with pytest.raises(RuntimeError, match="FedAvgM needs updates here: params_transfer_type"):
+    with pytest.raises(RuntimeError, match=r'FedAvgM needs updates here: params_transfer_type="DIFF" in the recipe'):
         aggregator.aggregate_model()
 
 

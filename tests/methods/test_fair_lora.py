@@ -330,7 +330,8 @@ def test_a_site_that_knows_no_groups_is_named(tmp_path: Path) -> None:
     told = refused(local, tmp_path / "a", fairlora_attribute="tone")
     assert "'site-1', 'site-2': the method goes by the groups of 'tone', which its data do not declare" in told
     told = refused(local, tmp_path / "b", **{"adapters.groups": 3})
-    assert "'site-1', 'site-2': attribute 'sex' has 2 groups in its datalist, the job has adapters.groups=3" in told
+    wanted = "attribute 'sex' has 2 groups in its datalist, the job has adapters.groups=3; set"
+    assert f"'site-1', 'site-2': {wanted}" in told
 
 
 def test_a_task_without_the_adapters_is_refused() -> None:

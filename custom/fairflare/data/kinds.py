@@ -56,17 +56,17 @@ def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Three names in quotes and the number of the rest."""
+    """Return three names in quotes and the number of the rest."""
     return few([f"'{name}'" for name in names], NAMED)
 
 
 def shown(path: Path) -> str:
-    """A file as a message names it: with two folders, so that sites and classes can be told apart."""
+    """Return a file's name for a message: with two folders, so that sites and classes can be told apart."""
     return "/".join(path.parts[-3:])
 
 
 def odd_pair(image: Path, mask: Path) -> str:
-    """What is odd about an image and its mask as files; empty: nothing.
+    """Return what is odd about an image and its mask as files; empty: nothing.
 
     Args:
         image, mask: files with one picture each.

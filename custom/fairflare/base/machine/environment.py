@@ -1,4 +1,4 @@
-"""The caller's environment, as far as an import here would stumble over it."""
+"""Shield imports from the caller's environment."""
 
 from __future__ import annotations
 

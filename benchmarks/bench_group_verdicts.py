@@ -3,7 +3,7 @@
 Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference
 for some of them, which all of its seeds share; and each seed has its luck. What is said of the gaps is the product's
 own: :mod:`fairflare.federation.site.groups`, :func:`fairflare.reporting.groups.by_group` and the verdicts of
-:mod:`fairflare.reporting.compare.group_gaps`.
+:mod:`fairflare_lab.compare.group_gaps`.
 
     python benchmarks/bench_group_verdicts.py --figures           # the table of docs/groups.md, a minute
     python benchmarks/bench_group_verdicts.py                     # all measures, through the sites' sums, an hour
@@ -22,10 +22,10 @@ import numpy as np
 
 from fairflare.core.statistics.group_sums import FOLDS
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
-from fairflare.reporting.compare.differences import corrected
-from fairflare.reporting.compare.group_gaps import Key, Value, Values, difference_of, gap_table
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.groups import by_group
+from fairflare_lab.compare.differences import corrected
+from fairflare_lab.compare.group_gaps import Key, Value, Values, difference_of, gap_table
 
 BINS, NAMES = 20, ["sex=F", "sex=M"]
 SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # of a comparison; of each group, over all sites

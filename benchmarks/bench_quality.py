@@ -30,13 +30,13 @@ from typing import Any
 import torch
 
 import fairflare
-from fairflare.cli.compare.provenance import checksums, commit_of, processor
 from fairflare.cli.options import parse_settings
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.record.run_info import versions
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
+from fairflare_lab.cli.compare.provenance import checksums, commit_of, processor
 
 #: The network and the phantom in place of the papers', and steps for few images.
 SMALLER: dict[str, dict[str, Any]] = {

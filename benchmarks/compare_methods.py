@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.results import read_results
+from fairflare_lab.compare.comparison import compare
 
 Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)
 # (title, metric, statistic over the sites)

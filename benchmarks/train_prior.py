@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from fairflare.data.phantoms import PHANTOMS, prostate_site
 from fairflare.tasks.networks import IMAGENET_MEAN, IMAGENET_STD
 from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, load_prior
+from fairflare_lab.phantoms import PHANTOMS, prostate_site
 
 SIZE, CROP = 64, 48  # pixels drawn, pixels seen
 SEED_OFFSET = 7_000_000  # keeps away from the seeds of the phantoms that federations learn

@@ -21,11 +21,11 @@ from statistics import fmean
 from typing import Any
 
 from fairflare.federation.transports import unseen
-from fairflare.reporting.compare.comparison import compare
-from fairflare.reporting.compare.difference_table import difference_table
-from fairflare.reporting.compare.differences import differences
-from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.results import read_results
+from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.differences import differences
+from fairflare_lab.compare.unseen import Unseen
 
 FEW = {"training": 60, "validation": 12}
 Value = tuple[float, list[float | None]]  # of the test split, and on the draws of its images

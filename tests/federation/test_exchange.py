@@ -104,7 +104,7 @@ def _timeless(value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing it takes most of the time."""
-    monkeypatch.setattr("fairflare.reporting.page.write.write_run_page", lambda results, folder: [])
+    monkeypatch.setattr("fairflare_lab.page.write.write_run_page", lambda results, folder: [])
 
 
 @pytest.mark.many

@@ -39,12 +39,12 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.reports import ByClass, Field, ReportError, read_report
 from fairflare.methods.base.rule import TwoPhase, anchor_fields
 from fairflare.methods.base.training import LocalTraining
-from fairflare.reporting.compare.comparison import compare
-from fairflare.reporting.page.content import Table
-from fairflare.reporting.page.material import read_material
-from fairflare.reporting.page.outcome import results as results_section
-from fairflare.reporting.page.words import of_run
 from fairflare.reporting.table import fairness_table
+from fairflare_lab.compare.comparison import compare
+from fairflare_lab.page.content import Table
+from fairflare_lab.page.material import read_material
+from fairflare_lab.page.outcome import results as results_section
+from fairflare_lab.page.words import of_run
 
 from .test_privacy import SITES, plan_of
 

@@ -19,11 +19,11 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import load_datalist
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.compare.comparison import compare, comparison_of, row_table
-from fairflare.reporting.page import outcome
-from fairflare.reporting.page.content import Spread, Table
-from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.table import fairness_table
+from fairflare_lab.compare.comparison import compare, comparison_of, row_table
+from fairflare_lab.page import outcome
+from fairflare_lab.page.content import Spread, Table
+from fairflare_lab.page.material import of_one, page_run
 from tests.federation.network import Run, misbehave
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,7 +17,6 @@ import torch
 from nvflare.fuel.utils import fobs
 from PIL import Image
 
-from fairflare.data.phantoms import PhantomPlan, class_site
 from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.server.rounds import RoundFailed
@@ -25,13 +24,14 @@ from fairflare.federation.site import groups
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.layout import interval
-from fairflare.reporting.page.groups import groups as section_of
-from fairflare.reporting.page.material import of_one, page_run
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.class_scores import MeasuresClasses
 from fairflare.tasks.segmentation import SegmentationTask
+from fairflare_lab.page.groups import groups as section_of
+from fairflare_lab.page.material import of_one, page_run
+from fairflare_lab.phantoms import PhantomPlan, class_site
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["site-1", "site-2"]
@@ -579,7 +579,7 @@ def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
             assert torch.equal(a, b)
     assert plain.attributes == {}
     assert more.attributes == {"zone": ("small", "enlarged", "unknown")}
-    from fairflare.data.phantoms.prostate_groups import zones
+    from fairflare_lab.phantoms.prostate_groups import zones
 
     shares = {site: np.concatenate([*zones(site, cases=20).values()]).mean() for site in ("site-3", "site-5")}
     assert shares["site-3"] == pytest.approx(0.15, abs=0.06)
@@ -590,7 +590,7 @@ def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
 
 def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
     from fairflare.federation.transports.unseen import at_unseen
-    from fairflare.reporting.compare.group_gaps import of_left_out
+    from fairflare_lab.compare.group_gaps import of_left_out
 
     settings = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2, "attributes": True, "groups": ["zone"]}
     given: dict[str, Any] = {

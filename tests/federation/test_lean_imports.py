@@ -16,7 +16,7 @@ from fairflare.base.machine.child import in_child
 from fairflare.data.datalist import SPLITS, write_datalist
 
 PACKAGE = Path(__file__).parents[2] / "custom"
-TOOLS = ("fairflare.data.preparers", "fairflare.data.phantoms", "matplotlib", "pydicom", "sklearn", "typer")
+TOOLS = ("fairflare.data.preparers", "fairflare_lab.phantoms", "matplotlib", "pydicom", "sklearn", "typer")
 SIDES = (
     "flare.executor", "flare.controller", "flare.aggregator", "flare.persistor", "flare.export.job",
     "federation.transports.local", "tasks.segmentation", "tasks.classification", "tasks.bundle", "methods.fed_avg",
@@ -177,7 +177,7 @@ def test_work_of_a_child_is_done_in_another_process() -> None:
 @pytest.mark.long
 def test_a_server_begins_without_what_only_the_results_need() -> None:
     """Each of these costs every server megabytes for the whole run."""
-    heavy = ("scipy", "jinja2", "pandas", "matplotlib", "sklearn", "monai", "rich", "PIL", "fairflare.reporting.page")
+    heavy = ("scipy", "jinja2", "pandas", "matplotlib", "sklearn", "monai", "rich", "PIL", "fairflare_lab.page")
     program = (
         "import sys\nimport fairflare.flare.controller, fairflare.flare.persistor\n"
         f"found = sorted(set({heavy!r}) & set(sys.modules))\nassert not found, found\n"

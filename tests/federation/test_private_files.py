@@ -14,7 +14,7 @@ import pytest
 from fairflare.base.disk.files import private_folder, write_whole
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.page.write import OFF
+from fairflare_lab.page.write import OFF
 
 SITES = ["site-1", "site-2"]
 TINY: dict[str, Any] = {

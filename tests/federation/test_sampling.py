@@ -17,11 +17,11 @@ from sklearn.metrics import recall_score, roc_auc_score
 
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import load_datalist, write_datalist
-from fairflare.data.phantoms.prostate import SLICES
 from fairflare.exchange.messages import Message
 from fairflare.federation.site.sampling import SAMPLING
-from fairflare.reporting.compare.standing import CASES, ERRORS, WITHIN
+from fairflare.reporting.standing import CASES, ERRORS, WITHIN
 from fairflare.tasks.classification import ClassificationTask
+from fairflare_lab.phantoms.prostate import SLICES
 from tests.federation.network import Run, good, misbehave
 from tests.federation.test_resampling import SITES, done, plan
 

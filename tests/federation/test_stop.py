@@ -16,7 +16,6 @@ import torch
 from fairflare.base.stopping import StoppableData, TaskStopped, check_stop, stoppable
 from fairflare.core.similarity import layerwise_cka, layerwise_cosine
 from fairflare.data.datalist import load_datalist
-from fairflare.data.phantoms import prostate_site
 from fairflare.exchange.messages import SiteReply
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.isolation import perform_isolated
@@ -28,6 +27,7 @@ from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from fairflare_lab.phantoms import prostate_site
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
 from .slow_task import SlowTask

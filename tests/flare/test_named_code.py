@@ -416,39 +416,39 @@ def test_a_checkpoint_of_the_job_is_one_that_it_carries(tmp_path: Path, trap: Tr
 #: Every place of the package where a text that is no literal is imported, run, matched as a pattern or filled in, and
 #: whose text it is. A new one fails the test below until somebody has said so.
 PLACES = {
-    "cli/compare/ahead.py importlib.import_module": "a list of the module",
-    "cli/completion.py subprocess.run": "our own interpreter and module",
-    "cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
-    "cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",
-    "core/similarity/store.py TOO_SMALL.format": "a text of the module",
-    "data/listing/checking.py re.compile": "two texts of the module",
-    "data/patients.py re.search": "--group of the user's own command line",
-    "data/preparers/contents.py how.format": "a text of the module",
-    "data/preparers/listed.py re.compile": "the same",
-    "data/preparers/listed.py re.search": "the same",
-    "data/preparers/writing.py NO_KEY.format": "a text of the module",
-    "examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
-    "exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",
-    "exchange/sent_tensors.py re.search": "the same",
-    "federation/plan/task_files.py importlib.util.spec_from_file_location": "--task-file of the command line",
-    "federation/plan/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
-    "federation/collecting/suspects.py reason.format": "a text of the module",
-    "methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
-    "methods/base/site_run.py re.fullmatch": "escaped",
-    "prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
-    "tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",
-    "tasks/adapters.py re.search": "the same",
-    "tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a job's own task.py says in which folder",
-    "tasks/classification.py re.sub": "names of the module",
-    "tasks/freezing.py re.search": "freeze of the job, on names of the network's parameters",
-    "tasks/pretrained.py re.sub": "initial_keys of the job, on names of a checkpoint's tensors",
-    "tasks/priors.py re.fullmatch": "a text of the package",
-    "tasks/scripts.py importlib.import_module": "on the server's own list, or of a job that carries code",
+    "fairflare_lab/cli/compare/ahead.py importlib.import_module": "a list of the module",
+    "fairflare/cli/completion.py subprocess.run": "our own interpreter and module",
+    "fairflare_lab/cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
+    "fairflare/cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",
+    "fairflare/core/similarity/store.py TOO_SMALL.format": "a text of the module",
+    "fairflare/data/listing/checking.py re.compile": "two texts of the module",
+    "fairflare/data/patients.py re.search": "--group of the user's own command line",
+    "fairflare/data/preparers/contents.py how.format": "a text of the module",
+    "fairflare/data/preparers/listed.py re.compile": "the same",
+    "fairflare/data/preparers/listed.py re.search": "the same",
+    "fairflare/data/preparers/writing.py NO_KEY.format": "a text of the module",
+    "fairflare/examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
+    "fairflare/exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",
+    "fairflare/exchange/sent_tensors.py re.search": "the same",
+    "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "--task-file of the command line",
+    "fairflare/federation/plan/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
+    "fairflare/federation/collecting/suspects.py reason.format": "a text of the module",
+    "fairflare/methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
+    "fairflare/methods/base/site_run.py re.fullmatch": "escaped",
+    "fairflare/prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
+    "fairflare/tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",
+    "fairflare/tasks/adapters.py re.search": "the same",
+    "fairflare/tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a job's own task.py says in which folder",
+    "fairflare/tasks/classification.py re.sub": "names of the module",
+    "fairflare/tasks/freezing.py re.search": "freeze of the job, on names of the network's parameters",
+    "fairflare/tasks/pretrained.py re.sub": "initial_keys of the job, on names of a checkpoint's tensors",
+    "fairflare/tasks/priors.py re.fullmatch": "a text of the package",
+    "fairflare/tasks/scripts.py importlib.import_module": "on the server's own list, or of a job that carries code",
 }
 
 
 def test_every_place_where_text_becomes_code_is_known() -> None:
-    root = Path(fairflare.__file__).parent
+    root = Path(fairflare.__file__).parents[1]  # both packages
     files = sorted(root.rglob("*.py"))
     found = {f"{file.relative_to(root)} {p}" for file in files for p in _text_as_code(ast.parse(file.read_text()))}
     assert sorted(found) == sorted(PLACES)

@@ -129,7 +129,7 @@ class Net(LocalTransport):
 def quick() -> Iterator[None]:
     with (
         mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
-        mock.patch("fairflare.reporting.page.write.write_run_page", return_value=[]),
+        mock.patch("fairflare_lab.page.write.write_run_page", return_value=[]),
         mock.patch("os.fsync", return_value=None),
     ):
         yield

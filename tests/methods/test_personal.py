@@ -15,8 +15,8 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.home import Home, OwnModel
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.table import fairness_table
+from fairflare_lab.compare.comparison import compare
 from tests.federation.network import SILENT, Run
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run

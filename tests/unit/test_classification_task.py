@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.data.phantoms import PHANTOMS, PhantomPlan
-from fairflare.data.phantoms import class_site as phantom_site
 from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.scores.metrics import classification_metrics
+from fairflare_lab.phantoms import PHANTOMS, PhantomPlan
+from fairflare_lab.phantoms import class_site as phantom_site
 
 from .image_files import all_of, counted, heavy_imports, refusal, whole_split
 

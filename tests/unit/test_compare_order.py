@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from fairflare.cli.compare import runs
-from fairflare.cli.compare.runs import Progress, Runner
-from fairflare.cli.compare.view import _left
 from fairflare.federation.plan.series import Series, read_entry
+from fairflare_lab.cli.compare import runs
+from fairflare_lab.cli.compare.runs import Progress, Runner
+from fairflare_lab.cli.compare.view import _left
 
 
 def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairflare.cli.compare import runs
-from fairflare.cli.compare.runs import PLAN_FILE, Progress, Runner
-from fairflare.cli.compare.tables import report
 from fairflare.federation.plan.series import Series, read_entry
+from fairflare_lab.cli.compare import runs
+from fairflare_lab.cli.compare.runs import PLAN_FILE, Progress, Runner
+from fairflare_lab.cli.compare.tables import report
 from tests.unit.report_runs import document
 
 

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from fairflare.base.cases.resampling import draws, units_of
-from fairflare.reporting.compare.comparison import compare, comparison_of, row_table
-from fairflare.reporting.compare.difference_table import difference_table
-from fairflare.reporting.compare.differences import MEASURES, Difference, differences, paired
 from fairflare.reporting.values import parts_of
+from fairflare_lab.compare.comparison import compare, comparison_of, row_table
+from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.differences import MEASURES, Difference, differences, paired
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> dict[str, Any]:

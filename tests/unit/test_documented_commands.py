@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from fairflare.base.settings import typed
 from fairflare.cli import commands as cli
-from fairflare.cli.compare import command as compare_command
 from fairflare.data.preparers.__main__ import make_app
+from fairflare_lab.cli.compare import command as compare_command
 from tests.bundles import write_bundle
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ RUN = (
     "fairflare list", "fairflare describe", "fairflare show", "fairflare report", "fairflare check-data",
     "fairflare stats", "fairflare predict", "fairflare prepare images", "fairflare prepare masks",
     "fairflare prepare folders", "fairflare examples", "fairflare export", "fairflare adapt", "fairflare doctor",
-    "fairflare phantom", "python -m fairflare.data.phantoms",
+    "fairflare phantom", "python -m fairflare_lab.phantoms",
 )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_a_command_runs_as_it_stands(
     if words[1] in ("prepare", "phantom"):
         shutil.rmtree("DATA")
     if words[0] == "python":
-        from fairflare.data.phantoms.__main__ import main
+        from fairflare_lab.phantoms.__main__ import main
 
         monkeypatch.setattr(sys, "argv", words[2:])
         assert not main(words[3:])

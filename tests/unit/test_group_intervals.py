@@ -13,9 +13,9 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.compare.differences import paired
-from fairflare.reporting.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 from fairflare.reporting.layout import shown
+from fairflare_lab.compare.differences import paired
+from fairflare_lab.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 
 BINS, SURE = 40, 7
 

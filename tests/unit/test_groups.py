@@ -14,9 +14,9 @@ from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, 
 from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
-from fairflare.reporting.compare.group_gaps import gap_lead, has_groups
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
+from fairflare_lab.compare.group_gaps import gap_lead, has_groups
 
 BINS, SURE = 40, 7
 

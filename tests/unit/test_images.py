@@ -19,13 +19,13 @@ from PIL import Image
 from fairflare.base.settings import described
 from fairflare.data.corruptions import CORRUPTIONS
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.data.phantoms import PHANTOMS
-from fairflare.data.phantoms.plan import PARTITIONS, SHARD_MODES
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
 from fairflare.tasks.templates import classification_task, segmentation_task
 from fairflare.tasks.transforms import values_in
+from fairflare_lab.phantoms import PHANTOMS
+from fairflare_lab.phantoms.plan import PARTITIONS, SHARD_MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[Any]

@@ -13,8 +13,8 @@ import sklearn.metrics as skm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflare.data.phantoms import PHANTOMS
 from fairflare.tasks.scores.metrics import NAMES, classification_metrics
+from fairflare_lab.phantoms import PHANTOMS
 
 Array = npt.NDArray[np.floating]
 

@@ -19,9 +19,9 @@ from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule, Weighing
 from fairflare.methods.q_fed_avg import QFedAvg
-from fairflare.reporting.compare.comparison import compare
-from fairflare.reporting.compare.no_effect import faults_of, same_weights, short_step, zero_everywhere
+from fairflare.reporting.no_effect import faults_of, same_weights, short_step, zero_everywhere
 from fairflare.reporting.table import fairness_table
+from fairflare_lab.compare.comparison import compare
 
 TINY: dict[str, Any] = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from fairflare.base.cases.resampling import units_of
 from fairflare.cli.commands import app
-from fairflare.cli.compare.tables import report as _report
-from fairflare.reporting.compare.differences import MEASURES
-from fairflare.reporting.page.material import read_material
-from fairflare.reporting.page.pareto import set_apart
-from fairflare.reporting.page.write import write_report
 from fairflare.reporting.results import read_results
+from fairflare_lab.cli.compare.tables import report as _report
+from fairflare_lab.compare.differences import MEASURES
+from fairflare_lab.page.material import read_material
+from fairflare_lab.page.pareto import set_apart
+from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document, write_comparison
 from tests.unit.test_report import Read
 

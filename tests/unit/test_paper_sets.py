@@ -15,13 +15,13 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError
-from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2019
-from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
 from fairflare.data.preparers import PUBLIC, Dealing, prepare_images, prepare_masks
 from fairflare.data.preparers.public import CENTRES, FEDISM, RIF_SITES
 from fairflare.data.preparers.special import KINDS, PROSTATE_SITES
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
+from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2019
+from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
 
 prepare_flamby = PUBLIC["isic2019-flamby"].prepare
 prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare

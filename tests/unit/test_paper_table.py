@@ -12,12 +12,12 @@ import pytest
 from scipy import stats
 
 from fairflare.methods.base.papers import tables
-from fairflare.reporting.compare.paper_table import paper_table
-from fairflare.reporting.page.content import Spread
-from fairflare.reporting.page.material import read_material
-from fairflare.reporting.page.sweep import half_width, sweep
-from fairflare.reporting.page.write import write_report
 from fairflare.tasks.classification import ClassificationTask
+from fairflare_lab.compare.paper_table import paper_table
+from fairflare_lab.page.content import Spread
+from fairflare_lab.page.material import read_material
+from fairflare_lab.page.sweep import half_width, sweep
+from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document
 
 VALUES = {"FedAvg": {"a": 0.8, "b": 0.6}, "Ours": {"a": 0.75, "b": 0.71}}

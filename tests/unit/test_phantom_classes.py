@@ -14,11 +14,11 @@ from PIL import Image
 from fairflare.base.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import iid_partition, stratified_split
-from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, classes
-from fairflare.data.phantoms.camera import Camera, camera_of
-from fairflare.data.phantoms.canvas import Canvas
-from fairflare.data.phantoms.classes import class_counts
-from fairflare.data.phantoms.sheet import class_sheet, main
+from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, classes
+from fairflare_lab.phantoms.camera import Camera, camera_of
+from fairflare_lab.phantoms.canvas import Canvas
+from fairflare_lab.phantoms.classes import class_counts
+from fairflare_lab.phantoms.sheet import class_sheet, main
 
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data.phantoms import prostate_site
-from fairflare.data.phantoms.prostate import SCANNERS, SLICES, SPLITS, scanner
-from fairflare.data.phantoms.sheet import main
+from fairflare_lab.phantoms import prostate_site
+from fairflare_lab.phantoms.prostate import SCANNERS, SLICES, SPLITS, scanner
+from fairflare_lab.phantoms.sheet import main
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 

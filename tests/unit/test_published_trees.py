@@ -20,8 +20,6 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError
-from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019
-from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
 from fairflare.data.preparers import PUBLIC, Dealing, Item, PublicSet, prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
@@ -29,6 +27,8 @@ from fairflare.data.preparers.engine import Keys, Listed, Pairs
 from fairflare.data.preparers.public import FED_MAS, FEDISM, FEDMRL
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
+from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019
+from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
 

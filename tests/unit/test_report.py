@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from fairflare.cli import app
 from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import RoundFailed
-from fairflare.reporting.page import pareto, style, write
-from fairflare.reporting.page.content import MAX_ROWS, Picture, Spread, Table, printable, shown
-from fairflare.reporting.page.material import Material, _run_folder, page_run, read_material
-from fairflare.reporting.page.pareto import not_dominated
-from fairflare.reporting.page.write import build, write_report, write_run_page
 from fairflare.reporting.reading import MAX_PROBLEMS
 from fairflare.reporting.results import PAGE_FILE
+from fairflare_lab.page import pareto, style, write
+from fairflare_lab.page.content import MAX_ROWS, Picture, Spread, Table, printable, shown
+from fairflare_lab.page.material import Material, _run_folder, page_run, read_material
+from fairflare_lab.page.pareto import not_dominated
+from fairflare_lab.page.write import build, write_report, write_run_page
 from tests.federation.network import Run, misbehave
 from tests.unit.report_runs import document, large, round_of, write_comparison, write_run
 
@@ -203,7 +203,7 @@ def _same(cell: str, deviation: str, text: str) -> bool:
 @pytest.mark.long
 def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
     """Two ways to the same figures: the page's and those of ``fairflare compare``."""
-    from fairflare.reporting.compare.comparison import compare
+    from fairflare_lab.compare.comparison import compare
 
     runs = three({"a": [0.2, 0.4], "b": [0.25, 0.5]})
     folder = write_comparison(tmp_path / "c", runs)

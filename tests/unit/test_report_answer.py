@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairflare.reporting.compare.unseen import Unseen
 from fairflare.reporting.layout import Table, interval, number
-from fairflare.reporting.page import words, write
-from fairflare.reporting.page.material import read_material
+from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.page import words, write
+from fairflare_lab.page.material import read_material
 
 TEMPLATES = Path(write.__file__).parent / "templates"
 

@@ -27,7 +27,6 @@ from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli import app
 from fairflare.core.fairness import summarize
 from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
-from fairflare.reporting.compare.comparison import compare
 from fairflare.reporting.reading import read_head, read_rounds
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -39,6 +38,7 @@ from fairflare.reporting.results import (
     read_results,
 )
 from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table, rich_table
+from fairflare_lab.compare.comparison import compare
 
 NAN = math.nan
 INFO = {

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fairflare.reporting.compare.comparison import compare
-from fairflare.reporting.compare.difference_table import difference_table
-from fairflare.reporting.compare.differences import differences
+from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.differences import differences
 
 from ..loaded import loaded
 

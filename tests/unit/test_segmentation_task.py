@@ -494,5 +494,5 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
 
 
 def test_the_import_is_light() -> None:
-    code = "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare.data.phantoms.prostate"
+    code = "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare_lab.phantoms.prostate"
     assert heavy_imports(code) == "[]"

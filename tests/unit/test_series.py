@@ -104,8 +104,8 @@ def test_a_metric_that_is_never_measured_is_refused_before_any_run(
     metric: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("fairflare.cli.compare.command._go", lambda *_: asked.append("go"))
-    monkeypatch.setattr("fairflare.cli.compare.command.report", lambda *_, **__: (0, []))
+    monkeypatch.setattr("fairflare_lab.cli.compare.command._go", lambda *_: asked.append("go"))
+    monkeypatch.setattr("fairflare_lab.cli.compare.command.report", lambda *_, **__: (0, []))
     result = CliRunner().invoke(app, ["compare", "fed_avg", "--metric", metric, "--out", str(tmp_path)])
     assert (result.exit_code, len(asked)) == (code, int(code == 0)), result.output
     if code:
@@ -116,9 +116,9 @@ def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: 
     """``--set`` beside ``--preset fed_ism``: the preset's own setting is still there."""
     made: list[Mapping[str, Any]] = []
     monkeypatch.setattr(
-        "fairflare.cli.compare.command._go", lambda runner, *_: made.append(runner.all[0].run.plan["settings"])
+        "fairflare_lab.cli.compare.command._go", lambda runner, *_: made.append(runner.all[0].run.plan["settings"])
     )
-    monkeypatch.setattr("fairflare.cli.compare.command.report", lambda *_, **__: (0, []))
+    monkeypatch.setattr("fairflare_lab.cli.compare.command.report", lambda *_, **__: (0, []))
     given = ["compare", "--preset", "fed_ism", "--set", "batch_size=4"]
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output

@@ -16,14 +16,14 @@ from scipy import stats
 
 from fairflare.base.cases.sampling import BINS
 from fairflare.core.statistics.inequality import mean_interval
-from fairflare.reporting.compare.comparison import compare, comparison_of
-from fairflare.reporting.compare.difference_table import difference_table
-from fairflare.reporting.compare.differences import differences, fell
-from fairflare.reporting.compare.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.page.material import of_one, page_run
-from fairflare.reporting.page.write import build, write_report
+from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
 from fairflare.reporting.table import class_table, fairness_table, rich_table
+from fairflare_lab.compare.comparison import compare, comparison_of
+from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.differences import differences, fell
+from fairflare_lab.page.material import of_one, page_run
+from fairflare_lab.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}

@@ -93,7 +93,7 @@ def test_a_path_that_cannot_be_used_is_one_line(
     command: str, option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fairflare.cli.run.command.run_here", trains)
-    monkeypatch.setattr("fairflare.cli.compare.runs.Runner.go", trains)
+    monkeypatch.setattr("fairflare_lab.cli.compare.runs.Runner.go", trains)
     for what, bad in BAD.items():
         path = bad(folder)
         words = OTHERWISE[command].format(*[folder] * 9).split()

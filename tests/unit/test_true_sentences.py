@@ -23,20 +23,20 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.prediction.saved_model import read_model
-from fairflare.reporting.compare.comparison import comparison_of
-from fairflare.reporting.compare.no_effect import nothing_learnt
-from fairflare.reporting.compare.unseen import Unseen, unseen_of
 from fairflare.reporting.layout import Spread, Table, shown
+from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes
-from fairflare.reporting.page.groups import worded
-from fairflare.reporting.page.lines import Series, lines_picture
-from fairflare.reporting.page.material import of_one, of_several, page_run
-from fairflare.reporting.page.unseen import unseen_page
-from fairflare.reporting.page.write import build
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
 from fairflare.reporting.values import in_words, title_of
 from fairflare.tasks.shared.site_settings import SiteSettings
+from fairflare_lab.compare.comparison import comparison_of
+from fairflare_lab.compare.unseen import Unseen, unseen_of
+from fairflare_lab.page.groups import worded
+from fairflare_lab.page.lines import Series, lines_picture
+from fairflare_lab.page.material import of_one, of_several, page_run
+from fairflare_lab.page.unseen import unseen_page
+from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, write_run
 
 VALUES = {"site-1": 0.8, "site-2": 0.6}

@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 
 from fairflare.core.statistics.group_sums import sums_of
-from fairflare.reporting.compare.group_gaps import gap_table, of_left_out
-from fairflare.reporting.compare.unseen import Unseen, unseen_of
 from fairflare.reporting.layout import MISSING
-from fairflare.reporting.page.material import only_left_out, read_material
-from fairflare.reporting.page.unseen import unseen_page
-from fairflare.reporting.page.write import build, write_report
+from fairflare_lab.compare.group_gaps import gap_table, of_left_out
+from fairflare_lab.compare.unseen import Unseen, unseen_of
+from fairflare_lab.page.material import only_left_out, read_material
+from fairflare_lab.page.unseen import unseen_page
+from fairflare_lab.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
 
 SEEN = {"A": 0.8, "B": 0.7, "C": 0.6}

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from fairflare.cli.data.doctor import Finding
-from fairflare.reporting.compare.comparison import Comparison, Row
-from fairflare.reporting.compare.difference_table import notes_of_differences
 from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
+from fairflare_lab.compare.comparison import Comparison, Row
+from fairflare_lab.compare.difference_table import notes_of_differences
 
 if TYPE_CHECKING:
-    from fairflare.cli.compare.runs import Progress
     from fairflare.federation.plan.describe import InUse
     from fairflare.tasks.data_check import DataReport
+    from fairflare_lab.cli.compare.runs import Progress
 
 
 class _Part(BaseModel, extra="forbid", from_attributes=True, ser_json_inf_nan="null"):
@@ -125,7 +125,7 @@ class ComparedRow(_Part):
 
 
 class ComparedDifference(_Part):
-    """A row's difference to the reference, as :class:`fairflare.reporting.compare.differences.Difference` has it."""
+    """A row's difference to the reference, as :class:`fairflare_lab.compare.differences.Difference` has it."""
 
     label: str
     measure: str

@@ -9,10 +9,8 @@ import typer
 from fairflare.base.disk.files import system_error
 from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.base.own_errors import lacking_package
-from fairflare.cli.compare.command import compare
 from fairflare.cli.data.check import check_data
 from fairflare.cli.data.doctor import doctor
-from fairflare.cli.data.phantom import phantom
 from fairflare.cli.data.policies import policies
 from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
@@ -23,6 +21,8 @@ from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import report, show
+from fairflare_lab.cli.compare.command import compare
+from fairflare_lab.cli.phantom import phantom
 
 ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
 

@@ -31,10 +31,10 @@ def show(
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
     from fairflare.cli.as_json import ShowDocument, of_comparison, of_run
-    from fairflare.reporting.compare.comparison import comparison_of, row_table
-    from fairflare.reporting.compare.difference_table import difference_table
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
+    from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.difference_table import difference_table
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown, csv=csv)
@@ -100,7 +100,7 @@ def report(
     Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
     """
     with user_errors(out or folder):
-        from fairflare.reporting.page.write import write_report
+        from fairflare_lab.page.write import write_report
 
         beside = folder if folder.is_dir() else folder.parent
         page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)

@@ -39,9 +39,9 @@ from fairflare.federation.site.replies import named, printable, reasons
 from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
 from fairflare.methods.base.reports import shortened
 from fairflare.reporting.sites import statistics as figures
-from fairflare.reporting.sites.page import write_statistics
 from fairflare.tasks.images import Intensities
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
+from fairflare_lab.page.site_statistics import write_statistics
 
 FOLDER = "fairflare"  # in the server's run directory
 WRITER = "statistics_page"  # id of the component

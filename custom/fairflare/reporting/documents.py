@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
-from fairflare.reporting.compare.standing import TESTS
+from fairflare.reporting.standing import TESTS
 
 SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases

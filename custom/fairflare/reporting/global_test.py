@@ -15,7 +15,7 @@ from typing import Any
 from fairflare.base.cases.sampling import MEAN_RECALL
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.compare.standing import Said, Site
+from fairflare.reporting.standing import Said, Site
 
 ALL = "all"  # mean of the groups, as fairflare.tasks.scores.metrics has it
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairflare.reporting.compare.no_effect import nothing_learnt
-from fairflare.reporting.compare.standing import who_is_behind
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import counted, number, ranges
 from fairflare.reporting.layout import listed as all_listed
+from fairflare.reporting.no_effect import nothing_learnt
+from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import (
     BySite,
     Results,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.base import checks
 from fairflare.core.fairness import declared_as, summarize
-from fairflare.reporting.compare.standing import interval_cell, recall_of, shown_behind
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, printed, wrapped
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
+from fairflare.reporting.standing import interval_cell, recall_of, shown_behind
 from fairflare.reporting.values import (
     MAX_COLUMNS,
     BySite,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.base.task import Batch
-    from fairflare.data.phantoms import ClassPhantom, PhantomPlan
+    from fairflare_lab.phantoms import ClassPhantom, PhantomPlan
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
@@ -90,7 +90,7 @@ class ClassificationTask(Preprocessing, ClassTask):
         attributes: split the phantom's common test set by its attribute (skin tone) as well, which runs may ask for as
             groups of ``tone``.
         attribute_prevalence, attribute_noise: what more depends on the tone, see
-            :class:`fairflare.data.phantoms.PhantomPlan`.
+            :class:`fairflare_lab.phantoms.PhantomPlan`.
     """
 
     shown_metrics: ClassVar[tuple[str, ...]] = (
@@ -164,7 +164,7 @@ class ClassificationTask(Preprocessing, ClassTask):
 
     def plan(self, seed: int) -> PhantomPlan:
         """The synthetic federation that these settings describe."""
-        from fairflare.data.phantoms import PhantomPlan
+        from fairflare_lab.phantoms import PhantomPlan
 
         named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
         least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
@@ -208,7 +208,7 @@ class PhantomClasses(PhantomImages):
     task: ClassificationTask
 
     def __init__(self, task: ClassificationTask, site: str, plan: PhantomPlan, index: int) -> None:
-        from fairflare.data.phantoms import class_site
+        from fairflare_lab.phantoms import class_site
 
         super().__init__(task, site)
         self._drawn = class_site(plan, index)
@@ -254,7 +254,7 @@ class PhantomClasses(PhantomImages):
 
 def phantom_of(name: str) -> ClassPhantom:
     """The phantom of this name."""
-    from fairflare.data.phantoms import PHANTOMS
+    from fairflare_lab.phantoms import PHANTOMS
 
     return PHANTOMS[name]
 

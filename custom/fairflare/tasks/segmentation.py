@@ -149,8 +149,8 @@ class PhantomData(PhantomImages):
     def __init__(self, task: SegmentationTask, site: str, seed: int, cases: float) -> None:
         import torch
 
-        from fairflare.data.phantoms import prostate_site
-        from fairflare.data.phantoms.prostate_groups import ATTRIBUTE, ZONES, one_sided, zones
+        from fairflare_lab.phantoms import prostate_site
+        from fairflare_lab.phantoms.prostate_groups import ATTRIBUTE, ZONES, one_sided, zones
 
         super().__init__(task, site)
         self._splits: dict[str, Batch] = {}
@@ -171,6 +171,6 @@ class PhantomData(PhantomImages):
         return self._zones[self.check_split(split)].tolist()
 
     def cases(self, split: str) -> list[tuple[str, str]]:
-        from fairflare.data.phantoms.prostate import SLICES
+        from fairflare_lab.phantoms.prostate import SLICES
 
         return [("patient", str(index // SLICES)) for index in range(self.num_samples(split))]

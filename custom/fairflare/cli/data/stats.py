@@ -67,7 +67,7 @@ def stats(
         if as_json:
             put(document)
             return
-        from fairflare.reporting.sites.page import write_statistics
+        from fairflare_lab.page.site_statistics import write_statistics
 
         page = write_statistics(document, out)
         for sentence in document.sentences:

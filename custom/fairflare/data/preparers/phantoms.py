@@ -10,10 +10,10 @@ from typing import Any
 
 from fairflare.base.checks import choice, whole
 from fairflare.base.for_types import Unpack
-from fairflare.data.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
-from fairflare.data.phantoms.prostate import SLICES
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.writing import Form, Writing, write_sites
+from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
+from fairflare_lab.phantoms.prostate import SLICES
 
 PROSTATE = "prostate"
 VOLUMES = "volumes3d"

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from fairflare.data.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
-from fairflare.data.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
-from fairflare.data.phantoms.fundus import GRADE_COUNTS, GRADES
 from fairflare.data.preparers import special
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.engine import Arrays, ClassFolders, Keys, Listed, Pairs, People, PublicSet, tiles
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.writing import Form
+from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
+from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
+from fairflare_lab.phantoms.fundus import GRADE_COUNTS, GRADES
 
 # The papers' protocols.
 FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))

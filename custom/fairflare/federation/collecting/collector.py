@@ -43,8 +43,8 @@ from fairflare.federation.site.replies import (
 from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
-from fairflare.reporting.compare.no_effect import short_step
 from fairflare.reporting.documents import Warned
+from fairflare.reporting.no_effect import short_step
 
 log = logging.getLogger(__name__)
 UNTOLD = "it tells no number of samples, and weighs as much as one sample"

@@ -96,7 +96,7 @@ def _write_by_class(folder: Path, kept: Mapping[str, Any], names: Sequence[str] 
     Raises:
         OSError: the folder cannot be written.
     """
-    from fairflare.reporting.page import style
+    from fairflare_lab.page import style
 
     counts, before, during = (kept[name].tolist() for name in ("counts", "before", "during"))
     of = names or [str(number) for number in range(len(counts))]
@@ -106,7 +106,7 @@ def _write_by_class(folder: Path, kept: Mapping[str, Any], names: Sequence[str] 
 
 
 def _draw(rows: Sequence[Sequence[Any]], title: str) -> Figure:
-    from fairflare.reporting.page import style
+    from fairflare_lab.page import style
 
     figure = style.figure(3.6, title, synthetic=False, width=7.0)
     for axes, column, called in zip(

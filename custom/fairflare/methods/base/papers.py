@@ -56,7 +56,7 @@ class PaperTable:
         settings: of all rows.
         rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
         sweeps: ``{label: {setting: values}}``.
-        columns: what the paper prints; see :mod:`fairflare.reporting.compare.paper_table`.
+        columns: what the paper prints; see :mod:`fairflare_lab.compare.paper_table`.
     """
 
     name: str

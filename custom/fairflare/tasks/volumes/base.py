@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.base.task import Batch
-    from fairflare.data.phantoms.volumes import Volume
+    from fairflare_lab.phantoms.volumes import Volume
 
 #: In MONAI's letters, where each axis leads: ``RAS`` to the right, to the front, to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
@@ -147,12 +147,12 @@ class FolderVolumes(VolumeData, FolderImages):
 
 
 class PhantomVolumes(VolumeData):
-    """Synthetic volumes of one site, :mod:`fairflare.data.phantoms.volumes`."""
+    """Synthetic volumes of one site, :mod:`fairflare_lab.phantoms.volumes`."""
 
     synthetic = True
 
     def __init__(self, task: Any, site: str, seed: int, cases: float, what: str) -> None:
-        from fairflare.data.phantoms.volumes import volumes_site
+        from fairflare_lab.phantoms.volumes import volumes_site
 
         super().__init__(task, site)
         self.drawn = volumes_site(site, seed=seed, cases=cases)

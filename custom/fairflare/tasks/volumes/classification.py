@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
     from monai.data import MetaTensor
 
-    from fairflare.data.phantoms.volumes import Volume
     from fairflare.data.whole_volumes import Whole
+    from fairflare_lab.phantoms.volumes import Volume
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 LESION = 2  # label of the phantom

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from monai.data import MetaTensor
 
     from fairflare.base.task import Batch
-    from fairflare.data.phantoms.volumes import Volume
     from fairflare.data.whole_volumes import Whole
     from fairflare.tasks.transforms import Structured
+    from fairflare_lab.phantoms.volumes import Volume
 
 RARE = -2.0  # of the first outputs: a structure covers few voxels (Lin et al., focal loss, ICCV 2017, section 3.3)
 STEP = 16  # the network's poolings halve a side four times

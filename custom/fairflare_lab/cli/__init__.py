@@ -1,0 +1,1 @@
+"""Commands that a researcher adds to ``fairflare``."""

@@ -1,0 +1,116 @@
+"""What a comparison says in the end: tables on the screen, as files and as a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fairflare.cli.screen import console, say, user_errors
+
+if TYPE_CHECKING:
+    from fairflare.methods.base.papers import PaperTable
+    from fairflare_lab.cli.compare.runs import Runner
+    from fairflare_lab.compare.comparison import Comparison
+
+
+def command_line() -> list[str]:
+    """What was typed."""
+    return ["fairflare", *sys.argv[1:]]
+
+
+def report(
+    runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
+) -> tuple[int, list[Comparison]]:
+    """Writes the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
+
+    Returns:
+        The exit code; the comparison of the final models, and of the last ones where every run has such. Of left-out
+        sites there is none: what models are worth where they were trained and where they were not.
+    """
+    from fairflare.federation.record.curves import NO_CURVES
+    from fairflare_lab.cli.compare.provenance import sessions_of
+    from fairflare_lab.cli.compare.runs import DONE
+    from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.comparison_page import comparison_page
+    from fairflare_lab.compare.difference_table import difference_table
+    from fairflare_lab.compare.group_gaps import (
+        OF_LEFT_OUT,
+        first_left_out,
+        gaps_in_words,
+        has_groups,
+        of_left_out,
+    )
+    from fairflare_lab.compare.paper_table import paper_table
+    from fairflare_lab.compare.unseen import unseen_table
+
+    failed = [progress for progress in runner.all if progress.state != DONE]
+    for reason in dict.fromkeys(progress.reason for progress in failed):
+        names = [progress.run.name for progress in failed if progress.reason == reason]
+        others = f" and {len(names) - 1} more" if len(names) > 2 else "".join(f", {name}" for name in names[1:])
+        state = next(progress.state for progress in failed if progress.reason == reason)
+        say(f"{names[0]}{others}: {state}: {reason}")
+    runs = runner.results()
+    if not runs:
+        say("", mark="[red]no run completed[/red]")
+        return 1, []
+    put = partial(_put, runner.folder, tables)
+    left_out = any(progress.run.held_out for progress in runner.all)
+    made: list[Comparison] = []
+    of_groups, how = "", list[str]()
+    rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    with user_errors():
+        if left_out:
+            of_runs = runner.held_out()
+            written = [put("unseen", partial(unseen_table, of_runs, metric)), ""]
+            rows = of_left_out(of_runs)
+            against, how = first_left_out(rows), [OF_LEFT_OUT]
+        else:
+            written = []
+            known = reference if any(run["info"]["label"] == reference for run in runs) else None
+            for last in (False, *([True] if all(run.get("last_rounds") for run in runs) else [])):
+                found, ending = comparison_of(runs, metric, known, last=last), "_last" if last else ""
+                made.append(found)
+                written += [put(f"table{ending}", partial(row_table, found), "\n" if last else ""), ""]
+                if (differ := found.differences) and known:
+                    written[-1] = put(f"differences{ending}", partial(difference_table, differ, known), "\n")
+                elif not last and (
+                    why := found.problem if known else f"no differences: no run of {reference} completed"
+                ):
+                    say(why)
+            rows = {row.label: row.runs for row in made[0].rows}
+            against = made[0].reference
+        if has_groups(rows):
+            of_groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n")
+        page = comparison_page(command_line(), runs, *written, groups=of_groups, sessions=sessions_of(runner.folder))
+        if paper is not None:
+            in_paper = partial(paper_table, paper.title, paper.columns, runs)
+            page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
+        (runner.folder / "comparison.md").write_text(page + "\n", encoding="utf-8")
+    say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
+    if not find_spec("tensorboard"):
+        say(NO_CURVES, console)
+    return int(bool(failed)), made
+
+
+def _put(
+    folder: Path,
+    shown: bool,
+    name: str,
+    table: Callable[..., str],
+    before: str = "",
+    kinds: Sequence[str] = ("csv", "md"),
+) -> str:
+    """A table on the screen, behind ``before``, and as files; returns it in Markdown."""
+    if shown:
+        typer.echo(before + table(width=console.width))
+    text = ""
+    for ending in kinds:
+        text = table(style={"md": "markdown"}.get(ending, ending))
+        (folder / f"{name}.{ending}").write_text(text + "\n", encoding="utf-8")
+    return text

@@ -1,0 +1,166 @@
+"""What a reader must know of a comparison's rows: which runs are left out, and whether they can be compared at all."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.settings import by_name
+from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.layout import number, printable
+from fairflare.reporting.no_effect import faults_of
+from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
+from fairflare.reporting.standing import tested
+from fairflare.reporting.values import Results, label_of
+
+if TYPE_CHECKING:
+    from fairflare_lab.compare.comparison import Row
+
+TASK_SETTINGS = "the task's settings"
+MOST = 200  # letters of a line
+
+
+def notes_of(
+    runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]], last: bool = False
+) -> list[str]:
+    """What a reader must know of the rows: which were left out, and whether they can be compared at all.
+
+    Args:
+        runs: all that were given.
+        complete, metric, rows, last: as :func:`rows_of` has them.
+    """
+    notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
+    if last:
+        counts = " or ".join(map(str, sorted({len(run["last_rounds"]["rounds"]) for run in complete})))
+        notes = [
+            f"{metric} on the test splits, of the models of each run's last {counts} rounds: mean ± population "
+            "standard deviation over the pooled values of all runs and rounds."
+        ]
+    notes += dict.fromkeys(note for run in complete for note in global_notes(run))
+    notes += dict.fromkeys(f"{run['info']['without']}." for run in complete if (run["info"] or {}).get("without"))
+    notes += _without_sites(rows)
+    notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
+    notes += [] if last else _by_chance(rows, metric)  # which is of the final model
+    own = [row.label for row in rows if row.measured == "personal"]
+    if own:
+        others = "" if len(own) == len(rows) else "; of the others the common model"
+        notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
+    unfinished = [run for run in runs if run["status"] != "completed"]
+    if unfinished:
+        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
+        notes += [f"  {named(run)}: {printable(run['reason'] or run['status'], MOST)}" for run in unfinished]
+    repeats = len(runs) - len(unfinished) - len(complete)
+    if repeats:
+        notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
+    differing = [what for what, found in _conditions(complete).items() if len(found) > 1]
+    if differing:
+        notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
+        if TASK_SETTINGS in differing:
+            notes += _by_setting(complete)
+    notes += _faults(complete, metric)
+    if any((run["info"] or {}).get("synthetic") for run in complete):
+        notes.append(SYNTHETIC_NOTE)
+    return notes
+
+
+def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
+    """The spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
+    told = []
+    for row in rows:
+        if found := [one for run in row.runs if (one := tested(run, metric))]:
+            behind = [site for one in found for site in one["behind"]]
+            counts = [f"{site} in {behind.count(site)} of {len(found)}" for site in sorted(set(behind))]
+            spread = number(statistics.fmean(one["chance_std"] for one in found))
+            told.append(f"{row.label} {spread} (behind: {', '.join(counts) or 'no site'})")
+    return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
+
+
+def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
+    """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
+    sites = sorted({site for row in rows for values in row.values for site in values})
+    lacking = [row.lacks(sites) for row in rows]
+    notes = []
+    for row, of in zip(rows, lacking, strict=True):
+        kept = row.suppressed
+        told = {site: f"{site}{'' if len(k) == len(row.values) else f' ({len(k)} of {len(row.values)} times)'}"
+                for site, k in of.items()}  # fmt: skip
+        parts = []
+        if lost := [text for site, text in told.items() if site not in kept]:
+            parts.append(f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites")
+        if home := [text for site, text in told.items() if site in kept]:
+            parts.append(f"average, std and worst are without {', '.join(home)} ({SUPPRESSED}: fewer cases than "
+                         "min_cases)")  # fmt: skip
+        if parts:
+            other = any(set(has) != set(of) for has in lacking)
+            more = "; do not compare them with a row that has others" if other else ""
+            notes.append(f"{row.label}: {'; '.join(parts)}{more}.")
+    return notes
+
+
+def _faults(runs: Sequence[Results], metric: str) -> list[str]:
+    """What a row's method did not do, a line each, with the number of its runs."""
+    of_row = Counter(map(label_of, runs))
+    found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run, metric))
+    return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
+
+
+def _by_setting(runs: Sequence[Results]) -> list[str]:
+    """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
+    names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
+    found = []
+    for name in names:
+        rows: dict[str, dict[str, None]] = {}
+        for run in runs:
+            rows.setdefault(repr(settings_of(run).get(name)), {})[label_of(run)] = None
+        if len(rows) > 1:
+            most = max(rows, key=lambda value: len(rows[value]))
+            others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
+            found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
+    return [printable(line, MOST) for line in found]
+
+
+def _conditions(runs: Sequence[Results]) -> dict[str, set[str]]:
+    """What must be equal between runs of different methods, and the values it has."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        info = run["info"] or {}
+        task = {name: value for name, value in settings_of(run).items() if name.startswith("task.")}
+        values = {
+            "their sites": info.get("sites"),
+            "synthetic or real data": bool(info.get("synthetic")),
+            TASK_SETTINGS: task,
+            "the task's file": (info.get("task_file") or {}).get("sha256"),
+            "the number of rounds": info.get("num_rounds"),
+        }
+        for what, value in values.items():
+            if value is not None or what != "the task's file":  # older results do not say it
+                found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
+    return found
+
+
+def named(run: Results) -> str:
+    """A run as its user knows it."""
+    info = run["info"] or {}
+    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
+    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
+
+
+def settings_of(run: Results) -> dict[str, Any]:
+    """Every setting by its dotted name but the seed."""
+    config = dict((run["info"] or {}).get("config") or {})
+    config.pop("seed", None)
+    found = by_name(config)
+    found.pop("task.path", None)  # the same file has another module name in a job
+    return found
+
+
+def setting_difference(run: Results, alike: Sequence[Results]) -> str:
+    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
+    own, others = settings_of(run), [settings_of(other) for other in alike]
+    names = {name for other in others for name in other}
+    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
+    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
+    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")

@@ -1,0 +1,110 @@
+"""Differences of rows as text, Markdown or CSV, and how to read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fairflare.base.cases.resampling import CASES
+from fairflare.core.statistics.intervals import POWER
+from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
+from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
+
+MARKS = {BETTER: "* ", WORSE: "! "}
+CSV = (
+    "method", "reference", "measure", "seeds", "sites", "mean", "sd", "low", "high", "p", "p_holm", "smallest",
+    "verdict", "images_sd",
+)  # fmt: skip
+
+
+def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
+    """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
+    called: dict[str, Callable[[Difference], Plain]] = {
+        "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
+        "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
+    }  # fmt: skip
+    return [[called[name](d) if name in called else getattr(d, name) for name in columns] for d in found]
+
+
+def difference_table(
+    found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
+) -> str:
+    """The measures of every row against the reference; sites only in CSV.
+
+    Args:
+        found: of :func:`differences`.
+        reference: label.
+        style: ``text``, ``markdown`` or ``csv``.
+        width: of the text.
+    """
+    if style == "csv":
+        return printed([Table("differences", "", CSV, figures_of(found, CSV, reference))], (), style)
+    rows = []
+    for d in found:
+        if d.measure in MEASURES:
+            figures = [interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm)]
+            rows.append([d.label, d.measure, *figures, number(d.smallest)])
+    head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
+    table = Table("differences", "", head, rows, lead=2)
+    return printed([table], notes_of_differences(found, reference), style, width)
+
+
+def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
+    """Say how to read them, and what is not in them."""
+    wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
+    told = {
+        f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}].": True,
+        "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no "
+        f'difference was shown; {POWER:.0%} of such comparisons would show a true one of the size under "visible '
+        'from". Cannot tell: only a difference larger than the metric itself could have been detected; use more '
+        "seeds.": any(math.isfinite(d.p_holm) for d in found),
+        "With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.": any(
+            len(d.values) == 2 and math.isfinite(d.images_sd) for d in found
+        ),
+        "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of that "
+        f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
+        "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
+        "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
+        "more seeds, or more test images.": any(d.verdict == NOT_KNOWN and math.isnan(d.p) for d in found),
+        "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
+        "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
+            d.verdict == NOT_KNOWN and not math.isnan(d.p) for d in found
+        ),
+    }
+    notes = [text for text, holds in told.items() if holds]
+    totals = [d for d in found if d.measure == MEASURES[0]]
+    for d in totals:
+        if len(d.values) < max(len(other.values) for other in totals):
+            notes.append(
+                f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
+            )
+        if d.lacking:
+            who = [
+                f"{label} lacks {', '.join(sites)}"
+                for label in dict.fromkeys(d.lacking.values())
+                if (sites := [site for site, by in d.lacking.items() if by == label])
+            ]
+            notes.append(
+                f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
+                f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
+            )
+    return notes + (fell(found, totals[0].higher_is_better) if totals else [])
+
+
+def interval_of(found: Sequence[Difference]) -> str:
+    """Which scatter the intervals hold."""
+    of = [d for d in found if d.measure in MEASURES]
+    with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
+    if not any(with_units):
+        return " by Student's t over the seeds alone"
+    units = {site: unit for d in of for site, unit in d.units.items()}
+    kinds = sorted({kind for kind, _ in units.values()})
+    what = kinds[0] if len(kinds) == 1 else CASES if CASES in kinds else " or ".join(kinds)
+    counts = sorted({count for _, count in units.values() if count is not None})
+    many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
+    some = "" if all(with_units) else "of some rows also "
+    return f" over the seeds and {some}the test {what} (bootstrap{many})"
+
+
+def _p(value: float) -> str:
+    return p_value(value).removeprefix("= ") if math.isfinite(value) else MISSING

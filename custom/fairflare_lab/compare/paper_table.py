@@ -1,0 +1,89 @@
+"""Runs in the columns of a paper's table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fairflare.core.fairness import summarize
+from fairflare.reporting.layout import MISSING, Table, printed, spread
+from fairflare.reporting.values import by_site_of, direction_of, label_of, measured
+from fairflare_lab.compare.comparison import complete_runs
+
+
+def paper_table(
+    title: str,
+    columns: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    style: str = "text",
+    width: int | None = None,
+) -> str:
+    """What a paper prints of its methods, from the runs of a comparison: percent, mean ± population standard deviation.
+
+    Args:
+        title: of the paper's table.
+        columns: each with ``title`` (``{site}``: its name), ``metric`` (``split/name``, ``a+b`` for a mean; of several
+            the first that any run has), ``of`` (``site``: one column each; ``mean`` or ``std`` over the sites) and
+            ``last`` (over the last models that were tested, where the runs have them).
+        runs: documents of :func:`fairflare.reporting.results.read_results`.
+        style: ``"text"`` or ``"markdown"``.
+        width: of the text.
+
+    Raises:
+        ValueError: no complete run.
+    """
+    complete = complete_runs(runs)
+    by_label = {label: [run for run in complete if label_of(run) == label] for label in map(label_of, complete)}
+    last = all(run.get("last_rounds") for run in complete)
+    table: dict[str, list[str]] = {"method": list(by_label)}
+    notes, absent = [], []
+    personal: dict[str, None] = {}
+    for column in columns:
+        wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
+        has = (
+            name for name in wanted if any(math.isfinite(v) for run in complete for v in by_site_of(run, name).values())
+        )
+        metric = next(has, None)
+        if metric is None:
+            absent.append(f"{column['title']} ({' or '.join(wanted)})")
+            table[column["title"]] = [MISSING] * len(by_label)
+            continue
+        if metric != wanted[0]:
+            notes.append(f"{column['title']}: {metric}, as no run has {wanted[0]}.")
+        pooled = last and column.get("last", False)
+        found = [_values(of_row, metric, column["of"], pooled) for of_row in by_label.values()]
+        for name in dict.fromkeys(name for of_row in found for name in of_row):
+            cells = [_cell(of_row.get(name, [])) for of_row in found]
+            table[column["title"].replace("{site}", name)] = cells
+            if metric.startswith("global/"):
+                personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
+    if personal:
+        notes.append(
+            f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
+            f"{', '.join(personal)}."
+        )
+    if absent:
+        notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")
+    pooled = last and any(column.get("last") for column in columns)
+    models = "models of the last rounds that were tested" if pooled else "last model"
+    about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
+    rows = list(zip(*table.values(), strict=True))
+    return printed([Table("paper_table", title, list(table), rows)], [about, *notes], style, width)
+
+
+def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool) -> dict[str, list[float]]:
+    """``{site, or nothing: a value for each model}``."""
+    tested = [by_site for run in runs for by_site in measured(run, metric, last=last)]
+    if of == "site":
+        return {site: [by_site[site] for by_site in tested if site in by_site] for site in tested[0]}
+    higher = direction_of(runs[0], metric)
+    return {"": [getattr(summarize(by_site, higher_is_better=higher), of) for by_site in tested]}
+
+
+def _cell(values: Sequence[float]) -> str:
+    found = spread([100 * value for value in values])
+    if math.isnan(found.mean):
+        return MISSING
+    return f"{found.mean:.2f}" + ("" if math.isnan(found.sd) else f" ± {found.sd:.2f}")

@@ -1,0 +1,311 @@
+"""What a page is about: runs found in a folder, read, made tidy, and put in rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fairflare.reporting.documents import ROUND
+from fairflare.reporting.notes import run_notes
+from fairflare.reporting.pictures import in_order
+from fairflare.reporting.reading import cut, read_head, read_rounds
+from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
+from fairflare.reporting.standing import who_is_behind
+from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
+from fairflare_lab.compare.comparison import Row, comparison_of, complete_runs
+from fairflare_lab.compare.differences import Difference
+from fairflare_lab.compare.unseen import Unseen, UnseenSites, unseen_of
+from fairflare_lab.page.layers import LayerSums
+
+#: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
+BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """One run.
+
+    Attributes:
+        document: what can be used of it, without the values by layer.
+        layers: these, summed up.
+        place: where it was found.
+        problems: what was wrong in its file.
+    """
+
+    document: dict[str, Any]
+    layers: LayerSums
+    place: str = ""
+    problems: Sequence[str] = ()
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self.document["info"]
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return self.document["rounds"]
+
+    @property
+    def seed(self) -> int | None:
+        return self.info["seed"]
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return label_of(self.document) + ("" if self.seed is None else f", seed {self.seed}")
+
+
+PageRow: TypeAlias = Row[PageRun]  # its summaries are empty where there is no test
+
+
+@dataclass(frozen=True)
+class Material:
+    """All of a page.
+
+    Attributes:
+        rows: at least one.
+        metric: of the figures.
+        higher: whether more of it is better.
+        reference: label that others are compared with; empty: one run is shown.
+        notes: what a reader must know.
+        others: runs that did not complete, beside a comparison.
+        problems: lines about files.
+        differences: to the reference.
+        unseen: what runs that leave a site out say, where there are such beside the others.
+    """
+
+    rows: list[PageRow]
+    metric: str
+    higher: bool
+    reference: str
+    notes: list[str]
+    others: list[PageRun] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    unseen: UnseenSites | None = None
+
+    @property
+    def runs(self) -> list[PageRun]:
+        return [run for row in self.rows for run in row.runs]
+
+    @cached_property
+    def sites(self) -> list[str]:
+        """Of all runs, in the order of :func:`in_order`."""
+        found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
+        for run in self.runs:
+            found.update(site for _, site in run.layers.weight.sums)
+            for r in run.rounds:
+                found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
+        return in_order(found)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether any of the shown data are generated."""
+        return any(run.info["synthetic"] for run in self.runs)
+
+    @property
+    def over_seeds(self) -> str:
+        """What captions add where a figure is of several runs."""
+        return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
+
+    @property
+    def tested(self) -> bool:
+        return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
+
+
+def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
+    """A document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
+    problems: list[str] = []
+    layers, rounds = LayerSums(), []
+    for record in read_rounds(raw, problems):
+        layers.add_round(record.current_round, record.layers or {})
+        rounds.append(ROUND.dump_python(record, exclude={"layers"}))
+    rounds.sort(key=lambda record: record["current_round"])
+    document = {**read_head(raw, problems).model_dump(), "rounds": rounds}
+    return PageRun(document, layers, place, cut(problems))
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """``results.json`` of a run, or of every run of a comparison (``runs/*``) or of a folder of runs.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (one := results_in(folder)) is not None:
+        return [one]
+    for parent in (folder / "runs", folder):
+        places = sorted(parent.iterdir()) if parent.is_dir() else ()
+        if found := [results for place in places if (results := results_in(place)) is not None]:
+            return found
+    raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
+
+
+def read_material(folder: Path, *, metric: str | None = None, reference: str | None = None) -> Material:
+    """Everything that a page about a folder needs.
+
+    Args:
+        folder: of a run, a download or a comparison; or a ``results.json``.
+        metric: default: the one of the comparison's table, else the runs' own.
+        reference: label that others are compared with; default: as the comparison had it, else the first.
+
+    Raises:
+        ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
+    """
+    paths = find_runs(folder)
+    if len(paths) == 1 and results_in(folder):
+        if reference is not None:
+            raise ValueError("--reference is for comparisons; this is one run")
+        return of_one(page_run(read_results(paths[0], whole=False)), metric)
+    runs: list[PageRun] = []
+    problems: list[str] = []
+    left_out = read_left_out(paths, problems)
+    for path in paths:
+        if _leaves_out(path):  # it would pass for a seed of another set of sites
+            continue
+        try:
+            runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
+        except (OSError, ValueError) as error:
+            problems.append(f"left out, since it cannot be read: {error}")
+    if not runs:
+        raise ValueError("; ".join(problems) or f"{folder} holds only runs that each leave a site out")
+    told = _told(folder, problems)
+    chosen = metric or next(iter(told.get("metric", ())), None)
+    found = of_several(runs, chosen, reference, told, problems)
+    return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
+
+
+def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict[str, Any], Unseen]]:
+    """Runs that leave a site out, each with what its model is worth there; what cannot be used goes to ``problems``."""
+    found = []
+    for path in paths:
+        if not _leaves_out(path):
+            continue
+        try:
+            if not Unseen.is_in(path.parent):
+                problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
+                continue
+            found.append((page_run(read_results(path, whole=False)).document, Unseen.read(path.parent)))
+        except (OSError, ValueError) as error:
+            problems.append(f"left out, since it cannot be read: {error}")
+    return found
+
+
+def _leaves_out(results: Path) -> bool:
+    """Whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
+    if Unseen.is_in(results.parent):
+        return True
+    plans = [parent / "run.json" for parent in results.parents[:6] if (parent / "run.json").is_file()]
+    try:
+        return bool(plans) and bool(json.loads(plans[0].read_text(encoding="utf-8")).get("held_out"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def only_left_out(folder: Path, metric: str | None = None) -> tuple[UnseenSites, list[str]] | None:
+    """What a folder says in which every run leaves a site out, and what was wrong; ``None``: it is no such folder.
+
+    Raises:
+        ValueError: none of them can be used.
+    """
+    if results_in(folder):
+        return None
+    paths = find_runs(folder)
+    if not all(map(_leaves_out, paths)):
+        return None
+    problems: list[str] = []
+    found = read_left_out(paths, problems)
+    if not found:
+        raise ValueError("; ".join(problems))
+    order = _told(folder, problems).get("method", [])
+    found.sort(key=lambda one: [*order, label_of(one[0])].index(label_of(one[0])))
+    return unseen_of(found, metric), problems
+
+
+def _run_folder(results: Path) -> str:
+    """``runs/x`` of ``runs/x/server/simulate_job/fairflare/results.json``: what lies below is the same everywhere."""
+    while results.parent != Path() and results.name in BELOW_A_RUN:
+        results = results.parent
+    return str(results)
+
+
+def of_one(run: PageRun, metric: str | None = None) -> Material:
+    """A page about one run, whatever became of it.
+
+    Raises:
+        ValueError: a metric that it does not have.
+    """
+    document = run.document
+    if document["test"]:
+        chosen = known_metric(document, metric or metrics_of(document)[0])
+        tested: dict[str, Any] = {"values": [by_site_of(document, chosen)], "summaries": [summary_of(document, chosen)]}
+    else:
+        chosen, tested = metric or run.info["primary_metric"] or "loss", {}
+    higher = direction_of(document, chosen)
+    row = PageRow(label_of(document), [run], **tested)
+    notes = run_notes(document, chosen if document["test"] else None)
+    told = who_is_behind(document)[:1]  # stands in the summary
+    return Material([row], chosen, higher, "", [note for note in notes if note not in told])
+
+
+def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
+    """What a comparison's own tables say, by column: the order of the rows, the metric and the reference."""
+    found: dict[str, list[str]] = {}
+    tables = {"unseen.csv": ("method",), "table.csv": ("method", "metric"), "differences.csv": ("reference",)}
+    for name, columns in tables.items():
+        try:
+            with (folder / name).open(encoding="utf-8", newline="") as file:
+                lines = list(csv.DictReader(file))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, csv.Error) as error:
+            problems.append(f"{name} cannot be read: {error}")
+            continue
+        found |= {column: [line[column] for line in lines if line.get(column)] for column in columns}
+    return found
+
+
+def of_several(
+    runs: Sequence[PageRun],
+    metric: str | None,
+    reference: str | None,
+    told: Mapping[str, Sequence[str]],
+    problems: Sequence[str],
+) -> Material:
+    """A page that compares runs.
+
+    Raises:
+        ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
+    """
+    ranks = {label: rank for rank, label in enumerate(told.get("method", ()))}
+    order = sorted(
+        runs, key=lambda run: (ranks.get(label_of(run.document), len(ranks)), run.document["started"], run.place)
+    )
+    by_id = {id(run.document): run for run in order}
+    documents = [run.document for run in order]
+    complete = {label_of(run) for run in complete_runs(documents)}
+    reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
+    found = comparison_of(documents, metric, reference)
+    rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
+    for row in rows:
+        for run in row.runs:
+            run.info["label"] = row.label  # as the tables have it
+    return Material(
+        rows,
+        found.metric,
+        found.higher,
+        found.reference,
+        found.notes[1:],  # what ± is stands with the tables
+        [run for run in order if run.document["status"] != "completed"],
+        [
+            *problems,
+            *(f"{run.place or run.name}: {line}" for run in order for line in run.problems),
+            *([found.problem] if found.problem else []),
+        ],
+        found.differences,
+    )

@@ -1,0 +1,94 @@
+"""What a site's camera does to every picture it takes: colour balance, contrast, vignetting, blur.
+
+Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. A camera belongs to the
+number of a site; the seed of a phantom draws other pictures, taken by the same cameras.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.checks import number, whole
+from fairflare_lab.phantoms.canvas import Colour, grid
+
+BALANCE = (0.05, 0.11)  # least and most: deviation of the logarithms of the three channels' gains
+CONTRAST = (-0.35, 0.35)  # towards a flat or a steep curve
+DARK_CORNERS = (0.0, 0.4)  # share of the light that a corner loses
+BLUR = (0.0, 0.010)  # deviation of the Gaussian, share of the width
+# Cameras of neighbouring numbers are far apart, and any number of them is spread evenly: multiples of the powers of
+# 1/x, modulo 1, with x ** 6 = x + 1 (the golden ratio for five quantities).
+STEPS = tuple(1.1347241384015194**-power for power in range(1, 6))
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A camera: a function from pictures to pictures that has no memory and draws no random number.
+
+    Args:
+        balance: gains of red, green and blue, ``> 0``.
+        contrast: -1 to 1. Above 0 mid tones spread, below they draw together; black and white stay.
+        vignetting: 0 to 1, share of the light lost in the corners; half as much at the middle of an edge.
+        blur: deviation of a Gaussian, as a share of the width; ``>= 0``.
+    """
+
+    balance: Colour = (1.0, 1.0, 1.0)
+    contrast: float = 0.0
+    vignetting: float = 0.0
+    blur: float = 0.0
+
+    def take(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """(n, size, size, 3) uint8 as this camera shows them; new arrays, unless it changes nothing.
+
+        Lens first, then light, then colour: blur, vignetting, balance, contrast.
+        """
+        if self == PLAIN or not len(images):
+            return images
+        return np.stack([self._one(image) for image in images])
+
+    def _one(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        size = len(image)
+        seen = image.astype(np.float32) / 255
+        if self.blur:
+            from scipy.ndimage import gaussian_filter
+
+            seen = gaussian_filter(seen, (self.blur * size, self.blur * size, 0), mode="nearest")
+        x, y = grid(size)
+        seen *= (1 - np.float32(self.vignetting) * (x * x + y * y) / 2)[:, :, None]
+        seen *= np.asarray(self.balance, np.float32)
+        seen = np.clip(seen, 0, 1)
+        seen += np.float32(self.contrast) * (seen * seen * (3 - 2 * seen) - seen)
+        return np.round(np.clip(seen, 0, 1) * 255).astype(np.uint8)
+
+
+PLAIN = Camera()  # changes nothing
+
+
+def camera_of(site: int, strength: float = 1.0) -> Camera:
+    """The camera of a site.
+
+    Args:
+        site: number from 0.
+        strength: 0 for a camera that changes nothing, 1 for a mild and visible difference; at most 1.5.
+
+    >>> camera_of(0, 0.0) == PLAIN
+    True
+    """
+    whole("site", site, low=0)
+    number("strength", strength, low=0, high=1.5)
+    reach, contrast, corners, turn, blur = ((0.5 + (site + 1) * step) % 1 for step in STEPS)
+    # Of any hue, three directions 120 degrees apart: the logarithms of the gains sum to 0, and none is near 0.
+    around = 2 * np.pi * (turn + np.arange(3) / 3)
+    gains = np.exp(strength * _between(BALANCE, reach) * np.sqrt(2) * np.cos(around))
+    return Camera(
+        balance=(float(gains[0]), float(gains[1]), float(gains[2])),
+        contrast=strength * _between(CONTRAST, contrast),
+        vignetting=strength * _between(DARK_CORNERS, corners),
+        blur=strength * _between(BLUR, blur),
+    )
+
+
+def _between(ends: tuple[float, float], share: float) -> float:
+    return ends[0] + (ends[1] - ends[0]) * share

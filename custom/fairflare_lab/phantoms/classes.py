@@ -1,0 +1,296 @@
+"""What a site of a synthetic federation for classification gets: its share of the images, drawn when asked for.
+
+No site needs the images of another: each image is a function of the seed, its own id, class and attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.checks import number
+from fairflare.base.stopping import check_stop
+from fairflare.data.corruptions import corrupt, image_seed
+from fairflare.data.partitions import (
+    apportion,
+    dirichlet_partition,
+    iid_partition,
+    shard_partition,
+    stratified_split,
+    two_pool_partition,
+)
+from fairflare_lab.phantoms.camera import PLAIN, Camera, camera_of
+from fairflare_lab.phantoms.plan import OWN_CLASS, Images, PhantomPlan
+
+Labels = npt.NDArray[np.int64]
+
+COMMON = "test"  # purpose of the common test set; those of the sites are "test/<number>"
+
+
+@dataclass(frozen=True)
+class PhantomSite:
+    """What one site has, by split. Images are drawn when their split is first asked for; arrays are read-only."""
+
+    images: Mapping[str, Images]  # (n, size, size, 3)
+    labels: Mapping[str, Labels]  # (n,)
+    attributes: Mapping[str, Labels]  # (n,) number of the attribute
+
+
+def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
+    """The data of site number ``index`` (from 0) of the federation.
+
+    Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
+    ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted where the
+    site's other images are. Only where the plan has corrupted sites: ``test_clean`` and ``test_corrupted``, the
+    common images in either quality. With attributes: ``test_<attribute>``, that part of ``test_common``. Labels are
+    right, but for those of ``training`` at sites with label noise.
+
+    Example:
+        >>> plan = PhantomPlan(num_samples=200, num_test=64, num_own_test=50)
+        >>> site = class_site(plan, 4)
+        >>> list(site.images)
+        ['training', 'validation', 'test', 'test_common', 'test_clean', 'test_corrupted']
+        >>> site.images["test"].shape, site.images["test_common"].shape
+        ((50, 48, 48, 3), (64, 48, 48, 3))
+    """
+    number("site", index, low=0, high=plan.num_sites - 1, whole=True)
+    pool, own, common = _pool(plan), _own_test(plan, index), _test(plan)
+    quality = plan.is_corrupted(index)
+    camera = camera_of(index, plan.camera_shift)
+    training, validation = _own_split(plan, index)
+    parts = {
+        "training": _Part(pool, training, quality, camera),
+        "validation": _Part(pool, validation, quality, camera),
+        "test": _Part(own, _all(own), quality, camera),
+        "test_common": _Part(common, _all(common), quality),
+        "test_clean": _Part(common, _all(common), False),
+        "test_corrupted": _Part(common, _all(common), True),
+    }
+    for position, attribute in enumerate(plan.kind.attributes):
+        parts[f"test_{attribute}"] = _Part(common, np.flatnonzero(common.attributes == position), quality)
+    parts = {name: parts[name] for name in plan.splits}
+    labels = {name: _frozen(part.batch.labels[part.chosen]) for name, part in parts.items()}
+    if plan.has_label_noise(index):
+        labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
+    attributes = {name: _frozen(part.batch.attributes[part.chosen]) for name, part in parts.items()}
+    return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels), MappingProxyType(attributes))
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A set of images before it is drawn. ``purpose`` and the position make the id of an image."""
+
+    purpose: str
+    labels: Labels
+    attributes: npt.NDArray[np.int64]  # index of the attribute
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Images of a batch as a site has them."""
+
+    batch: _Batch
+    chosen: npt.NDArray[np.int64]
+    corrupted: bool
+    camera: Camera = PLAIN
+
+
+class _Drawn(Mapping[str, Images]):
+    """Images by split, drawn on first use."""
+
+    def __init__(self, plan: PhantomPlan, parts: Mapping[str, _Part]) -> None:
+        self._plan = plan
+        self._parts = parts
+        self._done: dict[str, Images] = {}
+
+    def __getitem__(self, split: str) -> Images:
+        if split not in self._done:
+            part = self._parts[split]
+            if part.batch.purpose == COMMON:
+                images = _test_images(self._plan, part.corrupted)
+                self._done[split] = images if len(part.chosen) == len(images) else _frozen(images[part.chosen])
+            else:
+                self._done[split] = _render(self._plan, part)
+        return self._done[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+@lru_cache(maxsize=8)
+def _pool(plan: PhantomPlan) -> _Batch:
+    """Training and validation images of all sites."""
+    counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
+    rng = np.random.default_rng(image_seed("pool", plan.seed))
+    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    attributes = _attributes(plan, len(labels), rng)
+    return _Batch("pool", _frozen(_prevalent(plan, "pool", labels, attributes)), _frozen(attributes))
+
+
+def _dealt(plan: PhantomPlan) -> Labels:
+    """Classes of the pool as if none depended on an attribute: it moves neither the partition nor a site's mix."""
+    return _pool(replace(plan, attribute_prevalence=0.0)).labels
+
+
+def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
+    """This share of the images of the second attribute."""
+    second = np.flatnonzero(attributes == 1)
+    rng = np.random.default_rng(image_seed(what, plan.seed))
+    found = np.zeros(len(attributes), bool)
+    found[rng.permutation(second)[: round(share * len(second))]] = True
+    return found
+
+
+def _prevalent(plan: PhantomPlan, purpose: str, labels: Labels, attributes: Labels) -> Labels:
+    """Labels with the last class more frequent among images of the second attribute."""
+    if not plan.attribute_prevalence:
+        return labels
+    made = _chosen(plan, f"prevalence/{purpose}", attributes, plan.attribute_prevalence)
+    return np.where(made, len(plan.kind.counts) - 1, labels)
+
+
+def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    if not plan.attributes:
+        return np.zeros(count, np.int64)
+    others = len(plan.kind.attributes) - 1
+    shares = plan.attribute_shares or (0.75, *[0.25 / others] * others)
+    return rng.choice(len(shares), count, p=np.asarray(shares) / sum(shares))
+
+
+def _own_test(plan: PhantomPlan, index: int) -> _Batch:
+    """A site's own test set: the classes of its training and validation images, in their proportions."""
+    has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
+    present = np.flatnonzero(has)
+    counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
+    purpose = f"test/{index}"
+    rng = np.random.default_rng(image_seed(purpose, plan.seed))
+    labels = rng.permutation(np.repeat(present, counts))
+    attributes = _attributes(plan, len(labels), rng)
+    return _Batch(purpose, _frozen(_prevalent(plan, purpose, labels, attributes)), _frozen(attributes))
+
+
+@lru_cache(maxsize=8)
+def _test(plan: PhantomPlan) -> _Batch:
+    """The common test set; the attributes take turns within each class."""
+    counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
+    order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
+    labels = np.repeat(np.arange(len(counts)), counts)
+    turns = np.concatenate([np.arange(n) for n in counts]) if plan.attributes else np.zeros(len(labels), np.int64)
+    return _Batch(COMMON, _frozen(labels[order]), _frozen(turns[order] % max(1, len(plan.kind.attributes))))
+
+
+@lru_cache(maxsize=8)
+def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
+    labels, sites, seed = _dealt(plan), plan.num_sites, plan.seed
+    if plan.partition == "iid":
+        return iid_partition(labels, sites, seed=seed)
+    if plan.partition == "dirichlet":
+        return dirichlet_partition(labels, sites, plan.alpha, seed=seed, min_size=plan.min_site)
+    if plan.partition == "two_pool":
+        return two_pool_partition(labels, sites, plan.corrupted_sites, plan.alpha, seed=seed, min_size=plan.min_site)
+    parts = shard_partition(labels, sites, plan.eta, seed=seed, mode=plan.shard_mode)
+    for site, part in enumerate(parts):
+        if len(part) < plan.min_site:
+            raise ValueError(
+                f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, "
+                f"fewer than min_site={plan.min_site}; use another seed, more images or a smaller min_site"
+            )
+    return parts
+
+
+def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Training and validation images of a site. Both get an image where there are two and a fraction above 0."""
+    mine = _partition(plan)[index]
+    labels = _pool(plan).labels[mine]
+    fraction = plan.validation_fraction
+    training, validation = stratified_split(
+        labels, (1 - fraction, fraction), seed=image_seed(f"split/{index}", plan.seed)
+    )
+    if fraction and not len(validation) and len(training) > 1:  # all classes too small: one of the largest
+        largest = np.bincount(labels).argmax()
+        validation = training[labels[training] == largest][-1:]
+        training = np.setdiff1d(training, validation)
+    return mine[training], mine[validation]
+
+
+def _mislabelled(plan: PhantomPlan, index: int, labels: Labels) -> Labels:
+    rng = np.random.default_rng(image_seed(f"labels/{index}", plan.seed))
+    classes, count = len(plan.kind.counts), len(labels)
+    wrong = rng.permutation(count) < round(plan.label_noise * count)
+    further = rng.integers(1, classes, count) if plan.label_noise_kind == "symmetric" else np.ones(count, np.int64)
+    return np.where(wrong, (labels + further) % classes, labels)
+
+
+def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[int, ...]:
+    """``total`` images in the given proportions, but at least ``least`` of each class.
+
+    >>> class_counts([900, 90, 10], 100, 5)
+    (86, 9, 5)
+    """
+    if total < least * len(proportions):
+        raise ValueError(f"{total} images are too few for {len(proportions)} classes of at least {least}")
+    counts = np.full(len(proportions), least)
+    raised = np.zeros(len(proportions), bool)
+    while not raised.all():
+        share = apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least)
+        low = ~raised & (share < least)
+        if not low.any():
+            counts = np.where(raised, least, share)
+            break
+        raised |= low
+    return tuple(int(n) for n in counts)
+
+
+def _all(batch: _Batch) -> npt.NDArray[np.int64]:
+    return np.arange(len(batch.labels))
+
+
+def _render(plan: PhantomPlan, part: _Part) -> Images:
+    size, kind, batch = plan.image_size, plan.kind, part.batch
+    images = np.empty((len(part.chosen), size, size, 3), np.uint8)
+    drawn = batch.labels
+    if plan.attribute_noise:
+        noisy = _chosen(plan, f"noise/{batch.purpose}", batch.attributes, plan.attribute_noise)
+        drawn = np.where(noisy, (drawn + 1) % len(kind.class_names), drawn)
+    for row, place in enumerate(part.chosen.tolist()):
+        check_stop()
+        rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
+        attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
+        images[row] = kind.draw(int(drawn[place]), rng, size, attribute)
+    images = part.camera.take(images)
+    if part.corrupted:
+        _corrupt_all(plan, part, images)
+    return _frozen(images)
+
+
+def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
+    for row, place in enumerate(part.chosen.tolist()):
+        check_stop()
+        seed = image_seed(f"{plan.corruption}/{part.batch.purpose}/{place}", plan.seed)
+        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
+
+
+@lru_cache(maxsize=2)
+def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
+    """The whole common test set; kept, since a process may serve several sites and several splits of it."""
+    test = _test(plan)
+    part = _Part(test, _all(test), corrupted)
+    if not corrupted:
+        return _render(plan, part)
+    images = _test_images(plan, False).copy()
+    _corrupt_all(plan, part, images)
+    return _frozen(images)
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,242 @@
+"""Which phantoms for classification there are, and everything that fixes a federation of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from fairflare.base.checks import choice, number
+from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
+from fairflare.data.partitions import SHARD_MODES
+from fairflare_lab.phantoms.canvas import Canvas
+from fairflare_lab.phantoms.dermoscopy import (
+    ISIC2018,
+    ISIC2018_COUNTS,
+    ISIC2019,
+    ISIC2019_COUNTS,
+    TONES,
+    draw_dermoscopy,
+)
+from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS, HYPERKVASIR_GROUPS, draw_endoscopy
+from fairflare_lab.phantoms.fundus import GRADE_COUNTS, GRADES, draw_fundus
+
+Images = npt.NDArray[np.uint8]
+Scene = Callable[[Canvas, str, "str | None"], Images]
+
+PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
+LABEL_NOISES = ("symmetric", "pair")
+MIN_SIZE = 32  # pixels; below, the patterns vanish
+OWN_CLASS = 4  # images of a class in a site's own test set, at least: of one or two, a recall says nothing
+
+
+@dataclass(frozen=True)
+class ClassPhantom:
+    """One kind of synthetic image."""
+
+    name: str
+    title: str
+    class_names: tuple[str, ...]
+    counts: tuple[int, ...]  # of the real data set, by class; only their proportions matter
+    groups: Mapping[str, tuple[int, ...]]  # classes by frequency, such as head, medium, tail; empty if none
+    attributes: tuple[str, ...]  # of the person, such as skin tones; empty if none
+    scene: Scene  # draws a class and an attribute on a canvas
+    called: str = "tone"  # what ``attributes`` are values of, as a datalist declares it
+
+    def draw(self, label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> Images:
+        """One image.
+
+        Args:
+            label: number of the class.
+            rng: the image is a function of it.
+            size: height and width.
+            attribute: one of ``attributes``; default the first one, or none.
+
+        Returns:
+            (size, size, 3) uint8.
+
+        Raises:
+            ValueError: no such class or attribute.
+        """
+        number("label", label, low=0, high=len(self.class_names) - 1, whole=True)
+        if attribute is not None:
+            self.check_attributes()
+            choice("attribute", attribute, self.attributes)
+        return self.scene(Canvas(size, rng), self.class_names[label], attribute)
+
+    def check_attributes(self) -> None:
+        """Raises ValueError when these images have no attributes."""
+        if not self.attributes:
+            having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
+            raise ValueError(f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}")
+
+
+PHANTOMS: Mapping[str, ClassPhantom] = MappingProxyType(
+    {
+        phantom.name: phantom
+        for phantom in (
+            ClassPhantom(
+                "dermoscopy", "dermoscopy-like skin lesions, classes of ISIC 2019",
+                ISIC2019, ISIC2019_COUNTS, MappingProxyType({}), TONES, draw_dermoscopy,
+            ),
+            ClassPhantom(
+                "dermoscopy7", "dermoscopy-like skin lesions, classes of ISIC 2018",
+                ISIC2018, ISIC2018_COUNTS, MappingProxyType({}), TONES, draw_dermoscopy,
+            ),
+            ClassPhantom(
+                "fundus", "fundus-like images, five grades of diabetic retinopathy as in Messidor-2",
+                GRADES, GRADE_COUNTS, MappingProxyType({}), (), draw_fundus,
+            ),
+            ClassPhantom(
+                "endoscopy", "gastrointestinal-endoscopy-like images, classes of HyperKvasir",
+                HYPERKVASIR, HYPERKVASIR_COUNTS, MappingProxyType(HYPERKVASIR_GROUPS), (), draw_endoscopy,
+            ),
+        )
+    }
+)  # fmt: skip
+
+
+@settings
+class PhantomPlan:
+    """Everything that fixes a synthetic federation. The defaults are a small FedISM setting.
+
+    Plans of equal settings are equal: what is drawn for one is kept for the other. A plan is not to be changed;
+    ``dataclasses.replace`` makes another.
+
+    Args:
+        phantom: a name in :data:`PHANTOMS`.
+        seed: of images, class counts and partition.
+        image_size: height and width.
+        num_sites: sites of the federation.
+        num_samples: images for training and validation, all sites together; the classes in the proportions of
+            the real data set.
+        num_test: images of the common test set.
+        num_own_test: images of each site's own test set, in its own mix of classes.
+        partition: ``"iid"``, ``"dirichlet"`` (with ``alpha``), ``"two_pool"`` (FedISM; with ``alpha`` and
+            ``corrupted_sites``) or ``"shards"`` (FedMRL; with ``eta`` and ``shard_mode``).
+        alpha: concentration of the Dirichlet distribution.
+        eta: weight of a site's dominant class.
+        shard_mode: ``"literal"``, ``"complement"`` or ``"authors"``.
+        corrupted_sites: how many sites, the last ones, have corrupted images.
+        corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
+        severity: of the corruption.
+        label_noise_sites: how many sites, the last ones, have wrong labels among those they train on; labels for
+            validation and test are right.
+        label_noise: share of the training labels there that are wrong.
+        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class (of the last
+            class the first).
+        validation_fraction: share of a site's images that it keeps for validation.
+        min_site: images that every site must have (Dirichlet partitions draw again until it is so).
+        min_class: images of every class in ``num_samples``; rarer classes are raised to it.
+        min_class_test: the same for the common test set.
+        camera_shift: how much the sites' cameras differ: 0 not at all, 1 mildly, at most 1.5; see
+            :mod:`fairflare_lab.phantoms.camera`.
+        attributes: draw images of the phantom's attributes (skin tones) and add test splits by attribute.
+            Without, all images have the first one.
+        attribute_shares: share of each attribute among the training and validation images; empty: the first
+            attribute has 3/4, the others the rest. The test set has them in equal parts.
+        attribute_prevalence: share of the images of the second attribute in training, validation and the sites' own
+            tests whose class is made the last one, so that it is more frequent there; 0: no class depends on it.
+        attribute_noise: share of the images of the second attribute, in all splits, that are drawn as the next class:
+            nobody can tell these right, whatever the model.
+    """
+
+    phantom: str = "dermoscopy"
+    seed: NonNegativeInt = 0
+    image_size: Annotated[int, Field(strict=True, ge=MIN_SIZE)] = 48
+    num_sites: PositiveInt = 5
+    num_samples: PositiveInt = 2000
+    num_test: PositiveInt = 400
+    num_own_test: PositiveInt = 150
+    partition: str = "two_pool"
+    alpha: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1e9)] = 1.0
+    eta: Fraction = 1.0
+    shard_mode: str = "literal"
+    corrupted_sites: NonNegativeInt = 1
+    corruption: str = "gaussian_noise"
+    severity: Annotated[int, Field(strict=True, ge=1, le=len(SEVERITIES))] = 3
+    label_noise_sites: NonNegativeInt = 0
+    label_noise: Fraction = 0.4
+    label_noise_kind: str = "symmetric"
+    validation_fraction: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=0.9)] = 0.1
+    min_site: PositiveInt = 10
+    min_class: PositiveInt = 4
+    min_class_test: PositiveInt = 8
+    camera_shift: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1.5)] = 1.0
+    attributes: Flag = False
+    attribute_shares: tuple[NonNegative, ...] = ()
+    attribute_prevalence: Fraction = 0.0
+    attribute_noise: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        named = {
+            "phantom": PHANTOMS, "partition": PARTITIONS, "shard_mode": SHARD_MODES, "corruption": CORRUPTIONS,
+            "label_noise_kind": LABEL_NOISES,
+        }  # fmt: skip
+        for name, known in named.items():
+            choice(name, getattr(self, name), known)
+        sites = self.num_sites
+        for name in ("corrupted_sites", "label_noise_sites"):
+            number(f"{name} of num_sites={sites}", getattr(self, name), low=0, high=sites, whole=True)
+        classes = len(self.kind.class_names)
+        for name, least in (
+            ("num_samples", max(classes * self.min_class, self.num_sites * self.min_site)),
+            ("num_test", classes * self.min_class_test),
+            ("num_own_test", classes * OWN_CLASS),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} must be at least {least} for {classes} classes and {self.num_sites} sites "
+                    f"(see min_class, min_class_test, min_site), got {getattr(self, name)}"
+                )
+        if self.attributes:
+            self.kind.check_attributes()
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        known, shares = self.kind.attributes, self.attribute_shares
+        for name in ("attribute_prevalence", "attribute_noise"):
+            if getattr(self, name) and not self.attributes:
+                raise ValueError(f"{name} is set, but attributes is False")
+        if shares and not self.attributes:
+            raise ValueError("attribute_shares is set, but attributes is False")
+        if shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6):
+            raise ValueError(f"attribute_shares must be {len(known)} shares of sum 1 ({known}), got {shares}")
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in field_names(type(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PhantomPlan) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(self._values())
+
+    @property
+    def kind(self) -> ClassPhantom:
+        """The phantom that is drawn."""
+        return PHANTOMS[self.phantom]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits that every site has."""
+        names = ["training", "validation", "test", "test_common"]
+        if self.corrupted_sites:
+            names += ["test_clean", "test_corrupted"]
+        if self.attributes:
+            names += [f"test_{attribute}" for attribute in self.kind.attributes]
+        return tuple(names)
+
+    def is_corrupted(self, index: int) -> bool:
+        """Whether site number ``index`` (from 0) has corrupted images."""
+        return index >= self.num_sites - self.corrupted_sites
+
+    def has_label_noise(self, index: int) -> bool:
+        """Whether site number ``index`` (from 0) trains on wrong labels."""
+        return index >= self.num_sites - self.label_noise_sites

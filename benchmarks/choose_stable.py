@@ -28,7 +28,7 @@ from typing import Any
 from compare_methods import EXPERIMENTS, prepare
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 
 Candidate = tuple[str, Mapping[str, Any]]  # (method, settings)
 PLAIN: dict[str, Any] = {"weighting": "uniform"}
@@ -95,7 +95,7 @@ class Found:
 
 def measured(results: Path, last: int) -> Found:
     """The record of a round has the validation of the model that the round began with; the first one's is the start."""
-    record = read_results(results)
+    record = read_document(results)
     metric = record["info"]["primary_metric"]
     of_models = [r["validation"] for r in record["rounds"][1:]][-last:]
     by_site = {site: fmean(m[site][metric] for m in of_models) for site in of_models[-1]}
@@ -106,7 +106,7 @@ def measured(results: Path, last: int) -> Found:
 def done(folder: Path) -> Path | None:
     """The results of a finished run in this folder."""
     results = folder / "server" / "simulate_job" / "fairflare"
-    there = (results / "results.json").exists() and read_results(results)["status"] == "completed"
+    there = (results / "results.json").exists() and read_document(results)["status"] == "completed"
     return results if there else None
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare_lab.compare.comparison import compare
 
 Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)
@@ -189,7 +189,7 @@ def run(
 ) -> None:
     """One run, unless it is there already."""
     results = results_file(folder)
-    if results.exists() and read_results(results)["status"] == "completed":
+    if results.exists() and read_document(results)["status"] == "completed":
         return
     experiment = EXPERIMENTS[name]
     method, settings = experiment.variants[label]
@@ -261,7 +261,7 @@ def main() -> None:
                 future.result()
         found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
         for (label, _), folder in folders.items():
-            record = read_results(results_file(folder))
+            record = read_document(results_file(folder))
             record["info"]["label"] = label
             found[label].append(record)
         print(f"\n## {name}, {rounds} rounds, {arguments.seeds} seeds\n")

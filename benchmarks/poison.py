@@ -37,7 +37,7 @@ from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.local import LocalTransport
 from fairflare.methods.base.catalog import Method, all_methods
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier
 from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
@@ -266,7 +266,7 @@ def run(
         # Who does wrong may end a run; one in which nobody does must not fail.
         with contextlib.suppress(*([RoundFailed] if case.sites else [])):
             Rounds(task, rule, settings, transport, place).run()
-        return read_results(folder / "run" / "fairflare")
+        return read_document(folder / "run" / "fairflare")
 
 
 def quick() -> None:

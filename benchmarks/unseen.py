@@ -21,7 +21,8 @@ from statistics import fmean
 from typing import Any
 
 from fairflare.federation.transports import unseen
-from fairflare.reporting.results import read_results
+from fairflare.reporting.documents import Results
+from fairflare.reporting.results import read_document
 from fairflare_lab.compare.comparison import compare
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import differences
@@ -52,7 +53,7 @@ def rows(folder: Path, out: Path) -> None:
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
         if not (place / unseen.RUN_DIR / "fairflare" / "unseen.json").exists():
             continue
-        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_results, Unseen.read))
+        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_document, Unseen.read))
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
         units |= run["resampled_units"]
         kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}
@@ -97,7 +98,8 @@ def rows(folder: Path, out: Path) -> None:
             shutil.rmtree(place)
     runs = [run for run in runs if run["info"]["label"] in labels]
     order = sorted(
-        runs, key=lambda run: (not run["info"]["label"].startswith("FedAvg"), labels.index(run["info"]["label"]))
+        map(Results.model_validate, runs),
+        key=lambda run: (not run.info.label.startswith("FedAvg"), labels.index(run.info.label)),
     )
     (out / "table.csv").write_text(compare(order, style="csv") + "\n")
     references = [label for label in labels if f"{label}, adapted" in labels]

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.cli.as_json import CompareDocument
-
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 QUICK = ["--rounds", "2", "--sites", "2", "--at-once", "2", "--set", "local_epochs=1", "--set", "image_size=[32,32]"]
@@ -192,18 +190,17 @@ def test_a_comparison_as_json(tmp_path: Path) -> None:
     started = command(folder, ["fed_avg", "fed_prox"], "--seeds", "1", "--json")
     done = subprocess.run(started, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    found = CompareDocument.model_validate_json(done.stdout)
-    assert [(run.name, run.state) for run in found.runs] == [
-        ("fed_avg-seed0", "completed"),
-        ("fed_prox-seed0", "completed"),
+    found = json.loads(done.stdout)
+    assert {*found} == {"version", "folder", "runs", "comparison", "last"}
+    assert found["runs"] == [
+        {"name": name, "state": "completed", "reason": ""} for name in ("fed_avg-seed0", "fed_prox-seed0")
     ]
-    assert found.comparison is not None
     table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
-    for row, line in zip(found.comparison.rows, table, strict=True):
-        assert (row.label, row.average.mean) == (line["method"], pytest.approx(float(line["average mean"])))
+    for row, line in zip(found["comparison"]["rows"], table, strict=True):
+        assert (row["label"], row["average"]["mean"]) == (line["method"], pytest.approx(float(line["average mean"])))
+        figure = rf"{row['label']}-seed0: completed in \d+ s, dice {row['average']['mean']:.3f} on average"
+        assert re.search(figure, done.stderr), "its figure as it came"
     assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
-    for row in found.comparison.rows:  # its figure as it came
-        assert re.search(rf"{row.label}-seed0: completed in \d+ s, dice {row.average.mean:.3f} on average", done.stderr)
 
 
 def test_runs_at_a_time_give_the_figures_of_one_after_the_other(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import direction_of, fairness_table
 from fairflare.tasks.scripts import LoopTask, ScriptTask
+from tests.unit.report_runs import read
 
 NAMES = ["normal", "bone loss", "refractive error"]
 BY_INTENSITY = """
@@ -181,11 +182,11 @@ def test_nothing_is_guessed_from_a_name() -> None:
 
 
 def test_old_results_say_it_or_are_asked() -> None:
-    old = {"info": {"label": "x"}}
+    old = read(info={"label": "x"})
     assert direction_of(old, "balanced_accuracy") is True
     with pytest.raises(ValueError, match=r"do not say whether more of 'hd95' is better.*under 'info' of results.json"):
         direction_of(old, "hd95")
-    assert direction_of({"info": {"label": "x", "higher_is_better": {"hd95": False}}}, "hd95") is False
+    assert direction_of(read(info={"label": "x", "higher_is_better": {"hd95": False}}), "hd95") is False
 
 
 RANGES = {

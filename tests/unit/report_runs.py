@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairflare.reporting.documents import Results, as_json
+
 
 def round_of(number: int, sites: Sequence[str], values: Mapping[str, float], **more: Any) -> dict[str, Any]:
     return {
@@ -76,6 +78,15 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
         "rounds": [round_of(n, sites, values) for n in range(rounds)],
         **head,
     }
+
+
+def read(**parts: Any) -> Results:
+    """Read a document of these parts, as a run's own is read; NaN is what a file has as null."""
+    return Results.model_validate(as_json(parts, "results"))
+
+
+def read_all(runs: Sequence[Mapping[str, Any]]) -> list[Results]:
+    return [read(**run) for run in runs]
 
 
 def write_run(folder: Path, content: Any) -> Path:

@@ -11,18 +11,20 @@ import pytest
 from scipy import stats
 
 from fairflare.base.cases.resampling import draws, units_of
+from fairflare.reporting.documents import Results
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of, row_table
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import MEASURES, Difference, differences, paired
+from tests.unit.report_runs import read
 
 
-def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> dict[str, Any]:
+def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> Results:
     """A run; its draws of the test patients do not scatter, so that all there is is over the seeds."""
     info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": metric}
     test = {site: {metric: value} for site, value in by_site.items()}
     drawn = {site: [value] * 30 for site, value in by_site.items() if value is not None}
-    return {"status": "completed", "info": info, "test": test, "rounds": [], "resampled": drawn, **head}
+    return read(**{"status": "completed", "info": info, "test": test, "resampled": drawn, **head})
 
 
 REFERENCE = [run("fed_avg", seed, {"a": 0.8, "b": 0.6}) for seed in (0, 1, 2)]
@@ -117,7 +119,7 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
     with pytest.raises(ValueError, match="no complete run of 'other'; there are fed_avg"):
         differences(REFERENCE, "other")
     with pytest.raises(ValueError, match="none"):
-        differences([{**REFERENCE[0], "status": "failed"}], "fed_avg")
+        differences([REFERENCE[0].model_copy(update={"status": "failed"})], "fed_avg")
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
@@ -131,7 +133,7 @@ def test_the_interval_covers_the_truth(seeds: int) -> None:
     assert 0.93 <= hits / 2000 <= 0.97
 
 
-def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> dict[str, Any]:
+def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> Results:
     """A run whose metric is the mean of each site's images, with draws as the sites make them."""
     drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}
     return run(label, seed, {site: float(scores.mean()) for site, scores in images.items()}, resampled=drawn)
@@ -170,13 +172,16 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
     row = [scored("fair", seed, images) for seed in (0, 1)]
     for other in (
         [scored("fed_avg", seed, images, count=50) for seed in (0, 1)],
-        [{**scored("fed_avg", seed, images), "resampled": None} for seed in (0, 1)],
-        [{**r, "resampled": {"a": r["resampled"]["a"]}} for r in (scored("fed_avg", seed, images) for seed in (0, 1))],
+        [scored("fed_avg", seed, images).model_copy(update={"resampled": {}}) for seed in (0, 1)],
+        [
+            one.model_copy(update={"resampled": {"a": one.resampled["a"]}})
+            for one in (scored("fed_avg", seed, images) for seed in (0, 1))
+        ],
     ):
         found = differences([*other, *row], "fed_avg")
         assert all(math.isnan(of(found, measure).images_sd) for measure in MEASURES)
         assert "by Student's t over the seeds alone]" in " ".join(difference_table(found, "fed_avg").split())
-    none = [{**r, "resampled": {**r["resampled"], "a": [None] * 95 + [0.5] * 5}} for r in row]
+    none = [r.model_copy(update={"resampled": {**r.resampled, "a": [None] * 95 + [0.5] * 5}}) for r in row]
     found = differences([*none, *(scored("fed_avg", seed, images) for seed in (0, 1))], "fed_avg")
     assert math.isnan(of(found, "a").images_sd)  # five draws are too few
     assert math.isfinite(of(found, "b").images_sd)
@@ -306,7 +311,7 @@ def test_the_worst_site_of_each_draw(higher: bool) -> None:
         on_draws = np.stack([scores[draws(s, len(scores), 100)].mean(1) for s, scores in images.items()])
         worst[label] = on_draws.min(0) if higher else on_draws.max(0)
     for one in runs:
-        one["info"]["higher_is_better"] = {"dice": higher}
+        one.info.higher_is_better = {"dice": higher}
     found = of(differences(runs, "fed_avg"), "worst")
     assert found.images_sd == pytest.approx(np.std(worst["fair"] - worst["fed_avg"], ddof=1))
     assert found.higher_is_better is higher
@@ -385,16 +390,15 @@ def test_fewer_seeds_are_told() -> None:
 # ------------------------------------------------------------------------------------------------ last models
 
 
-def last_run(label: str, seed: int, values: list[float]) -> dict[str, Any]:
+def last_run(label: str, seed: int, values: list[float]) -> Results:
     """``values``: of site a after each of the last rounds; site b has half of it, clean images more."""
     tests = [
         {s: {"dice": v * f, "clean/dice": v * f + 0.1, "bad/dice": v * f - 0.2} for s, f in (("a", 1.0), ("b", 0.5))}
         for v in values
     ]
-    made = run(label, seed, {"a": None, "b": None})
     rounds = [{"current_round": k, "test": test} for k, test in enumerate(tests[:-1])]
     last = {"rounds": list(range(len(values))), "test": {}}
-    return {**made, "test": tests[-1], "rounds": rounds, "last_rounds": last}
+    return run(label, seed, {"a": None, "b": None}, test=tests[-1], rounds=rounds, last_rounds=last)
 
 
 def test_the_last_models_are_pooled() -> None:
@@ -425,7 +429,7 @@ def test_the_papers_average_of_clean_and_corrupted() -> None:
     assert of(found.differences, "average").mean == pytest.approx(0.75 * 0.2)
     assert found.higher is True
     for one in runs:
-        one["info"]["higher_is_better"] = {"dice": True, "bad/dice": False}
+        one.info.higher_is_better = {"dice": True, "bad/dice": False}
     with pytest.raises(ValueError, match=r"of clean/dice more is better, of the others less"):
         comparison_of(runs, "clean/dice+bad/dice")
     assert math.isnan(found.rows[0].summaries[0].mean) is False

@@ -13,9 +13,11 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import shown
 from fairflare_lab.compare.differences import paired
 from fairflare_lab.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
+from tests.unit.report_runs import read
 
 BINS, SURE = 40, 7
 
@@ -232,7 +234,7 @@ def test_intervals_of_patients_hold_the_true_gap() -> None:
 
 def run(
     label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None, cases: int = 50, without: Any = None
-) -> dict[str, Any]:
+) -> Results:
     """A run of two groups; without each part of the cases the gap moves by ``without``, else by hardly anything."""
     moved = np.arange(20) % 2 * 1e-6 if without is None else np.asarray(without)
     of = {
@@ -240,7 +242,7 @@ def run(
         "groups": {name: {"images": 2 * cases, "cases": cases} for name in ("dark", "light")},
         "without": {"accuracy_gap": (gap + moved).tolist()},
     }  # fmt: skip
-    return {"info": {"label": label, "seed": seed}, "groups": {"pooled": {"tone": of}, "kept": kept or {}}}
+    return read(info={"label": label, "seed": seed}, groups={"pooled": {"tone": of}, "kept": kept or {}})
 
 
 def test_over_seeds_the_images_are_the_same() -> None:
@@ -299,7 +301,7 @@ def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
     assert ", which may be chance" in gap_lead(one, "same")
     nothing = run("fed_avg", 0, 0.2, [None, None])
     assert "(how sure is not known)." in gap_lead({"fed_avg": [nothing]}, "fed_avg")
-    nothing["groups"]["pooled"]["tone"]["gaps"] = {"accuracy_gap": None}
+    nothing.groups.pooled["tone"].gaps = {"accuracy_gap": None}
     assert gap_lead({"fed_avg": [nothing]}, "fed_avg") == (
         "With fed_avg, fewer than two groups of tone have a value across all sites."
     )
@@ -334,13 +336,13 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
 def test_which_way_is_better(measure: str) -> None:
     """A gap is better when smaller, an equity-scaled metric when larger."""
     for turn in (1, -1):
-        rows: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[Results]] = {}
         for label, value in (("fed_avg", 0.4), ("other", 0.4 + 0.1 * turn)):
             for seed in range(3):
                 made = run(label, seed, 0.0, [0.0, 0.5])
                 of = made["groups"]["pooled"]["tone"]
                 level = value + 0.001 * seed * (label == "other")
-                of["gaps"], of["without"] = {measure: level}, {measure: (level + np.arange(20) % 2 * 1e-6).tolist()}
+                of.gaps, of.without = {measure: level}, {measure: (level + np.arange(20) % 2 * 1e-6).tolist()}
                 rows.setdefault(label, []).append(made)
         better = turn == (1 if measure.startswith("es_") else -1)
         assert gap_table(rows, "fed_avg").rows[-1][8] == ("better" if better else "worse")
@@ -365,11 +367,9 @@ def test_images_and_seeds_are_in_a_verdict_together() -> None:
     for ends, width in (([0.1, 0.5], 0.2), ([None, None], math.nan)):
         made = rows(None)
         for one in (*made["fed_avg"], *made["other"]):
-            one["groups"]["pooled"]["tone"]["without"] = {}
-            gap = one["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"]
-            one["groups"]["pooled"]["tone"]["gap_intervals"]["accuracy_gap"] = (
-                ends if ends[0] is None else [gap - width, gap + width]
-            )
+            tone = one.groups.pooled["tone"]
+            tone.without, gap = {}, tone.gaps["accuracy_gap"]
+            tone.gap_intervals["accuracy_gap"] = (None, None) if ends[0] is None else (gap - width, gap + width)
         cell = gap_table(made, "fed_avg").rows[-1]
         assert cell[8] == ("not known" if ends[0] is None else "within noise")
         low, high = cell[6].values[1:]
@@ -388,7 +388,7 @@ def test_methods_without_a_difference_are_rarely_called_different(smaller: float
     group = np.arange(60) % 2
     for _ in range(repeats):
         part, hard = rng.permutation(60) % 20, rng.normal(size=60)
-        rows: dict[str, list[dict[str, Any]]] = {}
+        rows: dict[str, list[Results]] = {}
         for label, gap in (("fed_avg", 1.5), ("other", 1.5 - smaller)):
             taste = 0.5 * rng.normal(size=60)
             for seed in range(10):

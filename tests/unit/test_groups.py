@@ -14,9 +14,11 @@ from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, 
 from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
 from fairflare_lab.compare.group_gaps import gap_lead, has_groups
+from tests.unit.report_runs import read
 
 BINS, SURE = 40, 7
 
@@ -248,35 +250,35 @@ def test_what_is_in_no_figure_is_said() -> None:
     nobody = np.zeros(60, bool)
     of = {"site-1": {f"age={name}": sums(labels, scores, numbers.get(name, nobody)) for name in names}}
     alone = {"site-1": {f"age={name}": sums(labels, scores, nobody if name != "<40" else ~nobody) for name in names}}
-    results = {"groups": by_group(of, {"site-1": []}, BINS, SURE)}
+    results = read(groups=by_group(of, {"site-1": []}, BINS, SURE))
     missing = f"age of {(groups == 2).sum()} test images is unknown: in no gap."
     assert group_notes(results) == [missing, "No test image at any site is of age 40-60: in no figure."]
-    results["groups"]["kept"] = {"site-2": ["age=40-60"]}
+    results.groups.kept = {"site-2": ["age=40-60"]}
     assert [line.partition(" (")[0] for line in group_notes(results)] == [
         missing, "Groups of people that stay at a site and are in no figure",
     ]  # fmt: skip
-    results = {"groups": by_group(alone, {}, BINS, SURE)}
+    results = read(groups=by_group(alone, {}, BINS, SURE))
     assert captions(results) == ["Across all sites, fewer than two groups of age have a value."]
     assert group_notes(results) == ["No test image at any site is of age 40-60, >=60: in no figure."]
-    assert group_notes({"groups": None}) == captions({"groups": None}) == []
+    assert group_notes(read(groups=None)) == captions(read(groups=None)) == []
 
 
 def test_a_caption_says_how_sure_a_gap_is() -> None:
     labels, scores, groups = made(2, 400)
     same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
-    (told,) = captions({"groups": by_group(same, {}, BINS, SURE)})
+    (told,) = captions(read(groups=by_group(same, {}, BINS, SURE)))
     assert told.startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     assert "which may be chance" in told
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
     found = by_group(worse, {}, BINS, SURE)
-    (told,) = captions({"groups": found})
+    (told,) = captions(read(groups=found))
     low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
     assert low > 0
     assert told.startswith('Across all sites, x "1" has the lowest AUC: 0.')
     assert f'below x "0" ({interval(low, high)}). The largest gap in sensitivity' in told
 
 
-def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> dict[str, Any]:
+def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> Results:
     """``{site: {group: (Dice of all, cases)}}``, each case with so many images; results of these groups of ``zone``."""
     of: dict[str, Any] = {}
     for site, groups in values.items():
@@ -285,7 +287,7 @@ def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) ->
             whose = np.arange(count) // images
             own = sums_of(None, np.full((count, 1), dice), np.ones(count, bool), BINS, SURE, whose)
             of.setdefault(site, {})[f"zone={group}"] = own
-    return {"groups": by_group(of, {}, BINS, SURE)}
+    return read(groups=by_group(of, {}, BINS, SURE))
 
 
 def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
@@ -302,7 +304,7 @@ def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
     }  # fmt: skip
     assert pooled["gaps"]["dice_gap"] == pytest.approx(0.75 - (0.5 * 4 + 0.7 * 2 + 0.3 * 4) / 10)  # .29
     assert pooled["gaps"]["dice_gap_within"] == pytest.approx(0.05)
-    assert np.isnan(pooled["gap_intervals"]["dice_gap"]).all()
+    assert pooled["gap_intervals"]["dice_gap"] == (None, None)
     assert captions(results) == [
         'Across all sites, zone "small" has the lowest Dice: 0.460, 0.290 below zone "enlarged" (how sure is not '
         'known: "enlarged" has 1 case). Within site-2, the only site with both, the gap is 0.050: a part of the '
@@ -318,7 +320,7 @@ def test_gaps_within_sites_by_hand() -> None:
     results = dice_at(at)
     pooled = results["groups"]["pooled"]["zone"]
     assert pooled["gaps"]["dice_gap_within"] == pytest.approx(0.3, abs=1e-12)
-    assert pooled["within"]["dice_gap_within"] == {"lowest": "M", "sites": ["a", "b"]}
+    assert dict(pooled["within"]["dice_gap_within"]) == {"lowest": "M", "sites": ["a", "b"]}
     assert "dice_gap_within" not in results["groups"]["sites"]["a"]["zone"]["gaps"]
     assert "Within the 2 sites that have both, the gap is 0.300" in captions(results)[0]
 
@@ -346,15 +348,15 @@ def test_equalised_odds_of_one_rate_are_said() -> None:
     groups = np.array([0] * 40 + [1] * 20)
     scores = np.stack([1 - (p := np.random.default_rng(1).uniform(size=60)), p], 1)
     of = {"s": {f"sex={name}": sums(labels, scores, groups == g) for g, name in enumerate("FM")}}
-    results = {"groups": by_group(of, {}, BINS, SURE)}
+    results = read(groups=by_group(of, {}, BINS, SURE))
     assert results["groups"]["pooled"]["sex"]["undefined_rates"] == {"sensitivity 1": ["M"]}
     wanted = "Equalised odds by sex rest on false positives alone for class 1: M: no image of class 1."
     assert wanted in group_notes(results)
     of["s"]["sex=X"] = sums(labels, scores, groups == 0)  # a third group that has both
-    told = group_notes({"groups": by_group(of, {}, BINS, SURE)})
+    told = group_notes(read(groups=by_group(of, {}, BINS, SURE)))
     assert "In equalised odds by sex, M count by false positives alone for class 1: no image of class 1." in told
     both = {"s": {f"sex={name}": sums(labels, scores, groups == 0) for name in "FM"}}
-    assert not group_notes({"groups": by_group(both, {}, BINS, SURE)})
+    assert not group_notes(read(groups=by_group(both, {}, BINS, SURE)))
 
 
 def test_without_each_part_a_gap_is_that_of_the_other_cases() -> None:
@@ -477,7 +479,7 @@ def test_curves_of_what_is_not_defined() -> None:
 
 def test_everybody_is_no_group_of_people() -> None:
     """A comparison that asked for curves alone has no table and no sentence about groups."""
-    run = {"groups": {"pooled": {"everybody": {"gaps": {}}}}, "info": {"seed": 0}}
-    assert not has_groups({"a": [run], "b": [{"groups": None}]})
+    run = read(groups={"pooled": {"everybody": {"gaps": {}}}}, info={"seed": 0})
+    assert not has_groups({"a": [run], "b": [read(groups=None)]})
     assert gap_lead({"a": [run]}, "a") == ""
-    assert has_groups({"a": [{"groups": {"pooled": {"everybody": {}, "sex": {}}}}]})
+    assert has_groups({"a": [read(groups={"pooled": {"everybody": {}, "sex": {}}})]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,9 @@ from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule, Weighing
 from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.reporting.documents import Results, RoundRecord
 from fairflare.reporting.no_effect import faults_of, same_weights, short_step, zero_everywhere
+from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare
 
@@ -35,13 +36,13 @@ def test_a_step_of_less_than_a_hundredth(step: float, warns: bool) -> None:
         assert f"a step of {step:.2g} of the sites' mean change: the model hardly moves" in warned.text
 
 
-def of(**sites: float) -> dict[str, Any]:
-    return {"site_weights": sites, "layers": None}
+def of(**sites: float) -> RoundRecord:
+    return RoundRecord(0, site_weights=sites)
 
 
-def by_layer(*layers: Sequence[float]) -> dict[str, Any]:
+def by_layer(*layers: Sequence[float]) -> RoundRecord:
     named = {f"l{k}": {s: {"weight": w} for s, w in zip("abc", found, strict=False)} for k, found in enumerate(layers)}
-    return {"site_weights": None, "layers": named}
+    return RoundRecord(0, layers=named)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,11 @@ def by_layer(*layers: Sequence[float]) -> dict[str, Any]:
         ([of(a=0.6, b=0.4), of(a=0.5, b=0.5)], None),
         ([by_layer((0.5, 0.5), (0.5, 0.5)), by_layer((0.5, 0.5), (0.6, 0.4))], None),
         ([of(a=1.0)], None),
-        ([{"site_weights": None, "layers": None}], None),
+        ([RoundRecord(0)], None),
         ([], None),
     ],
 )
-def test_weights_that_never_differ(rounds: list[dict[str, Any]], says: str | None) -> None:
+def test_weights_that_never_differ(rounds: list[RoundRecord], says: str | None) -> None:
     found = same_weights(rounds)
     assert len(found) == (says is not None)
     for warned in found:
@@ -84,11 +85,11 @@ def test_which_methods_mean_to_weigh() -> None:
     assert not make_plan("fed_mrl", settings={"weighting": "samples"}).rule.weighs
 
 
-def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) -> dict[str, Any]:
+def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) -> Results:
     plan = make_plan(method, sites=2, num_rounds=rounds, settings={**TINY, **settings})
-    document: dict[str, Any] = json.loads((run_local(plan, folder) / "results.json").read_text())
-    assert document["status"] == "completed"
-    return document
+    results = read_results(run_local(plan, folder))
+    assert results.status == "completed"
+    return results
 
 
 def test_a_frozen_run_says_so_everywhere(

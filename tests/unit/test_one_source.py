@@ -22,7 +22,7 @@ from fairflare_lab.compare.differences import MEASURES
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.pareto import set_apart
 from fairflare_lab.page.write import write_report
-from tests.unit.report_runs import document, write_comparison
+from tests.unit.report_runs import document, read_all, write_comparison
 from tests.unit.test_report import Read
 
 VERDICTS = ("better", "worse", "within noise", "cannot tell", "one seed", "other sites")
@@ -148,7 +148,7 @@ def test_one_folder_gives_one_set_of_figures(
 
 def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [document(name, 0, {"site-1": 0.5, "site-2": 0.6}) for name in ("good", "bad")]
-    runner: Any = SimpleNamespace(all=[], folder=tmp_path, results=lambda: runs)
+    runner: Any = SimpleNamespace(all=[], folder=tmp_path, results=lambda: read_all(runs))
     assert _report(runner, "fed_avg", None)[0] == 0
     assert "no differences: no run of fed_avg completed" in capsys.readouterr().err
     assert not (tmp_path / "differences.csv").exists()

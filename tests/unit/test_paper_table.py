@@ -18,7 +18,7 @@ from fairflare_lab.page.content import Spread
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.sweep import half_width, sweep
 from fairflare_lab.page.write import write_report
-from tests.unit.report_runs import document
+from tests.unit.report_runs import document, read_all
 
 VALUES = {"FedAvg": {"a": 0.8, "b": 0.6}, "Ours": {"a": 0.75, "b": 0.71}}
 DICE = tables()["fed_lwr"].columns
@@ -39,7 +39,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_dice_by_site_average_and_deviation() -> None:
-    text = paper_table("Table 1", DICE, runs(), style="markdown")
+    text = paper_table("Table 1", DICE, read_all(runs()), style="markdown")
     head, *rows = cells(text)
     assert head == ["method", "a", "b", "Avg.", "Std."]
     for row in rows:
@@ -64,7 +64,7 @@ def test_the_first_metric_that_is_there_and_what_is_absent_by_name() -> None:
         {"title": "Average", "metric": "clean/dice+corrupted/dice", "of": "mean"},
     ]
     found = [in_splits(run, common=0.01, clean=0.1, corrupted=-0.3) for run in runs()]
-    text = paper_table("T", columns, found, style="markdown")
+    text = paper_table("T", columns, read_all(found), style="markdown")
     head, first, _ = cells(text)
     assert head == ["method", "B-acc", "Tail", "Average"]
     assert first == ["FedAvg", "72.00 ± 1.00", "-", "61.00 ± 1.00"]
@@ -72,9 +72,9 @@ def test_the_first_metric_that_is_there_and_what_is_absent_by_name() -> None:
     assert "ABSENT, as no run measured it: Tail (global/tail or common/tail)." in text
     found[0] = in_splits(found[0], **{"global": 0.2})
     assert "no figure of the global test, which is of the common model (if there is one): " in paper_table(
-        "T", columns, found
+        "T", columns, read_all(found)
     )
-    assert cells(paper_table("T", columns, found, style="markdown"))[1][1] == "90.00"
+    assert cells(paper_table("T", columns, read_all(found), style="markdown"))[1][1] == "90.00"
 
 
 def test_the_last_rounds_of_all_runs_are_pooled() -> None:
@@ -85,11 +85,11 @@ def test_the_last_rounds_of_all_runs_are_pooled() -> None:
         run["rounds"][0]["test"] = {site: {"dice": value} for site in run["test"]}
         run["last_rounds"] = {"rounds": [0, 1], "test": {}}
     pooled = np.array([*before, 0.7, 0.72]) * 100
-    text = paper_table("T", [column], found, style="markdown")
+    text = paper_table("T", [column], read_all(found), style="markdown")
     assert cells(text)[1] == ["FedAvg", f"{pooled.mean():.2f} ± {pooled.std():.2f}"]
     assert "of the models of the last rounds that were tested" in text
     del found[0]["last_rounds"]
-    assert cells(paper_table("T", [column], found, style="markdown"))[1][1] == "71.00 ± 1.00"
+    assert cells(paper_table("T", [column], read_all(found), style="markdown"))[1][1] == "71.00 ± 1.00"
 
 
 def test_every_column_is_of_a_metric_that_the_task_measures() -> None:

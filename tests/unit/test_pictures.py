@@ -9,19 +9,20 @@ import pytest
 
 from fairflare.core.fairness import summarize
 from fairflare.reporting import pictures
-from fairflare.reporting.documents import as_json
+from fairflare.reporting.documents import Results
 from fairflare.reporting.pictures import RED, draw_map, draw_mu, draw_pictures, draw_sites
+from tests.unit.report_runs import read
 
 
-def results(sites: list[str], rounds: int = 3, **details: Any) -> dict[str, Any]:
+def results(sites: list[str], rounds: int = 3, **details: Any) -> Results:
     som = {
         "u_matrix": [[0.0, 1.0], [2.0, 3.0]],
         "bmu": {site: [k % 2, 1] for k, site in enumerate(sites)},
         "sigma": 2.0,
     }
-    return {
-        "info": {"label": "fed_mrl", "synthetic": True},
-        "rounds": [
+    return read(
+        info={"label": "fed_mrl", "synthetic": True},
+        rounds=[
             {
                 "current_round": r,
                 "reports": {site: {"mu": 0.1 * k} for k, site in enumerate(sites) if (k + r) % 5},
@@ -29,7 +30,7 @@ def results(sites: list[str], rounds: int = 3, **details: Any) -> dict[str, Any]
             }
             for r in range(rounds)
         ],
-    }
+    )
 
 
 def texts(figure) -> list[str]:
@@ -70,11 +71,9 @@ def test_mu_by_site_and_round():
 
 
 def test_nothing_to_draw(tmp_path):
-    assert draw_pictures({"rounds": []}, tmp_path) == []
-    assert (
-        draw_pictures({"rounds": [{"current_round": 0, "reports": {"a": {"loss": 1.0}}, "details": {}}]}, tmp_path)
-        == []
-    )
+    assert draw_pictures(read(rounds=[]), tmp_path) == []
+    round_of_a_loss = {"current_round": 0, "reports": {"a": {"loss": 1.0}}, "details": {}}
+    assert draw_pictures(read(rounds=[round_of_a_loss]), tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -99,17 +98,17 @@ def test_a_picture_never_costs_the_run(tmp_path, monkeypatch):
     assert "could not be drawn" in line
 
 
-def finished(scores: dict[str, float | None]) -> dict[str, Any]:
+def finished(scores: dict[str, float | None]) -> Results:
     told = {site: score for site, score in scores.items() if score is not None}
     summary = summarize(told)
     rounds = [{"current_round": r, "validation": {s: {"dice": v * r} for s, v in told.items()}} for r in range(3)]
     del rounds[1]["validation"][min(told)]
-    return {
-        "info": {"label": "fed_lwr", "primary_metric": "dice", "synthetic": True},
-        "rounds": rounds,
-        "test": {site: {"dice": score, "loss": 1.0} for site, score in scores.items()},
-        "fairness": {"dice": as_json(summary, "summary")},
-    }
+    return read(
+        info={"label": "fed_lwr", "primary_metric": "dice", "synthetic": True},
+        rounds=rounds,
+        test={site: {"dice": score, "loss": 1.0} for site, score in scores.items()},
+        fairness={"dice": summary},
+    )
 
 
 def test_what_every_site_gets() -> None:
@@ -130,6 +129,6 @@ def test_what_every_site_gets() -> None:
 def test_a_run_without_a_test_has_no_picture_of_it() -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="the final test has no 'dice'; it has nothing: the run did not complete"):
-        draw_sites({"info": {"primary_metric": "dice"}, "fairness": None, "test": None, "rounds": []})
+        draw_sites(read(info={"primary_metric": "dice"}))
     with pytest.raises(ValueError, match="has no 'auc'; it has dice"):
         draw_sites(finished({"a": 0.5}), "auc")

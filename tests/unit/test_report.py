@@ -28,7 +28,7 @@ from fairflare_lab.page.material import Material, _run_folder, page_run, read_ma
 from fairflare_lab.page.pareto import not_dominated
 from fairflare_lab.page.write import build, write_report, write_run_page
 from tests.federation.network import Run, misbehave
-from tests.unit.report_runs import document, large, round_of, write_comparison, write_run
+from tests.unit.report_runs import document, large, read_all, round_of, write_comparison, write_run
 
 SITES = ("site-1", "site-2", "site-10")
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -210,7 +210,7 @@ def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
     write_report(folder, tmp_path / "out")
     (line, *_), (ours, *_) = (
         list(csv.DictReader(io.StringIO(text)))
-        for text in (compare(runs, style="csv"), (tmp_path / "out" / "tables" / "results.csv").read_text())
+        for text in (compare(read_all(runs), style="csv"), (tmp_path / "out" / "tables" / "results.csv").read_text())
     )
     for name in ("average", "std", "worst"):
         assert float(ours[f"{name} mean"]) == pytest.approx(float(line[f"{name} mean"]), abs=1e-15)

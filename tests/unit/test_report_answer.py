@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from fairflare.reporting.documents import Inequality, SiteStanding
 from fairflare.reporting.layout import Table, interval, number
 from fairflare_lab.compare.unseen import Unseen
 from fairflare_lab.page import words, write
 from fairflare_lab.page.material import read_material
+from tests.unit.report_runs import read
 
 TEMPLATES = Path(write.__file__).parent / "templates"
 
@@ -44,14 +46,18 @@ def test_an_interval_decides_its_own_digits(low, high, mean, told):
 
 def _material(verdict: str, behind: list[str], higher: bool = True, together: float = 0.5) -> Any:
     sign = 1 if higher else -1
-    sites = {"A": {"value": 0.7 + sign * 0.03, "expected": 0.7}, "C": {"value": 0.7 - sign * 0.07, "expected": 0.7}}
+    sites = {
+        "A": SiteStanding(value=0.7 + sign * 0.03, expected=0.7),
+        "C": SiteStanding(value=0.7 - sign * 0.07, expected=0.7),
+    }
     said = {
         "metric": "dice", "test": "t", "behind": behind, "ahead": [], "chance_gap": 0.05, "sites": sites,
         "p_value": together, "level": 0.95,
     }  # fmt: skip
-    document = {"inequality": said, "info": {"label": "FedAvg", "primary_metric": "dice"}, "test": {}}
+    document = read(info={"label": "FedAvg", "primary_metric": "dice"})
+    document.inequality = Inequality.model_construct(**said)
     row = SimpleNamespace(label="FedAvg", runs=[SimpleNamespace(document=document)], summaries=[])
-    row.at = lambda site: SimpleNamespace(mean=sites[site]["value"])
+    row.at = lambda site: SimpleNamespace(mean=sites[site].value)
     rows = [row]
     rows.append(SimpleNamespace(label="B", runs=[], summaries=[]))
     one = SimpleNamespace(label="B", measure="std", verdict=verdict, mean=-0.0412, low=-0.0512, high=-0.0312)
@@ -84,9 +90,9 @@ def test_a_headline_has_the_verdict_of_the_test_under_it():
 def test_a_model_that_finds_nothing_is_not_praised(share):
     material = _material("within noise", [])
     run = material.rows[0].runs[0].document
-    info = {**run["info"], "higher_is_better": {"dice": True}}
-    zero = {**run, "info": info, "test": {"A": {"dice": 0.0}, "C": {"dice": 0.0}}}
-    other = zero if share == 1 else {**zero, "test": {"A": {"dice": 0.0}, "C": {"dice": 0.1}}}
+    run.info.higher_is_better = {"dice": True}
+    zero = run.model_copy(update={"test": {"A": {"dice": 0.0}, "C": {"dice": 0.0}}})
+    other = run.model_copy(update={"test": {"A": {"dice": 0.0}, "C": {"dice": 0.2 * (1 - share)}}})
     material.rows[0].runs = [SimpleNamespace(document=zero), SimpleNamespace(document=other)]
     said = words.answer(material)
     assert said.endswith("With FedAvg, nothing was learnt: Dice is 0 at every site.") == (share == 1)
@@ -105,8 +111,8 @@ def test_of_one_run_the_answer_is_a_sentence_that_says_something(site, gap, behi
     material = _material("within noise", behind)
     material.reference = ""
     del material.rows[1:]
-    found = material.rows[0].runs[0].document["inequality"]["sites"]
-    found[site] = {"value": 0.6, "expected": 0.6 + gap}
+    found = material.rows[0].runs[0].document.inequality.sites
+    found[site] = SiteStanding(value=0.6, expected=0.6 + gap)
     if site != "C":
         del found["C"]
     assert words.answer(material).startswith(told)

@@ -35,6 +35,7 @@ from fairflare.reporting.results import (
     PhaseRecord,
     ResultsStore,
     RoundRecord,
+    read_document,
     read_results,
 )
 from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table, rich_table
@@ -123,7 +124,7 @@ def test_a_run_from_start_to_finish(store):
     store.add_round(record(0))
     store.add_round(record(1, site_weights={"A": 0.25, "B": np.float32(0.75)}, layers=None))
     assert strict(store.folder / "results.json")["rounds"] == []
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert document["status"] == "running"
     first, second = document["rounds"]
     assert first["validation"]["B"] == {"dice": None, "loss": 0.2}
@@ -136,7 +137,7 @@ def test_a_run_from_start_to_finish(store):
 
     summary = summarize({"A": 0.9, "B": 0.8})
     store.finish("completed", {"A": {"dice": 0.9}, "B": {"dice": 0.8}}, {"dice": summary})
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert document == strict(store.folder / "results.json")
     assert document["status"] == "completed"
     assert document["test"]["B"]["dice"] == 0.8
@@ -199,28 +200,28 @@ def test_numbers_keep_all_digits(store):
     store.start({})
     store.add_round(record(0, train={"A": {"loss": 0.1 + 0.2}}, validation={}))
     assert float(rows(store, "sites.csv")[1][4]) == 0.1 + 0.2
-    assert read_results(store.folder)["rounds"][0]["train"]["A"]["loss"] == 0.1 + 0.2
+    assert read_document(store.folder)["rounds"][0]["train"]["A"]["loss"] == 0.1 + 0.2
 
 
 def test_a_failed_run(store):
     store.start(INFO)
     store.add_round(record(0))
     store.finish("failed", reason="1 of min_sites=2")
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert (document["status"], document["reason"], document["test"]) == ("failed", "1 of min_sites=2", None)
     assert len(document["rounds"]) == 1
 
 
 def test_a_run_that_fails_before_it_starts(store):
     store.finish("failed", reason="unknown method")
-    assert read_results(store.folder)["status"] == "failed"
+    assert read_document(store.folder)["status"] == "failed"
 
 
 def test_completed_can_become_failed_but_not_the_reverse(store):
     store.start(INFO)
     store.finish("completed", {"A": {"dice": 0.5}})
     store.finish("failed", {"A": {"dice": 0.1}}, reason="the model could not be saved")
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert (document["status"], document["test"]["A"]["dice"]) == ("failed", 0.5)
     assert len(rows(store, "sites.csv")) == 2
     with pytest.raises(ValueError, match="the run is already failed"):
@@ -243,7 +244,7 @@ def test_refusals(store):
             store.add_round(record(number))
     with pytest.raises(TypeError, match=r"round\.reports\.A\.x\[1\] is of type object"):
         store.add_round(record(2, reports={"A": {"x": [1, object()]}}))
-    assert len(read_results(store.folder)["rounds"]) == 1
+    assert len(read_document(store.folder)["rounds"]) == 1
     with pytest.raises(TypeError, match=r"info\.f is of type function"):
         store.start({"f": finished})
 
@@ -258,7 +259,7 @@ def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         store.finish("completed", {"A": {"dice": 0.5}})
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert (document["status"], len(document["rounds"])) == ("running", 1)
 
 
@@ -324,7 +325,7 @@ def test_digits_of_the_values_by_layer_and_site(store):
     layers = {"conv": {"A": {"cka": 1 - 1.23456789123e-5, "dissimilarity": 1.23456789123e-5, "weight": 1 / 3}}}
     store.add_round(record(0, layers=layers))
     values = {"cka": 0.999988, "dissimilarity": 1.2345679e-05, "weight": 0.33333333}
-    assert read_results(store.folder)["rounds"][0]["layers"] == {"conv": {"A": values}}
+    assert read_document(store.folder)["rounds"][0]["layers"] == {"conv": {"A": values}}
     assert rows(store, "layers.csv.bz2")[1] == ["0", "conv", "A", "0.999988", "1.234568e-05", "0.3333333"]
 
 
@@ -332,10 +333,10 @@ def test_the_same_view_of_a_run_that_goes_on_was_killed_or_is_over(store):
     store.start(INFO)
     for number in range(3):
         store.add_round(many(number))
-    going_on = read_results(store.folder)
+    going_on = read_document(store.folder)
     assert [entry["current_round"] for entry in going_on["rounds"]] == [0, 1, 2]
     store.finish("failed", reason="x")
-    assert read_results(store.folder)["rounds"] == going_on["rounds"]
+    assert read_document(store.folder)["rounds"] == going_on["rounds"]
 
 
 @pytest.mark.parametrize("cut", [1, 30, 10**6])
@@ -348,7 +349,7 @@ def test_an_interrupted_append_is_recovered(store, tmp_path, cut):
     path = store.folder / "rounds.jsonl.bz2"
     data = path.read_bytes()
     path.write_bytes(data[: max(len(data) - cut, log.size)])  # killed within the write
-    assert [entry["current_round"] for entry in read_results(store.folder)["rounds"]] == [0]
+    assert [entry["current_round"] for entry in read_document(store.folder)["rounds"]] == [0]
     again = ResultsStore(store.folder)
     again.start(INFO)
     again.load_state_dict(saved, log)
@@ -365,7 +366,7 @@ def test_a_damaged_record_within_the_log_is_named(store):
     data[len(data) // 4] ^= 1
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"rounds\.jsonl\.bz2: record 0 is damaged"):
-        read_results(store.folder)
+        read_document(store.folder)
 
 
 def test_no_room_for_the_rounds_and_still_failed(store):
@@ -385,7 +386,7 @@ def test_no_room_for_the_rounds_and_still_failed(store):
     assert not (store.folder / ".reserve").exists()
     document = strict(store.folder / "results.json")
     assert (document["status"], document["reason"], document["rounds"]) == ("failed", "the disk is full", [])
-    assert len(read_results(store.folder)["rounds"]) == 12
+    assert len(read_document(store.folder)["rounds"]) == 12
 
 
 def test_going_back_forgets_rounds_and_says_so(store, tmp_path):
@@ -395,10 +396,10 @@ def test_going_back_forgets_rounds_and_says_so(store, tmp_path):
     store.add_round(record(1))
     store.go_back(saved, log, "all failed")
     assert snapshot(store) == files
-    (entry,) = read_results(store.folder)["went_back"]
+    (entry,) = read_document(store.folder)["went_back"]
     assert (entry["from_round"], entry["to_round"], entry["reason"]) == (2, 1, "all failed")
     store.add_round(record(1))
-    assert [e["current_round"] for e in read_results(store.folder)["rounds"]] == [0, 1]
+    assert [e["current_round"] for e in read_document(store.folder)["rounds"]] == [0, 1]
 
 
 def test_start_forgets_an_earlier_run(store):
@@ -407,7 +408,7 @@ def test_start_forgets_an_earlier_run(store):
     store.event("x")
     store.finish("completed", {"A": {"dice": 0.5}})
     store.start({"method": "fed_avg"})
-    document = read_results(store.folder)
+    document = read_document(store.folder)
     assert (document["rounds"], document["test"], document["status"]) == ([], None, "running")
     assert all(len(rows(store, name)) == 1 for name in CSV_COLUMNS)
     assert (store.folder / "progress.jsonl").read_text() == ""
@@ -425,7 +426,7 @@ def test_resume_in_another_folder(store, tmp_path):
     other.load_state_dict(saved, log)
     other.add_round(record(2))
     assert snapshot(other) == snapshot(store)
-    before, after = read_results(store.folder), read_results(other.folder)
+    before, after = read_document(store.folder), read_document(other.folder)
     assert after["rounds"] == before["rounds"]
     assert after["started"] == before["started"]
     assert after["info"]["job_id"] == "j-2"
@@ -484,7 +485,7 @@ def test_events_of_several_threads_stay_whole(store):
 def test_unreadable_results(tmp_path, content, message):
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(ValueError, match=message) as caught:
-        read_results(tmp_path)
+        read_document(tmp_path)
     assert str(tmp_path / "results.json") in str(caught.value)
 
 
@@ -502,7 +503,8 @@ def test_unreadable_results(tmp_path, content, message):
     ],
 )
 def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
-    document = finished(tmp_path)
+    finished(tmp_path)
+    document = read_document(tmp_path)
     within = document
     for key in path[:-1]:
         within = within[key]
@@ -510,31 +512,30 @@ def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
     (tmp_path / "results.json").write_text(json.dumps(document))
     with pytest.raises(ValueError, match=rf"results\.json: {told}.*fairflare report"):
         read_results(tmp_path)
-    assert read_results(tmp_path, whole=False) == document
+    assert read_document(tmp_path) == document
     done = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert (done.exit_code, "Traceback" in done.output) == (2, False)
 
 
 def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
-    """Keys that came later, the seed among the settings, rounds without warnings: read, and no word about it."""
-    document = finished(tmp_path)
+    """Keys that came later, rounds without warnings: read, and no word about it."""
+    finished(tmp_path)
+    document = read_document(tmp_path)
     for key in ("best", "suppressed", "went_back", "resampled_units", "inequality", "phases"):
         document.pop(key)
     for key in ("warnings", "suppressed", "test", "values", "details", "notes"):
         document["rounds"][0].pop(key)
-    document["info"].pop("seed")
-    document["info"]["config"]["seed"] = 5
     (tmp_path / "results.json").write_text(json.dumps(document))
-    found = read_results(tmp_path)
+    found = read_document(tmp_path)
     problems: list[str] = []
     head, (record,) = read_head(found, problems), read_rounds(found, problems)
-    assert (head.info.seed, head.suppressed, record.warnings, problems) == (5, {}, [], [])
+    assert (head.info.seed, head.suppressed, record.warnings, problems) == (3, {}, [], [])
     assert head.info.model_extra["job_id"] == "j-1"
 
 
 def test_missing_results(tmp_path):
     with pytest.raises(ValueError, match="no results there"):
-        read_results(tmp_path)
+        read_document(tmp_path)
 
 
 # the tables
@@ -616,7 +617,7 @@ def test_compare_over_seeds(tmp_path):
 
 def configured(tmp_path, preset, seed, **more):
     found = finished(tmp_path / f"{preset}{seed}", seed=seed, **more)
-    found["info"]["config"] = {"seed": seed, "rule": {"path": "fairflare.R", "args": {"preset": preset, "q": 1}}}
+    found.info.config = {"seed": seed, "rule": {"path": "fairflare.R", "args": {"preset": preset, "q": 1}}}
     return found
 
 
@@ -648,7 +649,8 @@ def test_compare_counts_a_run_once(tmp_path):
 def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     assert "NOT COMPARABLE" not in compare(runs)
-    runs[1]["info"].update(change)
+    for key, value in change.items():
+        setattr(runs[1].info, key, value)
     assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
 
 
@@ -656,7 +658,7 @@ def test_compare_says_which_rows_have_another_task(tmp_path):
     """Whoever reads the table must see whether it is the head that a method needs, or another image size."""
     runs = [finished(tmp_path / str(n), method=method) for n, method in enumerate(("fed_avg", "fed_prox", "ldam"))]
     for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
-        run["info"]["config"] = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
+        run.info.config = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
     lines = compare(runs).splitlines()
     assert "  classifier: 'linear', but 'cosine': ldam" in lines
     assert not any("image_size" in line for line in lines)
@@ -666,15 +668,15 @@ def test_compare_sees_another_task_file(tmp_path):
     """Two networks of the same settings; results that do not say what file it was are no reason."""
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     for run, checksum in zip(runs, ("a" * 64, "b" * 64), strict=True):
-        run["info"]["task_file"] = {"name": "task.py", "sha256": checksum}
+        run.info.task_file = {"name": "task.py", "sha256": checksum}
     assert "NOT COMPARABLE as they stand: the runs differ in the task's file." in compare(runs)
-    runs[0]["info"]["task_file"] = None
+    runs[0].info.task_file = {}
     assert "NOT COMPARABLE" not in compare(runs)
 
 
 def test_compare_names_what_cannot_be_compared(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
-    runs[1]["test"] = {"A": {"accuracy": 0.5}}
+    runs[1].test = {"A": {"accuracy": 0.5}}
     with pytest.raises(
         ValueError, match=r"the run 'fed_avg', begun .*, seed 3 has no test .* 'dice'; it has accuracy\."
     ):

@@ -14,6 +14,7 @@ import pytest
 from fairflare_lab.compare.comparison import compare
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import differences
+from tests.unit.report_runs import read_all
 
 from ..loaded import loaded
 
@@ -188,8 +189,10 @@ def comparison(tmp_path: Path) -> Path:
             (place / "fairflare").mkdir(parents=True)
             (place / "run.json").write_text(json.dumps({"plan": {"label": label, "method": "solo", "seed": seed}}))
             (place / "fairflare" / "results.json").write_text(json.dumps(runs[-1]))
-    (folder / "table.csv").write_text(compare(runs, style="csv") + "\n")
-    (folder / "differences.csv").write_text(difference_table(differences(runs, "FedAvg"), "FedAvg", style="csv") + "\n")
+    found = read_all(runs)
+    (folder / "table.csv").write_text(compare(found, style="csv") + "\n")
+    differ = differences(found, "FedAvg")
+    (folder / "differences.csv").write_text(difference_table(differ, "FedAvg", style="csv") + "\n")
     session = {
         "started": "2026-01-02T03:04:05+00:00", "command": ["fairflare", "compare", "a b"], "commit": "c0ffee",
         "processor": "a processor", "accelerator": None, "versions": {"torch": "2"},

@@ -24,7 +24,7 @@ from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import differences, fell
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build, write_report
-from tests.unit.report_runs import document, write_comparison, write_run
+from tests.unit.report_runs import document, read, read_all, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
 
@@ -83,7 +83,7 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     assert found["sites"]["site-2"]["expected"] == pytest.approx(0.85)
     assert found["common_classes"] == ["a", "b"]
     assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
-    (line,) = (line for line in who_is_behind({"inequality": found}) if "different classes" in line)
+    (line,) = (line for line in who_is_behind(read(inequality=found)) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.850" in line
     assert "lowest" not in line, "all are alike"
 
@@ -98,20 +98,20 @@ def test_classes_are_found_under_the_names_that_leave_a_site() -> None:
     found = standing(test, said, INFO)
     assert found is not None
     assert (found["test"], found["behind"]) == (WITHIN, ["site-2"])
-    table = class_table({"inequality": found, "test": test})
+    table = class_table(read(inequality=found, test=test))
     assert table is not None
     assert table.columns[1:] == [*names]
     assert table.rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
 
 
 def test_a_site_alone_is_not_marked_as_worst() -> None:
-    assert "worst value" not in fairness_table(document("fed_avg", 0, {"site-1": 0.5}))
-    assert "worst value" in fairness_table(document("fed_avg", 0, {"site-1": 0.5, "site-2": 0.6}))
+    assert "worst value" not in fairness_table(read(**document("fed_avg", 0, {"site-1": 0.5})))
+    assert "worst value" in fairness_table(read(**document("fed_avg", 0, {"site-1": 0.5, "site-2": 0.6})))
 
 
 def test_nobody_is_worst_where_everything_stays_at_home() -> None:
     kept = {site: ["balanced_accuracy"] for site in ("site-1", "site-2")}
-    (line,) = who_is_behind({"inequality": None, "info": INFO, "suppressed": kept})
+    (line,) = who_is_behind(read(info=INFO, suppressed=kept))
     assert "balanced_accuracy stays at site-1, site-2, with fewer cases than min_cases" in line
     assert "earlier version" not in line
 
@@ -123,13 +123,13 @@ def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:
         ({"a": 100, "b": 9}, {"a": 0.8, "b": 1}),
     )
     assert min(found["sites"], key=lambda s: found["sites"][s]["value"]) == "site-1"
-    assert "lowest at site-2." in " ".join(who_is_behind({"inequality": found}))
+    assert "lowest at site-2." in " ".join(who_is_behind(read(inequality=found)))
 
 
 def test_no_class_in_common_is_said() -> None:
     found = of_classes(({"a": 50}, {"a": 0.9}), ({"b": 50}, {"b": 0.5}))
     assert found["behind"] == []  # nothing can be dealt
-    assert any("no class in common" in line for line in who_is_behind({"inequality": found}))
+    assert any("no class in common" in line for line in who_is_behind(read(inequality=found)))
 
 
 def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
@@ -142,7 +142,7 @@ def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
     first = found["sites"]["site-1"]
     low = [stats.binomtest(k, n).proportion_ci(method="wilson").low for k, n in ((90, 100), (32, 40))]
     assert first["low"] == pytest.approx(0.85 - 0.5 * ((0.9 - low[0]) ** 2 + (0.8 - low[1]) ** 2) ** 0.5)
-    assert who_is_behind({"inequality": found})[0].startswith("Behind: site-3, 0.")
+    assert who_is_behind(read(inequality=found))[0].startswith("Behind: site-3, 0.")
 
 
 def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
@@ -196,14 +196,14 @@ def test_a_range_of_its_own_scales_the_bins() -> None:
 def test_a_site_of_one_case_has_no_interval_and_a_word() -> None:
     one = {"images": 1, "test_cases": 1, "standard_error": None, "case_scores": scores((10, 1))}
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {**NEAR, "site-3": one})
-    told = who_is_behind({"inequality": as_json(found, "x")})
+    told = who_is_behind(read(inequality=found))
     assert "No interval (one test case): site-3." in told
     assert found["sites"]["site-3"]["p_value"] is not None  # its case is dealt with the others
 
 
 def test_sites_that_say_nothing_are_named() -> None:
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {k: NEAR[k] for k in ("site-1", "site-2")})
-    told = who_is_behind({"inequality": as_json(found, "x")})
+    told = who_is_behind(read(inequality=found))
     assert "No interval (it sent none): site-3." in told
     assert any(line.startswith("Not in the test") and "site-3" in line for line in told)
     assert found["std"] == pytest.approx(0.025)  # over those that were tested
@@ -229,30 +229,30 @@ def run(said: dict[str, Any] | None, values: tuple[float, ...] = (0.85, 0.8, 0.5
 
 def test_the_table_has_intervals_and_names_who_is_behind() -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
-    lines = [line.split() for line in fairness_table(made).splitlines()]
+    lines = [line.split() for line in fairness_table(read(**made)).splitlines()]
     low, high = mean_interval(0.45, 0.01, 30, 0, 1)
     assert ["site-3", "0.450", f"[{low:.3f},", f"{high:.3f}]", "30", "0.550"] in lines
     assert ["worst", "site", "site-3", "-", "-", "site-3?"] in lines  # of the loss nobody says it
     assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.3f}", "-", "-", "-"] in lines
     assert "Behind: site-3, 0.267 below the 0.717 expected if all sites were equal (p < 0.001); " in fairness_table(
-        made
+        read(**made)
     )
     console = Console(file=io.StringIO(), width=120)
-    console.print(rich_table(made))
+    console.print(rich_table(read(**made)))
     assert f"[{low:.3f}, {high:.3f}]" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_table_does_not_name_a_site_that_chance_put_last() -> None:
     made = run(NEAR, (0.85, 0.8, 0.78))
-    text = fairness_table(made)
+    text = fairness_table(read(**made))
     assert ["worst", "site", "site-3?", "-", "-", "site-3?"] in [line.split() for line in text.splitlines()]
     assert "?: has the worst value; that the site is behind the others is not shown." in text
     assert "No site is shown to be behind. The lowest is site-3, 0.030 below the 0.810 " in text
     assert "Behind" not in text
-    rows = list(csv.DictReader(io.StringIO(fairness_table(made, style="csv"))))
+    rows = list(csv.DictReader(io.StringIO(fairness_table(read(**made), style="csv"))))
     assert float(rows[2]["high"]) == made["inequality"]["sites"]["site-3"]["high"]
     assert rows[2]["cases"] == "6"
-    other = fairness_table(made, metric="loss")
+    other = fairness_table(read(**made), metric="loss")
     assert "interval" not in other
     assert "No site can be told" not in other
 
@@ -266,11 +266,11 @@ def test_recalls_stand_beside_the_number_of_images() -> None:
     made["info"]["higher_is_better"] = {"balanced_accuracy": True}
     made["inequality"] = as_json(standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"]), "x")
     for style in ("text", "markdown"):
-        text = " ".join(fairness_table(made, style=style).replace("|", " ").split())  # type: ignore[arg-type]
+        text = " ".join(fairness_table(read(**made), style=style).replace("|", " ").split())  # type: ignore[arg-type]
         assert "recall, test images a b" in text
         assert "site-1 0.67 of 9 0.33 of 3 site-2 0.67 of 9 - of 0" in text
     console = Console(file=io.StringIO(), width=120)
-    console.print(rich_table(made))
+    console.print(rich_table(read(**made)))
     assert "0.33 of 3" in console.file.getvalue()  # type: ignore[attr-defined]
     page = build(of_one(page_run(made)))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "classes")
@@ -292,18 +292,18 @@ def test_a_class_whose_name_has_a_blank_has_its_recall(key: str) -> None:
     assert found is not None
     assert found["test"] == WITHIN  # only with the counts of each class
     made["inequality"] = as_json(found, "x")
-    assert "0.75 of 4" in fairness_table(made)
+    assert "0.75 of 4" in fairness_table(read(**made))
 
 
 def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tmp_path: Path) -> None:
     old = run(None)
     assert "inequality" not in old
-    text = fairness_table(old)
+    text = fairness_table(read(**old))
     assert "Whether the worst site is behind or just unlucky is not known" in text
     assert "interval" not in text.splitlines()[1]
     page = write_report(write_run(tmp_path / "run", old), tmp_path / "page").read_text(encoding="utf-8")
     assert "Whether the worst site is behind or just unlucky is not known" in page
-    assert "Standard deviation that equal sites" not in compare([old])
+    assert "Standard deviation that equal sites" not in compare(read_all([old]))
 
 
 def test_the_page_says_it_in_the_summary_the_picture_and_a_table(tmp_path: Path) -> None:
@@ -343,21 +343,25 @@ def test_a_page_of_a_damaged_file_is_made_all_the_same(spoil: Any) -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
     found = copy.deepcopy(made["inequality"])
     spoil(found)
-    read = page_run(made | {"inequality": found})
-    page = build(of_one(read))
-    assert read.problems
+    damaged = page_run(made | {"inequality": found})
+    page = build(of_one(damaged))
+    assert damaged.problems
     assert page.sections
 
 
 def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> None:
     runs = [run(FAR, (0.85, 0.85, 0.45), 0), run(NEAR, (0.85, 0.8, 0.78), 1)]
     chance = statistics.fmean(made["inequality"]["chance_std"] for made in runs)
-    assert f"sampling alone: fed_avg {chance:.3f} (behind: site-3 in 1 of 2)." in " ".join(compare(runs).split())
-    assert "sampling alone" not in compare(runs, metric="loss")
+    assert f"sampling alone: fed_avg {chance:.3f} (behind: site-3 in 1 of 2)." in " ".join(
+        compare(read_all(runs)).split()
+    )
+    assert "sampling alone" not in compare(read_all(runs), metric="loss")
     for made in runs:
         made["last_rounds"] = {"rounds": [0], "test": made["test"]}
-    assert any("sampling alone" in note for note in comparison_of(runs).notes)
-    assert not any("sampling alone" in note for note in comparison_of(runs, last=True).notes), "of the final model only"
+    assert any("sampling alone" in note for note in comparison_of(read_all(runs)).notes)
+    assert not any("sampling alone" in note for note in comparison_of(read_all(runs), last=True).notes), (
+        "of the final model only"
+    )
 
 
 def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
@@ -366,7 +370,7 @@ def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in seeds]
     runs += [run(None, (0.6 + 0.01 * (s % 2), 0.77 + 0.04 * (s % 2), 0.5), s, label="b") for s in seeds]
     runs += [run(None, (0.95, 0.8, 0.5), s, label="c") for s in seeds]
-    found = differences(runs, "a", "dice")
+    found = differences(read_all(runs), "a", "dice")
     (line,) = fell(found, higher_is_better=True)
     assert line.startswith("b: smaller spread (-0.0")
     assert line.endswith("2 sites lost (site-1 -0.295, site-2 -0.010).")

@@ -28,7 +28,7 @@ from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
-from fairflare.reporting.values import in_words, title_of
+from fairflare.reporting.values import in_words
 from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.unseen import Unseen, unseen_of
@@ -37,7 +37,7 @@ from fairflare_lab.page.lines import Series, lines_picture
 from fairflare_lab.page.material import of_one, of_several, page_run
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build
-from tests.unit.report_runs import document, write_run
+from tests.unit.report_runs import document, read, write_run
 
 VALUES = {"site-1": 0.8, "site-2": 0.6}
 
@@ -64,7 +64,7 @@ def told(**info: Any) -> dict[str, Any]:
 def test_a_model_is_the_best_only_where_something_was_validated(best: dict[str, Any], sentence: str) -> None:
     made = told() | {"best": {"round": 1, "by": "mean", **best}, "test_best": None}
     page = build(of_one(page_run(made)))
-    for notes in (run_notes(made), next(s for s in page.sections if s.name == "results").notes):
+    for notes in (run_notes(read(**made)), next(s for s in page.sections if s.name == "results").notes):
         assert [note for note in notes if "model was compared" in note or "best model" in note] == [
             note for note in notes if note.startswith(sentence)
         ]
@@ -112,8 +112,8 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     sentence = "bsm_fl without its own loss: criterion='task' (its own: 'balanced_softmax')"
     assert found == {"title": "BSM-FL (bsm_fl)", "kind": "segmentation", "without": sentence}
     made = told(**found)
-    assert f"{sentence}." in " ".join(fairness_table(made).split())
-    assert f"{sentence}." in comparison_of([made]).notes
+    assert f"{sentence}." in " ".join(fairness_table(read(**made)).split())
+    assert f"{sentence}." in comparison_of([read(**made)]).notes
     assert f"{sentence}." in next(s for s in build(of_one(page_run(made))).sections if s.name == "results").notes
     own = make_plan("bsm_fl")
     assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
@@ -132,12 +132,6 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
 def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, label: str, title: str) -> None:
     plan = make_plan(method)
     assert _what_is_run(replace(plan.run, label=label), plan.rule, plan.training, plan.task)["title"] == title
-
-
-def test_results_of_an_earlier_version_name_the_class_at_the_server() -> None:
-    assert title_of(told(method="FedAvg", label="first")) == "first (FedAvg at the server)"
-    assert title_of(told(method="FedLWR", label="fed_lwr (mix=0.5)")) == "fed_lwr (mix=0.5)"
-    assert title_of(told(method="FedAvg", label="first", title="x")) == "x"
 
 
 # ------------------------------------------------------------------------------------------------ the page's head
@@ -187,18 +181,20 @@ def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
 def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
     test = {site: {"recall": 0.5, "recall_a": 1.0, "recall_b": 0.0} for site in VALUES}
     made = told(primary_metric="recall", higher_is_better={"recall": True, "recall_b": True}) | {"test": test}
-    assert nothing_learnt(made) == ["Nothing was learnt: every test image at every site is called a."]
+    assert nothing_learnt(read(**made)) == ["Nothing was learnt: every test image at every site is called a."]
     test["site-1"]["recall_c"] = 0.2
-    assert nothing_learnt(made) == ["Found nowhere, 0 at every site: recall b."]
+    assert nothing_learnt(read(**made)) == ["Found nowhere, 0 at every site: recall b."]
     test["site-2"]["recall_b"] = 0.1
-    assert nothing_learnt(made) == []
+    assert nothing_learnt(read(**made)) == []
 
 
 def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:
     runs = []
     for site in VALUES:
         seen = {other: 0.0 for other in ("site-1", "site-2", "site-3") if other != site}
-        runs.append((document("fed_avg", 0, seen), Unseen(site=site, metrics={"dice": 0.0}, adapted={"dice": 0.2})))
+        runs.append(
+            (read(**document("fed_avg", 0, seen)), Unseen(site=site, metrics={"dice": 0.0}, adapted={"dice": 0.2}))
+        )
     found = unseen_of(runs)
     lead = unseen_page(found, []).leads[-1].text
     assert lead == (

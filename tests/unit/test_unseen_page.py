@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from scipy import stats
 
 from fairflare.core.statistics.group_sums import sums_of
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import MISSING
 from fairflare_lab.compare.group_gaps import gap_table, of_left_out
 from fairflare_lab.compare.unseen import Unseen, unseen_of
 from fairflare_lab.page.material import only_left_out, read_material
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build, write_report
-from tests.unit.report_runs import document, write_comparison, write_run
+from tests.unit.report_runs import document, read, write_comparison, write_run
 
 SEEN = {"A": 0.8, "B": 0.7, "C": 0.6}
 UNSEEN = {"A": 0.5, "B": 0.6, "C": 0.4}
@@ -33,6 +35,10 @@ def runs(seeds: int = 3) -> list[tuple[dict[str, Any], Unseen]]:
     return found
 
 
+def as_read(found: Sequence[tuple[Any, ...]]) -> list[tuple[Results, Unseen]]:
+    return [(read(**results), unseen) for results, unseen, *_ in found]
+
+
 def held_out(folder: Path) -> Path:
     for results, unseen in runs():
         place = folder / "runs" / f"fed_avg-seed{results['info']['seed']}-without-{unseen.site}"
@@ -42,7 +48,7 @@ def held_out(folder: Path) -> Path:
 
 
 def test_the_intervals_are_over_the_seeds() -> None:
-    (row,) = unseen_of(runs()).rows
+    (row,) = unseen_of(as_read(runs())).rows
     by_seed = {
         "seen": 0.7 + np.array(NOISE), "unseen": 0.5 - np.array(NOISE), "gap": 0.2 + 2 * np.array(NOISE),
         "gain": 0.6 - (0.5 - np.array(NOISE)),
@@ -65,7 +71,7 @@ def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
         results["resampled_units"] = {site: {"unit": "patients", "count": 10} for site in draws}
         own = UNSEEN[unseen.site] + luck["ABC".index(unseen.site)]
         unseen.resampled, unseen.unit, unseen.units = own.tolist(), "patients", 10
-    (row,) = unseen_of(found).rows
+    (row,) = unseen_of(as_read(found)).rows
     assert row.over == "the test patients of one seed"
     scatter = float((luck * np.sqrt(10 / 9)).mean(0).std(ddof=1))
     assert 1.9 * scatter < row.sure["unseen"].half < 2.4 * scatter
@@ -85,13 +91,13 @@ def test_the_gain_of_one_seed_is_over_the_same_patients() -> None:
         results["resampled_units"] = {s: {"unit": "patients", "count": 10} for s in results["test"]}
         unseen.resampled, unseen.unit, unseen.units = (UNSEEN[unseen.site] + luck[at]).tolist(), "patients", 10
         unseen.adapted_resampled = (0.6 + luck[at] + more[at]).tolist()
-    (row,) = unseen_of(found).rows
+    (row,) = unseen_of(as_read(found)).rows
     assert row.sure["gain"].mean == pytest.approx(0.1)
     scatter = float((more * np.sqrt(10 / 9)).mean(0).std(ddof=1))
     assert 1.9 * scatter < row.sure["gain"].half < 2.4 * scatter
     for _, unseen in found:
         unseen.adapted_resampled = []  # of an older run: one seed and no draws of the adapted model
-    assert np.isnan(unseen_of(found).rows[0].sure["gain"].half)
+    assert np.isnan(unseen_of(as_read(found)).rows[0].sure["gain"].half)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -104,7 +110,7 @@ def test_figures_that_are_always_the_same_are_no_certainty(seeds: int) -> None:
         results["resampled_units"] = {site: {"unit": "patients", "count": 3} for site in results["test"]}
         unseen.metrics, unseen.adapted = {"dice": 0.5}, {"dice": 0.9}
         unseen.resampled, unseen.unit, unseen.units, unseen.adapted_resampled = [0.5] * 200, "patients", 3, [0.9] * 200
-    of = unseen_of(found)
+    of = unseen_of(as_read(found))
     (row,) = of.rows
     assert row.over == ""
     assert all(np.isnan(sure.half) and np.isnan(sure.p) for sure in row.sure.values())
@@ -169,9 +175,8 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
         "gaps": {"auc_gap": 0.2},
         "cases": {"F": 9, "M": 8},
     }
-    material.runs[0].document["groups"] = {
-        "attributes": {"sex": ["F", "M"]}, "kept": {}, "pooled": {"sex": of}, "sites": {"site-1": {"sex": of}},
-    }  # fmt: skip
+    groups = {"attributes": {"sex": ["F", "M"]}, "kept": {}, "pooled": {"sex": of}, "sites": {"site-1": {"sex": of}}}
+    material.runs[0].document.groups = read(groups=groups).groups
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
     told = 'With fed_avg, across all sites sex "M" has the lowest AUC, 0.200 below the best (how sure is not known).'
@@ -224,7 +229,7 @@ def people(label: str = "fed_avg", right: float = 0.6) -> list[tuple[dict[str, A
 
 def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None:
     found = people()
-    rows = of_left_out([one[:2] for one in found])
+    rows = of_left_out(as_read(found))
     assert [*rows] == ["fed_avg, seen", "fed_avg", "fed_avg, adapted"]
     for seed in range(2):
         hit, groups = (np.concatenate([one[2][k] for one in found[3 * seed : 3 * seed + 3]]) for k in range(2))
@@ -235,9 +240,9 @@ def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None
         assert of["worst"]["accuracy"] == "M"
         seen = rows["fed_avg, seen"][seed]["groups"]["pooled"]["sex"]
         assert seen["gaps"] == pytest.approx({"accuracy_gap": 0.06})  # on average over the runs
-        assert seen["gap_intervals"]["accuracy_gap"] == pytest.approx([0.0, 0.1])
-    assert of_left_out([one[:2] for one in found[:-1]])["fed_avg"][0]["info"]["seed"] == 0
-    assert len(of_left_out([one[:2] for one in found[:-1]])["fed_avg"]) == 1  # seed 1 lacks a site
+        assert seen["gap_intervals"]["accuracy_gap"] == pytest.approx((0.0, 0.1))
+    assert of_left_out(as_read(found[:-1]))["fed_avg"][0]["info"]["seed"] == 0
+    assert len(of_left_out(as_read(found[:-1]))["fed_avg"]) == 1  # seed 1 lacks a site
     table = gap_table(rows, "fed_avg")
     cells = {row[2]: row for row in table.rows if row[0] == "accuracy_gap"}
     assert [*cells] == [*rows]
@@ -255,7 +260,7 @@ def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None
     for results, unseen, _ in found:  # as the files have it
         unseen.write(tmp_path)
         found[[one[0] for one in found].index(results)] = (results, Unseen.read(tmp_path), None)
-    of = of_left_out([one[:2] for one in found])["fed_avg"][0]["groups"]
+    of = of_left_out(as_read(found))["fed_avg"][0]["groups"]
     assert of["kept"] == {"A": ["sex=M"], "B": [], "C": []}
     assert of["sites"]["A"]["sex"]["groups"]["M"].get("accuracy") is None
     counts = [of["sites"][site]["sex"]["groups"]["M"]["images"] for site in "BC"]
@@ -263,7 +268,7 @@ def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None
 
 
 def test_who_did_not_ask_has_no_groups_at_left_out_sites() -> None:
-    assert of_left_out(runs()) == {}
+    assert of_left_out(as_read(runs())) == {}
 
 
 def test_the_page_of_left_out_sites_has_groups_of_people(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 
 from fairflare.cli.options import OWN_IMAGES, VALUES, Method
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
+
+if TYPE_CHECKING:
+    from fairflare.federation.plan.describe import InUse
 
 WIDE = 110  # columns that the sources need beside the rest
 WIDEST_TITLE, WIDEST_SOURCE = 14, 36
@@ -28,9 +31,7 @@ def list_methods(
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
         if as_json:
-            from fairflare.cli.as_json import ListDocument
-
-            put(ListDocument.model_validate({"methods": overview()}))
+            put(methods=overview())
         elif markdown:
             typer.echo(method_table())
         else:
@@ -75,9 +76,8 @@ def describe(
         one_form(as_json, markdown=markdown)
         found = in_use(method, settings or ())
         if as_json:
-            from fairflare.cli.as_json import of_settings
-
-            put(of_settings(method, found, quick_job(method)))
+            groups = [{"title": title, "settings": list(map(_as_json, group))} for title, group in found.items()]
+            put(method=method, groups=groups, quick_job=quick_job(method))
             return
     if markdown:
         typer.echo(page(method))
@@ -91,6 +91,15 @@ def describe(
         console.print()
     if not settings:
         console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method)}"), highlight=False)
+
+
+def _as_json(used: InUse) -> dict[str, Any]:
+    """Return a setting with the value that a run has; ``paper``: with ``--paper``, where that is another."""
+    of = used.setting
+    return {
+        "name": of.name, "wanted": of.wanted, "value": of.default, "paper": used.paper,
+        "meaning": of.meaning.replace("`", ""), "only": of.only, "needs": used.needs,
+    }  # fmt: skip
 
 
 def privacy() -> None:

@@ -6,16 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic_core import to_json
 from rich.console import Console
 from rich.markup import escape
 
 from fairflare.base.disk.files import system_error
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 console = Console()
 errors = Console(stderr=True)
@@ -51,12 +49,17 @@ def user_errors(out: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def one_document(wanted: bool) -> Iterator[Callable[[BaseModel], None]]:
-    """What prints a document to standard output; where it is ``wanted``, all other output goes to standard error."""
+def one_document(wanted: bool) -> Iterator[Callable[..., None]]:
+    """Print one document to standard output; where it is ``wanted``, all other output goes to standard error.
+
+    Yields:
+        A function that prints its arguments as JSON, objects by their fields and a number that is undefined as null.
+        Keys are only added; where the meaning of one changes, ``version`` does (docs/command_line.md).
+    """
     out = sys.stdout
 
-    def put(document: BaseModel) -> None:
-        out.write(document.model_dump_json(indent=2) + "\n")
+    def put(**parts: Any) -> None:
+        out.write(to_json({"version": 1, **parts}, indent=2, inf_nan_mode="null").decode() + "\n")
         out.flush()
 
     with redirect_stdout(sys.stderr) if wanted else nullcontext():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fairflare.cli import completion
 from fairflare.cli.options import Metric, Overwrite
 from fairflare.cli.screen import AsJson, console, one_document, one_form, say, user_errors
+
+if TYPE_CHECKING:
+    from fairflare.reporting.documents import Results
 
 
 def show(
@@ -30,10 +33,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
-    from fairflare.cli.as_json import ShowDocument, of_comparison, of_run
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
     from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.comparison_json import comparison_json
     from fairflare_lab.compare.difference_table import difference_table
 
     with user_errors(), one_document(as_json) as put:
@@ -45,7 +48,7 @@ def show(
         if len(found) > 1:
             several = comparison_of(found, metric, last=last)
             if as_json:
-                put(ShowDocument(comparison=of_comparison(several)))
+                put(run=None, comparison=comparison_json(several))
                 return
             parts = [row_table(several, style=style, per_site=sites, width=console.width)]
             if not csv:
@@ -56,14 +59,39 @@ def show(
         elif last:
             raise ValueError("--last is for several runs; the table of one has a column for its last models")
         elif as_json:
-            put(of_run(found[0], metric))
+            put(run=_as_json(found[0], metric), comparison=None)
         elif style == "text":
             console.print(rich_table(found[0], metric=metric, width=console.width))
         else:
             typer.echo(fairness_table(found[0], metric=metric, style=style))
 
 
-def _write_picture(found: Sequence[Mapping[str, Any]], path: Path, metric: str | None) -> None:
+def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
+    """Return one run with its metrics at its sites and over them; ``notes`` are the sentences under its table.
+
+    Raises:
+        ValueError: a metric that the run does not have.
+    """
+    from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
+
+    names = []
+    if results.test:
+        names = metrics_of(results) if metric is None else [known_metric(results, metric)]
+    over = {name: summary_of(results, name) for name in names}
+    metrics = {
+        name: {
+            "sites": by_site_of(results, name), "suppressed": of.suppressed, "higher_is_better": of.higher_is_better,
+            "average": of.mean, "std": of.std, "worst": of.worst, "worst_site": of.worst_site, "range": of.range,
+        }
+        for name, of in over.items()
+    }  # fmt: skip
+    return {
+        "label": label_of(results), "seed": results.info.seed, "status": results.status, "reason": results.reason,
+        "rounds": len(results.rounds), "metrics": metrics, "notes": run_notes(results, metric),
+    }  # fmt: skip
+
+
+def _write_picture(found: Sequence[Results], path: Path, metric: str | None) -> None:
     """Draws what every site of one run gets, as a PNG.
 
     Raises:

@@ -14,6 +14,7 @@ from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import PERSONAL
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import load_fitting, read_checkpoint
 
@@ -138,7 +139,7 @@ def read_model(path: Path) -> SavedModel:
     conf = content.get("train_conf") if isinstance(content, Mapping) else None
     conf = conf if isinstance(conf, Mapping) else {}
     record, made, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
-    info = results_beside(path).get("info") or {}
+    info = results_beside(path).info
     if not isinstance(record, Mapping) or not record:
         record = _record_of_results(info)
     return SavedModel(
@@ -147,7 +148,7 @@ def read_model(path: Path) -> SavedModel:
         made if isinstance(made, int) else None,
         str(conf.get("method", "")),
         record,
-        personal=PERSONAL in (conf.get("measured"), info.get("measured")),  # results alone: a site half of its own
+        personal=PERSONAL in (conf.get("measured"), info.measured),  # results alone: a site half of its own
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),
         exchange=dict(conf.get("exchange") or {}),
@@ -185,19 +186,18 @@ def _pictures(note: Any) -> int:
     return found if isinstance(found, int) else 0
 
 
-def results_beside(path: Path) -> dict[str, Any]:
-    """The results of the run that a model file lies with; empty: none."""
+def results_beside(path: Path) -> Results:
+    """Return the results of the run that a model file lies with; empty ones where there are none."""
     try:
-        found = read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
+        return read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
     except (ValueError, OSError):
-        return {}
-    return dict(found)
+        return Results()
 
 
-def _record_of_results(info: Mapping[str, Any]) -> dict[str, Any]:
+def _record_of_results(info: Info) -> dict[str, Any]:
     """What the results of a run say of its task, whose model file says nothing."""
     try:
-        task = info["config"]["task"]
+        task = info.config["task"]
         return {
             "class": task["path"] if str(task["path"]).startswith("fairflare.") else "",
             "settings": task["args"],

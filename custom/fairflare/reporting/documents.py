@@ -1,4 +1,4 @@
-"""What a run writes, declared once: the server writes it, log and checkpoint keep it, tables and pages read it.
+"""Declare what a run writes, once: the server writes it, log and checkpoint keep it, tables and pages read it.
 
 ``docs/results_reference.md`` explains the keys. A change of meaning raises SCHEMA_VERSION; what is missing is default.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -27,7 +27,6 @@ from pydantic_core import PydanticCustomError
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
-from fairflare.reporting.standing import TESTS
 
 SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
@@ -35,9 +34,33 @@ SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few
 #: Of the values by layer and site, which a long run has millions of: significant digits, decimals.
 LAYER_DIGITS, CKA_DECIMALS = 8, 6
 
+WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
+#: Tests whether a site is behind, and how a reader is told of each.
+TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", ERRORS: "Cochran's Q test"}
+
+
+class ByKey:
+    """Lets a part of a document be read by key, as its JSON is, besides by attribute."""
+
+    def __getitem__(self, key: str) -> Any:
+        if not hasattr(self, key):
+            raise KeyError(key)
+        return getattr(self, key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a part, or ``default`` where the document does not have it."""
+        return getattr(self, key, default)
+
+    def keys(self) -> Iterable[str]:
+        """Return the names of all parts."""
+        return list(vars(self))
+
 
 def _given(value: Any) -> Any:
-    """Without what is null: there the default holds."""
+    """Leave out what is null: the default holds there."""
     return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
 
 
@@ -53,11 +76,12 @@ def _or_none(told: str) -> WrapValidator:
     return WrapValidator(whole)
 
 
-# While a run goes on a float, NaN where it is undefined; in a file null then.
+# While a run goes on a float, NaN where it is undefined; in a file null then. MaybeFigure: also where nobody says it.
 if TYPE_CHECKING:
     Figure: TypeAlias = float
+    MaybeFigure: TypeAlias = Any
 else:
-    Figure = Number | None
+    Figure = MaybeFigure = Number | None
 Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # by site
 Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its test images are in no interval")]
 
@@ -66,7 +90,7 @@ Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its t
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeftOut(ByKey):
     """A site that a round went on without."""
 
     site: str
@@ -75,7 +99,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class PhaseRecord:
+class PhaseRecord(ByKey):
     """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
 
     name: str
@@ -87,7 +111,7 @@ class PhaseRecord:
 
 
 @dataclass(frozen=True)
-class Warned:
+class Warned(ByKey):
     """Something that one site could do to a round, or would have done without a bound.
 
     Attributes:
@@ -107,7 +131,7 @@ class Warned:
 
 
 @dataclass
-class RoundRecord:
+class RoundRecord(ByKey):
     """What is kept of one round.
 
     Attributes:
@@ -158,14 +182,23 @@ ROUND: TypeAdapter[RoundRecord] = TypeAdapter(Annotated[RoundRecord, BeforeValid
 # ------------------------------------------------------------------------------------------------ the document
 
 
-class _Part(BaseModel):
+class Part(ByKey, BaseModel, extra="allow"):
+    """A part of a document; false where the document has none. It keeps what is not declared here, too."""
+
     @model_validator(mode="before")
     @classmethod
     def _absent(cls, value: Any) -> Any:
         return _given(value)
 
+    def __bool__(self) -> bool:
+        return bool(self.model_fields_set)
 
-class Info(_Part, extra="allow"):
+    def keys(self) -> Iterable[str]:
+        """Return the names of all parts."""
+        return [*type(self).model_fields, *(self.model_extra or {})]
+
+
+class Info(Part):
     """What was run; a run may record more than is named here."""
 
     experiment: str = ""
@@ -180,6 +213,7 @@ class Info(_Part, extra="allow"):
     sites: list[str] = []
     connected: list[str] | None = None
     classes_at_home: list[str] = []
+    resumed_with: list[str] = []
     shown_metrics: list[str] = []
     higher_is_better: dict[str, Flag] = {}
     units: dict[str, str] = {}
@@ -190,35 +224,26 @@ class Info(_Part, extra="allow"):
     task_file: dict[str, Any] = {}
     synthetic: Flag = False
 
-    @model_validator(mode="after")
-    def _one_seed(self) -> Info:
-        """Older runs have it among the settings alone."""
-        told = self.config.get("seed")
-        if self.seed is None and isinstance(told, int) and not isinstance(told, bool):
-            self.seed = told
-        self.config = {**self.config, "seed": self.seed}
-        return self
 
-
-class Best(_Part):
+class Best(Part):
     """Which model is the best by the validation splits."""
 
     round: Whole | None = None
     is_last: Flag = False
     by: str = ""
-    value: Figure | None = None
+    value: MaybeFigure = None
     sites: list[str] = []
     doubts: list[str] = []
 
 
-class LastRounds(_Part):
+class LastRounds(Part):
     """The models of the last rounds on average."""
 
     rounds: Annotated[list[Whole], Field(min_length=1)]
     test: Metrics = {}
 
 
-class Units(_Part):
+class Units(Part):
     """What a site's draws are of, and how many there are."""
 
     unit: Annotated[str, Field(pattern=f"^({'|'.join(UNITS)})$")]
@@ -228,33 +253,33 @@ class Units(_Part):
 Drawn = Annotated[Units, _or_none("does not say what was drawn; it is in no interval")]
 
 
-class SiteStanding(_Part):
+class SiteStanding(Part):
     """A site's value, and how sure it is."""
 
-    value: Figure | None = None
-    low: Figure | None = None
-    high: Figure | None = None
-    images: Figure | None = None
-    test_cases: Figure | None = None
-    standard_error: Figure | None = None
-    expected: Figure | None = None
-    p_value: Figure | None = None
-    common: Figure | None = None
+    value: MaybeFigure = None
+    low: MaybeFigure = None
+    high: MaybeFigure = None
+    images: MaybeFigure = None
+    test_cases: MaybeFigure = None
+    standard_error: MaybeFigure = None
+    expected: MaybeFigure = None
+    p_value: MaybeFigure = None
+    common: MaybeFigure = None
     class_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
 
 
-class Inequality(_Part):
+class Inequality(Part):
     """Who is behind in the primary metric, and by how much more than chance."""
 
     metric: str = ""
-    level: Figure | None = None
+    level: MaybeFigure = None
     test: str = ""
-    p_value: Figure | None = None
-    std: Figure | None = None
-    chance_std: Figure | None = None
-    gap: Figure | None = None
+    p_value: MaybeFigure = None
+    std: MaybeFigure = None
+    chance_std: MaybeFigure = None
+    gap: MaybeFigure = None
     gap_site: str = ""
-    chance_gap: Figure | None = None
+    chance_gap: MaybeFigure = None
     behind: list[str] = []
     ahead: list[str] = []
     common_classes: list[str] | None = None
@@ -273,51 +298,51 @@ class Inequality(_Part):
         return self
 
 
-class GlobalList(_Part):
+class GlobalList(Part):
     """One list of images that belong to no site alone."""
 
     measured_at: str = ""
     sites: list[str] = []
-    images: Figure | None = None
+    images: MaybeFigure = None
 
 
-class GlobalTest(_Part):
+class GlobalTest(Part):
     """What the common model is worth on them; see :func:`fairflare.reporting.global_test.global_test`."""
 
     metrics: dict[str, Figure] = {}
     reason: str = ""
     metric: str = ""
-    level: Figure | None = None
-    low: Figure | None = None
-    high: Figure | None = None
+    level: MaybeFigure = None
+    low: MaybeFigure = None
+    high: MaybeFigure = None
     images: Whole | None = None
-    test_cases: Figure | None = None
+    test_cases: MaybeFigure = None
     lists: list[GlobalList] = []
 
 
-class Within(_Part):
+class Within(Part):
     """Of a gap within the sites: which group is the lower one, and at which sites."""
 
     lowest: str = ""
     sites: list[str] = []
 
 
-class OfGroups(_Part):
+class OfGroups(Part):
     """An attribute's groups at one site, or pooled; intervals are ``[low, high]``."""
 
-    groups: dict[str, dict[str, Figure | None]] = {}
-    all: dict[str, Figure | None] = {}
-    gaps: dict[str, Figure | None] = {}
+    groups: dict[str, dict[str, MaybeFigure]] = {}
+    all: dict[str, MaybeFigure] = {}
+    gaps: dict[str, MaybeFigure] = {}
     worst: dict[str, str] = {}
-    intervals: dict[str, dict[str, tuple[Figure | None, Figure | None]]] = {}
-    gap_intervals: dict[str, tuple[Figure | None, Figure | None]] = {}
+    intervals: dict[str, dict[str, tuple[MaybeFigure, MaybeFigure]]] = {}
+    gap_intervals: dict[str, tuple[MaybeFigure, MaybeFigure]] = {}
     within: dict[str, Within] = {}
-    without: dict[str, list[Figure | None]] = {}
+    without: dict[str, list[MaybeFigure]] = {}
     undefined_rates: dict[str, list[str]] = {}
     curves: dict[str, list[list[Figure]]] = {}
 
 
-class Groups(_Part):
+class Groups(Part):
     """Metrics by group of people; see :func:`fairflare.reporting.groups.by_group`."""
 
     attributes: dict[str, list[str]] = {}
@@ -328,7 +353,7 @@ class Groups(_Part):
     kept: dict[str, list[str]] = {}
 
 
-class Results(_Part):
+class Results(Part):
     """``results.json`` in the order in which it is written; behind it its rounds, each a :class:`RoundRecord`."""
 
     schema_version: int = SCHEMA_VERSION
@@ -340,21 +365,22 @@ class Results(_Part):
     resumed: list[Any] = []
     went_back: list[Any] = []
     info: Info = Info()
-    validation: Metrics | None = None
-    test: Metrics | None = None
-    fairness: dict[str, Any] | None = None
+    validation: Metrics = {}
+    test: Metrics = {}
+    fairness: dict[str, Any] = {}
     left_out: list[LeftOut] = []
     phases: list[PhaseRecord] = []
-    best: Best | None = None
+    best: Best = Best()
     test_best: Metrics | None = None
     fairness_best: dict[str, Any] | None = None
     last_rounds: LastRounds | None = None
-    resampled: dict[str, Draws] | None = None
-    resampled_units: dict[str, Drawn] | None = None
-    inequality: Inequality | None = None
+    resampled: dict[str, Draws] = {}
+    resampled_units: dict[str, Drawn] = {}
+    inequality: Inequality = Inequality()
     suppressed: dict[str, list[str]] = {}
-    global_test: GlobalTest | None = None
-    groups: Groups | None = None
+    global_test: GlobalTest = GlobalTest()
+    groups: Groups = Groups()
+    rounds: list[RoundRecord] = []
 
 
 HEAD: TypeAdapter[Results] = TypeAdapter(Results)

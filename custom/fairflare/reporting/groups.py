@@ -35,7 +35,7 @@ from fairflare.core.statistics.group_sums import (
     without_each,
 )
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
-from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.documents import SUPPRESSED, Groups, OfGroups, Results
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, listed, number
 
 UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last group
@@ -161,47 +161,42 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
     return max(0.0, gap - half), min(1.0, gap + half)
 
 
-def group_tables(results: Mapping[str, Any]) -> list[Table]:
-    """Of each attribute its groups by site and pooled, and the gaps between them; none where nobody asked."""
-    found = results.get("groups") or {"attributes": {}}
-    return [table for attribute in found["attributes"] for table in _tables(found, attribute)]
+def group_tables(results: Results) -> list[Table]:
+    """Make of each attribute its groups by site and pooled, and the gaps between them; none where nobody asked."""
+    return [table for attribute in results.groups.attributes for table in _tables(results.groups, attribute)]
 
 
-def _places(found: Mapping[str, Any], attribute: str) -> dict[str, Any]:
-    own = {site: of[attribute] for site, of in found["sites"].items() if attribute in of}
-    return {**own, POOLED: found["pooled"][attribute]}
+def _places(found: Groups, attribute: str) -> dict[str, OfGroups]:
+    own = {site: of[attribute] for site, of in found.sites.items() if attribute in of}
+    return {**own, POOLED: found.pooled[attribute]}
 
 
-def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
+def _tables(found: Groups, attribute: str) -> list[Table]:
     places = _places(found, attribute)
     of_all = places[POOLED]
-    metrics = [name for name in of_all["all"] if name not in COUNTS]
+    names = [*COUNTS, *(name for name in of_all.all if name not in COUNTS)]
+
+    def cells(place: str, group: str, values: Mapping[str, float]) -> list[Cell]:
+        kept = SUPPRESSED if f"{attribute}={group}" in found.kept.get(place, ()) else None
+        told = {name: int(v) if name in COUNTS else float(v) for name, v in values.items() if v is not None}
+        return [told.get(name, kept) for name in names]
+
     if attribute == EVERYBODY:
-        body: list[list[Cell]] = [
-            [place, *(_cell(found, place, attribute, ALL_IMAGES, of["all"], name) for name in (*COUNTS, *metrics))]
-            for place, of in places.items()
-        ]
-        return [
-            Table(
-                "of_everybody",
-                "All test images of each site; how well the told probability fits.",
-                ["site", *COUNTS, *metrics],
-                body,
-            )
-        ]
-    rows: list[list[Cell]] = [
-        [place, group, *(_cell(found, place, attribute, group, values, name) for name in (*COUNTS, *metrics))]
+        rows = [[place, *cells(place, ALL_IMAGES, of.all)] for place, of in places.items()]
+        caption = "All test images of each site; how well the told probability fits."
+        return [Table("of_everybody", caption, ["site", *names], rows)]
+    rows = [
+        [place, group, *cells(place, group, values)]
         for place, of in places.items()
-        for group, values in [*of["groups"].items(), (IN_ALL, of["all"])]
+        for group, values in [*of.groups.items(), (IN_ALL, of.all)]
         if group != UNKNOWN or values.get(OF_IMAGES) != 0
     ]
-    gaps = list(of_all["gaps"])
-    sure = [gap for gap in gaps if gap in of_all.get("gap_intervals", ())]
+    gaps, sure = list(of_all.gaps), of_all.gap_intervals
     heads = [["site"], *([gap, f"{gap} low", f"{gap} high"] if gap in sure else [gap] for gap in gaps)]
     return [
         Table(
             f"groups_{attribute}", f"Groups of {attribute} on the test images; {IN_ALL}: those that were told.",
-            ["site", attribute, *COUNTS, *metrics], rows, lead=2,
+            ["site", attribute, *names], rows, lead=2,
         ),
         Table(
             f"gaps_{attribute}", f"Gaps between the groups of {attribute}, {UNKNOWN} in none. {OVER}", ["site", *gaps],
@@ -211,118 +206,108 @@ def _tables(found: Mapping[str, Any], attribute: str) -> list[Table]:
     ]  # fmt: skip
 
 
-def _gap_cell(of: Mapping[str, Any], gap: str, sure: bool) -> Cell:
-    value = of["gaps"].get(gap)
+def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
+    value = of.gaps.get(gap)
     if not sure:
-        return None if value is None else float(value)
-    ends = of.get("gap_intervals", {}).get(gap, (None, None))
+        return value
+    ends = of.gap_intervals.get(gap, (None, None))
     told = interval(*ends)
     return Shown(number(value) + ("" if told == MISSING else f" {told}"), [value, *ends])
 
 
-def _cell(
-    found: Mapping[str, Any], place: str, attribute: str, group: str, values: Mapping[str, Any], name: str
-) -> Cell:
-    if values.get(name) is not None:
-        return int(values[name]) if name in COUNTS else float(values[name])
-    return SUPPRESSED if f"{attribute}={group}" in found["kept"].get(place, ()) else None
-
-
-def caption(found: Mapping[str, Any], attribute: str) -> str:
-    """Who has the lowest value of an attribute's groups, by how much, how sure it is, and what is left within sites."""
-    pooled = found["pooled"][attribute]
+def caption(found: Groups, attribute: str) -> str:
+    """Say who has the lowest value of an attribute's groups, by how much, how sure it is, and what is left in sites."""
+    pooled = found.pooled[attribute]
     if attribute == EVERYBODY:
-        return of_everybody(found, "ece" if "ece" in pooled["all"] else "dice")
-    metric = next((name for name in reversed(SCALED) if pooled["all"].get(name) is not None), "")
-    worst, gap = pooled["worst"].get(metric), pooled["gaps"].get(f"{metric}_gap")
+        return of_everybody(found, "ece" if "ece" in pooled.all else "dice")
+    metric = next((name for name in reversed(SCALED) if pooled.all.get(name) is not None), "")
+    worst, gap = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap")
     if not worst or gap is None:
         return f"Across all sites, fewer than two groups of {attribute} have a value."
-    called, values = CALLED.get(metric, metric), {g: of.get(metric) for g, of in pooled["groups"].items()}
+    called = CALLED.get(metric, metric)
+    values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
     if gap == 0:
         told = f"Across all sites, the groups of {attribute} have the same {called}"
     else:
-        best = max((g for g in values if g != UNKNOWN and values[g] is not None), key=lambda g: values[g])
-        told = f'Across all sites, {attribute} "{worst}" has the lowest {called}: {number(values[worst])}, '
+        best = max((g for g in values if g != UNKNOWN), key=lambda g: values[g])
+        told = f'Across all sites, {attribute} "{worst}" has the lowest {called}: {number(values.get(worst))}, '
         told += f'{number(gap)} below {attribute} "{best}"'
     told += f"{how_sure(pooled, f'{metric}_gap')}."
-    if len(found["sites"]) > 1 and "within" in pooled:
+    if len(found.sites) > 1 and "within" in pooled.model_fields_set:
         told += f" {_within_words(pooled, attribute, f'{metric}_gap', worst)}"
-    odds = pooled["gaps"].get("equalised_odds")
+    odds = pooled.gaps.get("equalised_odds")
     if odds is not None:
         told += f" The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}."
     return told
 
 
-def _within_words(pooled: Mapping[str, Any], attribute: str, name: str, worst: str) -> str:
-    """What is left of a gap within the sites, and whether it differs from that over all sites."""
-    inside, of = pooled["gaps"].get(f"{name}{WITHIN}"), pooled["within"].get(f"{name}{WITHIN}")
-    if inside is None or not of or not of["sites"]:
+def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> str:
+    """Say what is left of a gap within the sites, and whether it differs from that over all sites."""
+    inside, of = pooled.gaps.get(f"{name}{WITHIN}"), pooled.within.get(f"{name}{WITHIN}")
+    if inside is None or not of or not of.sites:
         return "No site has two of these groups, so this may be a difference between the sites."
-    several, gap = len(of["sites"]) > 1, pooled["gaps"][name]
-    where = f"the {len(of['sites'])} sites that have both" if several else f"{of['sites'][0]}, the only site with both"
+    several, gap = len(of.sites) > 1, pooled.gaps[name]
+    where = f"the {len(of.sites)} sites that have both" if several else f"{of.sites[0]}, the only site with both"
     told = f"Within {where}, the gap is {number(inside)}"
     if _ends(pooled, name):  # else why there is none has been said
         told += how_sure(pooled, f"{name}{WITHIN}")
     if abs(inside - gap) < APART:
         return f"{told}."
-    if inside and of["lowest"] != worst:
-        return f'{told}, and there {attribute} "{of["lowest"]}" has the lower value: the sites differ, too.'
+    if inside and of.lowest != worst:
+        return f'{told}, and there {attribute} "{of.lowest}" has the lower value: the sites differ, too.'
     if inside < gap:
         return f"{told}: a part of the difference may be one between the sites."
     return f"{told}: differences between the sites may hide a part of it."
 
 
-def of_everybody(found: Mapping[str, Any], metric: str) -> str:
-    """One metric of all images, over all sites and at the worst one, in a sentence."""
-    places = _places(found, EVERYBODY)
-    values = {place: of["all"].get(metric) for place, of in places.items()}
-    known = {place: value for place, value in values.items() if value is not None and place != POOLED}
-    if values[POOLED] is None or not known:
+def of_everybody(found: Groups, metric: str) -> str:
+    """Give one metric of all images, over all sites and at the worst one, in a sentence."""
+    values = {place: of.all.get(metric) for place, of in _places(found, EVERYBODY).items()}
+    over_all = values.pop(POOLED)
+    known = {site: value for site, value in values.items() if value is not None}
+    if over_all is None or not known:
         return f"No site tells its {metric}."
     what, worst = SENTENCES[metric]
-    at = worst(known, key=lambda place: known[place])
-    return f"Over all sites {what} {number(values[POOLED])}; at {at}, the worst, it is {number(known[at])}."
+    at = worst(known, key=lambda site: known[site])
+    return f"Over all sites {what} {number(over_all)}; at {at}, the worst, it is {number(known[at])}."
 
 
-def captions(results: Mapping[str, Any]) -> list[str]:
-    """:func:`caption` of each attribute; none where nobody asked."""
-    found = results.get("groups") or {"attributes": {}}
-    return [caption(found, attribute) for attribute in found["attributes"]]
+def captions(results: Results) -> list[str]:
+    """Return the :func:`caption` of each attribute; none where nobody asked."""
+    return [caption(results.groups, attribute) for attribute in results.groups.attributes]
 
 
-def _ends(pooled: Mapping[str, Any], gap: str) -> Ends | None:
-    low, high = pooled.get("gap_intervals", {}).get(gap) or (None, None)
-    return None if low is None or high is None or math.isnan(low) or math.isnan(high) else (low, high)
+def _ends(pooled: OfGroups, gap: str) -> Ends | None:
+    ends = pooled.gap_intervals.get(gap, (None, None))
+    return None if None in ends else ends
 
 
-def how_sure(pooled: Mapping[str, Any], gap: str) -> str:
-    """Behind a gap: its interval and whether it may be chance, or why there is none."""
+def how_sure(pooled: OfGroups, gap: str) -> str:
+    """Say behind a gap its interval and whether it may be chance, or why there is none."""
     if ends := _ends(pooled, gap):
         return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
     few = [
         f'"{group}" has {counted(int(of[OF_CASES]), "case")}'
-        for group, of in pooled["groups"].items()
+        for group, of in pooled.groups.items()
         if group != UNKNOWN and 0 < (of.get(OF_CASES) or 0) < FEW
     ]
     return f" (how sure is not known{': ' if few else ''}{listed(few)})"
 
 
-def group_notes(results: Mapping[str, Any]) -> list[str]:
-    """What is in no figure of groups: without a value, without images, and what stays at a site; nothing: all is."""
-    found = results.get("groups") or {"attributes": {}, "kept": {}}
-    notes = []
-    for attribute in found["attributes"]:
-        images = {group: of.get(OF_IMAGES) for group, of in found["pooled"][attribute]["groups"].items()}
-        kept = {name for names in found["kept"].values() for name in names}
+def group_notes(results: Results) -> list[str]:
+    """List what is in no figure of groups: without a value, without images, and what stays at a site."""
+    found, notes = results.groups, []
+    kept = {name for names in found.kept.values() for name in names}
+    for attribute in found.attributes:
+        pooled = found.pooled[attribute]
+        images = {group: of.get(OF_IMAGES) for group, of in pooled.groups.items()}
         if without := images.pop(UNKNOWN, 0):
             notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
         if empty := [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]:
             notes.append(f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.")
-        undefined = found["pooled"][attribute].get("undefined_rates") or {}
-        notes += [
-            _one_rate(attribute, key, groups, sum(1 for n in images.values() if n)) for key, groups in undefined.items()
-        ]
-    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found["kept"].items() if names]:
+        many = sum(1 for count in images.values() if count)
+        notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
+    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]:
         why = "fewer cases than min_cases, or needed to hide one with fewer"
         notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
     return notes

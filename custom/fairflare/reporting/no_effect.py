@@ -5,12 +5,11 @@ Pure functions of what a run writes; each gives what its reader is told.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
 
-from fairflare.reporting.documents import Warned
+from fairflare.reporting.documents import Metrics, Results, RoundRecord, Warned
 from fairflare.reporting.layout import listed
-from fairflare.reporting.values import Results, declared_direction, in_words, metrics_of, primary_of
+from fairflare.reporting.values import declared_direction, in_words, metrics_of
 
 LEAST_STEP = 1e-2  # of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings
@@ -18,7 +17,7 @@ SAME = 1e-2  # how far, in parts of it, a weight may be from 1/K and count as th
 
 
 def short_step(step: float) -> list[Warned]:
-    """Warns where the model went less than a hundredth of the way that the sites' changes have on average.
+    """Warn where the model went less than a hundredth of the way that the sites' changes have on average.
 
     Args:
         step: as a factor of the mean change, ``>= 0``.
@@ -32,17 +31,16 @@ def short_step(step: float) -> list[Warned]:
     return [Warned("", SHORT, 1 - step, step, text)]  # of several rounds the shortest step is shown
 
 
-def same_weights(rounds: Iterable[Mapping[str, Any]]) -> list[Warned]:
-    """Warns where every site had the same weight in every round and layer, within a hundredth of it.
+def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
+    """Warn where every site had the same weight in every round and layer, within a hundredth of it.
 
     Args:
-        rounds: with ``site_weights`` and ``layers`` as the results have them; rounds of one site do not count.
+        rounds: those of one site do not count.
     """
     number, largest = 0, 0.0
     for record in rounds:
-        layers = record["layers"] or {}
-        sets = [{site: of["weight"] for site, of in by.items()} for by in layers.values()]
-        sets = sets or [record["site_weights"] or {}]
+        sets = [{site: of["weight"] for site, of in by_site.items()} for by_site in (record.layers or {}).values()]
+        sets = sets or [dict(record.site_weights or {})]
         if any(len(weights) < 2 for weights in sets):
             continue
         if any(abs(weight * len(weights) - 1) > SAME for weights in sets for weight in weights.values()):
@@ -55,36 +53,31 @@ def same_weights(rounds: Iterable[Mapping[str, Any]]) -> list[Warned]:
     return [Warned("", EQUAL, largest, largest, text)]
 
 
-def zero_everywhere(test: Mapping[str, Mapping[str, Any]], metrics: Collection[str]) -> list[str]:
-    """Gives those of ``metrics``, for which more is better, that are 0 at every site that has them.
-
-    Args:
-        test: ``{site: {metric: value}}``; ``None`` or NaN: the site has none.
-    """
-    found = {name: [values[name] for values in test.values() if values.get(name) is not None] for name in metrics}
-    return [name for name, values in found.items() if values and all(value == 0 for value in values)]
+def zero_everywhere(test: Metrics, metrics: Collection[str]) -> list[str]:
+    """Return those of ``metrics``, for which more is better, that are 0 at every site that has them."""
+    values = {name: {of[name] for of in test.values() if of.get(name) is not None} for name in metrics}
+    return [name for name, different in values.items() if different == {0}]
 
 
 def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
     """Say where a model finds nothing anywhere or calls every image the same; empty: neither.
 
     Args:
-        results: as they are read.
+        results: of a run.
         metric: looked at alone; default: all of the tables.
     """
-    test = results.get("test") or {}
-    if not test:
+    if not results.test:
         return []
     names = [metric] if metric else metrics_of(results)
-    zero = zero_everywhere(test, [name for name in names if declared_direction(results, name)])
-    first = primary_of(results) if metric is None else metric
+    zero = zero_everywhere(results.test, [name for name in names if declared_direction(results, name)])
+    first = metric or results.info.primary_metric
     if first in zero:
         return [f"Nothing was learnt: {in_words(first)} is 0 at every site."]
-    recalls = {name: None for of in test.values() for name in of if name.startswith("recall_")}
-    missed = zero_everywhere(test, recalls)
-    told = [name.removeprefix("recall_") for name in recalls if name not in missed]
-    if missed and len(told) == 1:
-        return [f"Nothing was learnt: every test image at every site is called {told[0]}."]
+    recalls = {name: None for of_site in results.test.values() for name in of_site if name.startswith("recall_")}
+    missed = zero_everywhere(results.test, recalls)
+    called = [name.removeprefix("recall_") for name in recalls if name not in missed]
+    if missed and len(called) == 1:
+        return [f"Nothing was learnt: every test image at every site is called {called[0]}."]
     return [f"Found nowhere, 0 at every site: {listed(map(in_words, zero), most=8)}."] if zero else []
 
 
@@ -92,11 +85,11 @@ def faults_of(results: Results, metric: str) -> list[str]:
     """Say the same of a whole run, for a line in a comparison.
 
     Args:
-        results: as they are read.
+        results: of a run.
         metric: that is compared.
     """
-    kinds = [{warned["kind"] for warned in record.get("warnings") or ()} for record in results["rounds"]]
-    short = sum(SHORT in found for found in kinds)
-    found = [f"a step below {LEAST_STEP:g} of the mean change in {short} of {len(kinds)} rounds"] if short else []
-    found += ["the same weight for every site in every round"] if any(EQUAL in of_round for of_round in kinds) else []
-    return [*found, *(text[0].lower() + text[1:].rstrip(".") for text in nothing_learnt(results, metric))]
+    kinds = [{warned.kind for warned in record.warnings} for record in results.rounds]
+    short = sum(SHORT in of_round for of_round in kinds)
+    faults = [f"a step below {LEAST_STEP:g} of the mean change in {short} of {len(kinds)} rounds"] if short else []
+    faults += ["the same weight for every site in every round"] if any(EQUAL in of_round for of_round in kinds) else []
+    return [*faults, *(text[0].lower() + text[1:].rstrip(".") for text in nothing_learnt(results, metric))]

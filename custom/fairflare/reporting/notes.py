@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from fairflare.reporting.documents import SUPPRESSED
-from fairflare.reporting.layout import counted, number, ranges
-from fairflare.reporting.layout import listed as all_listed
+from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
+from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.values import (
-    BySite,
-    Results,
-    by_site_of,
-    declared_direction,
-    metrics_of,
-    primary_of,
-    suppressed_of,
-)
+from fairflare.reporting.values import by_site_of, declared_direction, metrics_of, suppressed_of
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
+MAX_NAMED = 8  # names in a sentence
 NOT_VALIDATED = "No model was compared, as no site told a validation figure; the last one is used."
 BEST = "best"
 #: By ``measured`` in a run's ``info``.
@@ -36,87 +27,83 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         results: of a run.
         metric: of the figures; ``None``: all that the task wants in tables.
     """
-    info = results["info"] or {}
-    notes = ["No test results."]
-    without = [f"{info['without']}."] if info.get("without") else []
-    if results.get("test"):
-        notes = nothing_learnt(results)
+    info = results.info
+    notes = [f"{info.without}."] if info.without else []
+    if results.test:
+        notes += nothing_learnt(results)
         notes += _of_models(results, metrics_of(results) if metric is None else [metric])
-        notes += who_is_behind(results) if metric in (None, primary_of(results)) else []
+        notes += who_is_behind(results) if metric in (None, info.primary_metric) else []
+    else:
+        notes.append("No test results.")
     absent = [*attendance(results), *_left_out(results)]
-    notes += absent or ["No site was left out of a round."] * bool(results["rounds"])
-    notes += [f"Resumed: {text}." for text in info.get("resumed_with") or ()]
-    if info.get("classes_at_home"):
-        notes.append(f"Metrics by class stay at home at: {', '.join(info['classes_at_home'])}.")
+    notes += absent or ["No site was left out of a round."] * bool(results.rounds)
+    notes += [f"Resumed: {text}." for text in info.resumed_with]
+    if info.classes_at_home:
+        notes.append(f"Metrics by class stay at home at: {', '.join(info.classes_at_home)}.")
     warned = [
         f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {ranges(numbers)}: {text}"
-        for site, _, numbers, text in worst_warnings(results["rounds"])
+        for site, _, numbers, text in worst_warnings(results.rounds)
     ]
     notes += ["Warnings (worst round):", *warned] if warned else []
-    notes = [*without, *notes]
-    return [*notes, SYNTHETIC_NOTE] if info.get("synthetic") else notes
+    return [*notes, SYNTHETIC_NOTE] if info.synthetic else notes
 
 
 def attendance(results: Results) -> list[str]:
-    """Who took part in how many rounds, and who was expected and never came; empty: everybody was in every round."""
-    info, rounds = results["info"] or {}, results["rounds"]
-    expected = list(info.get("sites") or ())
-    connected = info.get("connected")  # older results have none
-    missing = [] if connected is None else [site for site in expected if site not in connected]
+    """Say who took part in how many rounds, and who was expected and never came; empty: all were in every round."""
+    expected, rounds = results.info.sites, results.rounds
+    connected = expected if results.info.connected is None else results.info.connected
+    missing = [site for site in expected if site not in connected]
     lines = []
     if missing:
         lines.append(f"Expected, and not connected: {', '.join(missing)} ({len(missing)} of {len(expected)}).")
-    counts = {site: sum(site in record["accepted"] for record in rounds) for site in expected}
+    counts = {site: sum(site in record.accepted for record in rounds) for site in expected}
     if any(count < len(rounds) for count in counts.values()):
         lines.append(f"Took part in rounds: {', '.join(f'{site} {n}/{len(rounds)}' for site, n in counts.items())}.")
     return lines
 
 
-def worst_warnings(rounds: Iterable[Mapping[str, Any]]) -> list[tuple[str, str, list[int], str]]:
-    """The influence of a single site, real or refused: of each site and kind the rounds, and the words of the worst."""
-    found: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
+def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
+    """Return the influence of single sites, real or refused: by site and kind the rounds and the words of the worst."""
+    by_kind: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
     for record in rounds:
-        for warned in record.get("warnings") or ():  # older results have none
-            far = math.inf if warned["value"] is None else abs(warned["value"])
-            entry = (far, record["current_round"], warned["text"])
-            found.setdefault((warned["site"], warned["kind"]), []).append(entry)
-    worst = {key: max(entries, key=lambda entry: entry[0]) for key, entries in found.items()}
-    return [(*key, [number for _, number, _ in found[key]], worst[key][2]) for key in sorted(found)]
+        for warned in record.warnings:
+            far = math.inf if warned.value is None else abs(warned.value)
+            by_kind.setdefault((warned.site, warned.kind), []).append((far, record.current_round, warned.text))
+    worst = {key: max(entries, key=lambda entry: entry[0]) for key, entries in by_kind.items()}
+    return [(*key, [number for _, number, _ in by_kind[key]], worst[key][2]) for key in sorted(by_kind)]
 
 
-def other_models(results: Results) -> list[tuple[str, BySite]]:
-    """Test results of the best model, when that is not the last one, and of the last models on average."""
-    found = []
-    best, last = results.get("best"), results.get("last_rounds")
-    if best and not best["is_last"] and results["test_best"] is not None:
-        found.append((BEST, results["test_best"]))
-    if last:
-        found.append((f"last {len(last['rounds'])}", last["test"]))
-    return found
+def other_models(results: Results) -> list[tuple[str, Metrics]]:
+    """Return test results of the best model, when that is not the last one, and of the last models on average."""
+    best = results.test_best if results.best and not results.best.is_last else None
+    last = results.last_rounds
+    return [
+        *([] if best is None else [(BEST, best)]),
+        *([] if last is None else [(f"last {len(last.rounds)}", last.test)]),
+    ]
 
 
 def _left_out(results: Results) -> list[str]:
-    """Lines by site, phase and reason; first those of rounds."""
+    """Return lines by site, phase and reason; first those of rounds."""
     left_out: dict[tuple[str, str, str], list[int]] = {}
-    for record in results["rounds"]:
-        for left in record["left_out"]:
-            key = (left["site"], left["phase"], left["reason"])
-            left_out.setdefault(key, []).append(record["current_round"])
+    for record in results.rounds:
+        for left in record.left_out:
+            left_out.setdefault((left.site, left.phase, left.reason), []).append(record.current_round)
     lines = [
         f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
         for (site, phase, reason), numbers in sorted(left_out.items())
     ]
-    done = len(results["rounds"])
+    done = len(results.rounds)
     whens = {"validate": "after the last round", "check": f"before round {done}"}
     lines += [
-        f"  {left['site']} {whens.get(left['phase'], f'in round {done}')}, {left['phase']}: {left['reason']}"
-        for left in results.get("left_out") or ()
+        f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
+        for left in results.left_out
     ]
     return ["Left out:", *lines] if lines else []
 
 
 def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
-    """Which models the columns are of, the metrics' directions, and over which sites the totals are."""
+    """Say which models the columns are of, the metrics' directions, and over which sites the totals are."""
     lower, unknown = (
         [name[:MAX_HEADING] for name in metrics if declared_direction(results, name) is known]
         for known in (False, None)
@@ -127,69 +114,66 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         notes = [f"Lower is better: {_listed(lower)}." if every else f"Higher is better, except for {_listed(lower)}."]
     if unknown:
         notes.append(f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.")
-    best, last = results.get("best"), results.get("last_rounds")
-    if best and best["value"] is None:
+    best, last = results.best, results.last_rounds
+    if best and best.value is None:
         notes.append(NOT_VALIDATED)
-    elif best and best["is_last"]:
+    elif best.is_last:
         notes.append("The best model by the validation splits is the last one.")
     elif best:
-        value = f" {number(best['value'])}, {counted(len(best['sites']), 'site')}"
-        notes.append(f"best: model of round {best['round']}, by the validation splits ({best['by']}{value}).")
-        if results["test_best"] is None:
+        value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
+        notes.append(f"best: model of round {best.round}, by the validation splits ({best.by}{value}).")
+        if results.test_best is None:
             notes[-1] += " It was not tested: what the sites had of their own then is not kept."
-    notes += [f"In doubt: {doubt}." for doubt in (best or {}).get("doubts") or ()]
-    if measured := MEASURED.get((results["info"] or {}).get("measured", "")):
-        notes.append(f"Measured: {measured}.")
+    notes += [f"In doubt: {doubt}." for doubt in best.doubts]
+    notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
     notes += global_notes(results)
     if last:
-        notes.append(f"last {len(last['rounds'])}: mean over the models of rounds {ranges(last['rounds'])}.")
-    notes += _missing(results, metrics, "", results["test"])
+        notes.append(f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}.")
+    notes += _missing(results, metrics, "", results.test)
     return notes + [
         line for name, test in other_models(results) for line in _missing(results, metrics[:1], f", {name}", test)
     ]
 
 
-def _missing(results: Results, metrics: Sequence[str], heading: str, test: BySite) -> Iterator[str]:
-    """A line for each set of sites that some metrics are without."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    count = 0
+def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metrics) -> Iterator[str]:
+    """Give a line for each set of sites that some metrics are without."""
+    lacking: dict[tuple[str, ...], list[str]] = {}
     for name in metrics:
         values = by_site_of(results, name, test)
-        count = len(values)
         without = [f"{site} ({_why(results, name, site, test)})" for site, value in values.items() if math.isnan(value)]
         if without:
-            found.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
-    for sites, names in found.items():
+            lacking.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
+    count = len({*results.info.sites, *test})
+    for sites, names in lacking.items():
         yield (
             f"{_listed(names)}: average and spread over {count - len(sites)} of {counted(count, 'site')}, without "
             f"{', '.join(sites)}."
         )
 
 
-def _why(results: Results, metric: str, site: str, test: BySite) -> str:
-    """A site has no value of a metric."""
+def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
+    """Say why a site has no value of a metric."""
     if site in suppressed_of(results, metric):
-        said = ((results["info"] or {}).get("said") or {}).get(site) or {}
-        return f"{SUPPRESSED}: fewer than {said.get('min_cases') or 'its min_cases'} cases"
-    return "not finite" if metric in (test.get(site) or {}) else "no value"
+        min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
+        return f"{SUPPRESSED}: fewer than {min_cases} cases"
+    return "not finite" if metric in test.get(site, {}) else "no value"
 
 
 def global_notes(results: Results) -> list[str]:
-    """What the global test of a run is of, or why there is none."""
-    found = results.get("global_test")
+    """Say what the global test of a run is of, or why there is none."""
+    found = results.global_test
     if not found:
         return []
-    if not found["metrics"]:
-        return [f"No global test: {found['reason']}."]
-    lists = found["lists"]
-    of = f"{found['images']} images" if found["images"] else "images"
-    how = f"of {len(lists)} lists, pooled: {', '.join(one['measured_at'] for one in lists)}"
-    if len(lists) == 1:
-        sites = lists[0]["sites"]
+    if not found.metrics:
+        return [f"No global test: {found.reason}."]
+    of = f"{found.images} images" if found.images else "images"
+    how = f"of {len(found.lists)} lists, pooled: {', '.join(one.measured_at for one in found.lists)}"
+    if len(found.lists) == 1:
+        sites = found.lists[0].sites
         how = f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
-    without = f"; without: {found['reason']}" if found["reason"] else ""
+    without = f"; without: {found.reason}" if found.reason else ""
     return [f"Global test: the common model on {of} {how}{without}."]
 
 
 def _listed(names: Sequence[str]) -> str:
-    return all_listed(names, most=8)
+    return listed(names, most=MAX_NAMED)

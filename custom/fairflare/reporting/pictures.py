@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.disk.files import write_whole
+from fairflare.reporting.documents import Results, RoundRecord
 from fairflare.reporting.layout import number
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ MAX_LABELS = 12  # at an axis
 RED, BLUE = "#c8382d", "#3b6ea5"
 
 
-def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
+def draw_pictures(results: Results, folder: str | os.PathLike[str]) -> list[str]:
     """Draws what the results hold into ``folder``.
 
     Args:
@@ -40,24 +41,19 @@ def draw_pictures(results: Mapping[str, Any], folder: str | os.PathLike[str]) ->
         Lines for the log: the files, or why there are none. Nothing where there is nothing to draw. Never raises: a
         picture must not cost a run.
     """
-    som = next((found for record in reversed(results["rounds"]) if (found := _map_of(record))), None)
-    mu = _mu_of(results["rounds"])
-    if not som and not mu:
+    placed = [(record.current_round, som) for record in results.rounds if (som := record.details.get("som"))]
+    mu = _mu_of(results.rounds)
+    if not placed and not mu:
         return []
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         return ["no pictures: matplotlib is not installed (pip install 'fairflare[page]')"]
-    info = results.get("info") or {}
-    title = str(info.get("label") or info.get("method") or "")
-    if info.get("synthetic"):
-        title += " (SYNTHETIC data)"
+    title = _title(results)
     lines: list[str] = []
     try:
-        if som:
-            lines.append(
-                _keep(draw_map(som[1], title=f"{title}, round {som[0]}".lstrip(", ")), Path(folder) / MAP_FILE)
-            )
+        for number, som in placed[-1:]:
+            lines.append(_keep(draw_map(som, title=f"{title}, round {number}".lstrip(", ")), Path(folder) / MAP_FILE))
         if mu:
             lines.append(_keep(draw_mu(mu, title=title), Path(folder) / MU_FILE))
     except Exception as error:
@@ -155,7 +151,7 @@ def draw_mu(mu: Mapping[str, Sequence[float | None]], *, title: str = "") -> Fig
     return figure
 
 
-def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
+def draw_sites(results: Results, metric: str | None = None) -> Figure:
     """What every site gets: its validation metric over the rounds, and its test metric with mean and spread.
 
     Args:
@@ -167,20 +163,19 @@ def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    info = results.get("info") or {}
-    name = metric or str(info.get("primary_metric"))
-    fairness = (results.get("fairness") or {}).get(name)
+    name = metric or results.info.primary_metric
+    fairness = results.fairness.get(name)
     if not fairness or not fairness.get("num_sites"):
-        measured = ", ".join(results.get("fairness") or {}) or "nothing: the run did not complete"
+        measured = ", ".join(results.fairness) or "nothing: the run did not complete"
         raise ValueError(f"no picture: the final test has no {name!r}; it has {measured}")
-    test = {site: values.get(name) for site, values in results["test"].items()}
-    sites = sorted((site for site in test if test[site] is not None), key=lambda site: test[site])
+    test = {site: values[name] for site, values in results.test.items() if values.get(name) is not None}
+    sites = sorted(test, key=lambda site: test[site])
     worst = fairness["worst_site"]
     figure = Figure(figsize=(9.0, min(max(3.2, 0.3 * len(sites) + 1.6), 12.0)), layout="constrained")
     rounds, final = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    numbers = [record["current_round"] for record in results["rounds"]]
-    for site in in_order(test):
-        row = [(record["validation"].get(site) or {}).get(name) for record in results["rounds"]]
+    numbers = [record.current_round for record in results.rounds]
+    for site in in_order(results.test):
+        row = [record.validation.get(site, {}).get(name) for record in results.rounds]
         _line(rounds, numbers, row, site == worst)
     rounds.set_xlabel("round that received the model")
     rounds.set_ylabel(name)
@@ -203,8 +198,7 @@ def draw_sites(results: Mapping[str, Any], metric: str | None = None) -> Figure:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    label = str(info.get("label") or info.get("method") or "")
-    figure.suptitle(label + (" (SYNTHETIC data)" if info.get("synthetic") else ""), fontsize=11)
+    figure.suptitle(_title(results), fontsize=11)
     return figure
 
 
@@ -217,15 +211,13 @@ def _line(axes: Any, numbers: Sequence[int], row: Sequence[float | None], worst:
 # ------------------------------------------------------------------------------------------------ pieces
 
 
-def _map_of(record: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]] | None:
-    som = (record.get("details") or {}).get("som")
-    return (record["current_round"], som) if som else None
+def _title(results: Results) -> str:
+    return (results.info.label or results.info.method) + (" (SYNTHETIC data)" if results.info.synthetic else "")
 
 
-def _mu_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    reports = [record.get("reports") or {} for record in rounds]
-    sites = sorted({site for by in reports for site, report in by.items() if report.get("mu") is not None})
-    return {site: [(by.get(site) or {}).get("mu") for by in reports] for site in sites}
+def _mu_of(rounds: Sequence[RoundRecord]) -> dict[str, list[float | None]]:
+    sites = sorted({s for record in rounds for s, report in record.reports.items() if report.get("mu") is not None})
+    return {site: [record.reports.get(site, {}).get("mu") for record in rounds] for site in sites}
 
 
 def _keep(figure: Figure, path: Path) -> str:

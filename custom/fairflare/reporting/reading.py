@@ -57,15 +57,18 @@ def read_rounds(document: Mapping[str, Any], problems: list[str]) -> Iterator[Ro
             yield record
 
 
-def refuse_odd_parts(document: Mapping[str, Any], file: object) -> None:
-    """Raises ``ValueError`` where a part of a results document is of the wrong kind (names file and place)."""
+def read_whole(document: Mapping[str, Any], file: object) -> Results:
+    """Read a results document of which every part must be of the right kind.
+
+    Raises:
+        ValueError: a part is not (names file and place).
+    """
     problems: list[str] = []
-    read_head(document, problems)
-    for _ in read_rounds(document, problems):
-        if problems:
-            break
+    results = read_head(document, problems)
+    results.rounds = list(read_rounds(document, problems))
     if problems:
         raise ValueError(f"{file}: {problems[0]}; what is left of it: fairflare report")
+    return results
 
 
 def cut(problems: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ from fairflare.reporting.documents import (
     round_as_json,
 )
 from fairflare.reporting.layout import counted, listed
-from fairflare.reporting.reading import refuse_odd_parts
+from fairflare.reporting.reading import read_whole
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
@@ -39,7 +39,11 @@ PAGE_FILE = "report.html"  # made at the end of a run that completed
 RESERVE_FILE = ".reserve"
 RESERVED = 256 * 1024  # bytes: several times results.json without rounds
 #: A document of a run of which nothing is known yet, without its rounds.
-_EMPTY: dict[str, Any] = {**Results().model_dump(), "info": {}}
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(name for name in Results.model_fields if name != "rounds"),
+    "schema_version": SCHEMA_VERSION, "status": "running", "reason": "", "started": "", "updated": "", "resumed": [],
+    "went_back": [], "info": {}, "left_out": [], "phases": [], "suppressed": {},
+}  # fmt: skip
 _ENDS = ("completed", "failed")
 _KEPT = ("started", "resumed", "went_back")  # of the document by a checkpoint
 
@@ -249,7 +253,7 @@ class ResultsStore:
         """Whether the rounds are in ``results.json`` now, too."""
         try:
             had_completed = not self.log.path.exists()
-            self._write(map(encode, read_results(self.folder)["rounds"]) if had_completed else self.log.read())
+            self._write(map(encode, read_document(self.folder)["rounds"]) if had_completed else self.log.read())
             return True
         except (OSError, DamagedLog):
             if self._head["status"] != "failed":
@@ -268,7 +272,7 @@ def mark_ended(folder: Path, reason: str) -> bool:
     A run that said itself how it ended is left as it is.
     """
     try:
-        document = read_results(folder)
+        document = read_document(folder)
     except ValueError:
         return False
     if document["status"] != "running":
@@ -303,19 +307,23 @@ def find_results(path: Path) -> Path:
     return found
 
 
-def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[str, Any]:
-    """Reads a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
-
-    Args:
-        path: file or folder.
-        whole: a document with a part of the wrong kind is refused; else it is as it stands, for
-            :func:`fairflare.reporting.reading.read_part`.
+def read_results(path: str | os.PathLike[str]) -> Results:
+    """Read a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
 
     Returns:
-        The document as ``docs/results_reference.md`` describes it; undefined numbers are None.
+        The document as ``docs/results_reference.md`` describes it, its keys as attributes; undefined numbers are None.
 
     Raises:
         ValueError: no such file, not JSON, another schema version, or a part of the wrong kind (names the file).
+    """
+    return read_whole(read_document(path), Path(path) / RESULTS_FILE if Path(path).is_dir() else path)
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the JSON of :func:`read_results` as it stands, whatever is missing or of the wrong kind in it.
+
+    Raises:
+        ValueError: no such file, not JSON, or another schema version (names the file).
     """
     file = Path(path)
     if file.is_dir():
@@ -332,8 +340,6 @@ def read_results(path: str | os.PathLike[str], *, whole: bool = True) -> dict[st
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     if not document.get("rounds"):
         document["rounds"] = [json.loads(line) for line in records(file.parent / ROUNDS_FILE)]
-    if whole:
-        refuse_odd_parts(document, file)
     return document
 
 

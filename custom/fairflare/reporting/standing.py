@@ -21,16 +21,11 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.layout import interval, number, p_value
+from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
+from fairflare.reporting.layout import number, p_value
 
 Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
-WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
-TESTS = {  # how a reader is told
-    WITHIN: "permutation test within classes",
-    CASES: "permutation test",
-    ERRORS: "Cochran's Q test",
-}
 
 
 def standing(
@@ -192,12 +187,12 @@ def _or(value: Any, otherwise: float) -> float:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def who_is_behind(results: Mapping[str, Any]) -> list[str]:
-    """Says in sentences who is behind and how sure that is, of a document with test results."""
-    found = results.get("inequality")
+def who_is_behind(results: Results) -> list[str]:
+    """Say in sentences who is behind and how sure that is, of a document with test results."""
+    found = results.inequality
     if not found:
-        metric = (results.get("info") or {}).get("primary_metric")
-        home = sorted(site for site, names in (results.get("suppressed") or {}).items() if metric in names)
+        metric = results.info.primary_metric
+        home = sorted(site for site, names in results.suppressed.items() if metric in names)
         why = (
             f"{metric} stays at {', '.join(home)}, with fewer cases than min_cases"
             if home
@@ -205,35 +200,29 @@ def who_is_behind(results: Mapping[str, Any]) -> list[str]:
             "Metric.mean_of_images"
         )
         return [f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."]
-    lines = [] if not found["test"] else [_of_sites(found), _of_spread(found)]
+    lines = [_of_sites(found), _of_spread(found)] if found.test else []
     return lines + _without(found) + _of_classes(found)
 
 
-def shown_behind(results: Mapping[str, Any], metric: str) -> list[str]:
-    """Sites of which the test says that they are behind in a metric of the last model; no other is called so."""
-    return list(tested(results, metric).get("behind", ()))
+def shown_behind(results: Results, metric: str) -> list[str]:
+    """Return the sites of which the test says that they are behind in a metric of the last model."""
+    return tested(results, metric).behind
 
 
-def tested(results: Mapping[str, Any], metric: str) -> Mapping[str, Any]:
-    """``inequality`` of a document, where its test is of this metric; else empty."""
-    found = results.get("inequality") or {}
-    return found if found.get("metric") == metric and found.get("test") else {}
+def tested(results: Results, metric: str) -> Inequality:
+    """Return the inequality of the sites, where its test is of this metric; else an empty one."""
+    found = results.inequality
+    return found if found.metric == metric and found.test else Inequality()
 
 
-def interval_cell(of_site: Mapping[str, Any] | None) -> str:
-    """``[0.71, 0.86]``, or the sign for none."""
-    low, high = (_or((of_site or {}).get(end), math.nan) for end in ("low", "high"))
-    return interval(low, high)
-
-
-def _of_sites(found: Mapping[str, Any]) -> str:
-    behind, ahead, sites, last = found["behind"], found["ahead"], found["sites"], found["gap_site"]
-    if found["gap"] <= 1e-12:
+def _of_sites(found: Inequality) -> str:
+    behind, ahead, sites, last = found.behind, found.ahead, found.sites, found.gap_site
+    if found.gap <= 1e-12:
         return "No site can be told from the others: each has what is expected if all sites were equal."
-    below = "below" if sites[last]["value"] < sites[last]["expected"] else "above"
-    known = [site["value"] for site in sites.values() if site["expected"] is not None]
-    furthest = {min(known): "lowest", max(known): "highest"}.get(sites[last]["value"], "furthest")
-    chance = f"the {furthest} of equal sites would be {number(found['chance_gap'])} {below} by chance alone"
+    below = "below" if sites[last].value < sites[last].expected else "above"
+    known = [site.value for site in sites.values() if site.expected is not None]
+    furthest = {min(known): "lowest", max(known): "highest"}.get(sites[last].value, "furthest")
+    chance = f"the {furthest} of equal sites would be {number(found.chance_gap)} {below} by chance alone"
     told = [f"{name}, {_away(sites[name])}" for name in (*behind, *ahead)]
     if behind:
         text = f"Behind: {'; '.join(told[: len(behind)])}; {chance}."
@@ -242,58 +231,58 @@ def _of_sites(found: Mapping[str, Any]) -> str:
     if ahead and not behind:  # a site that is behind makes the others seem ahead
         text += f" Ahead: {'; '.join(told[len(behind) :])}."
     if more_unequal(found):
-        text += f" Together the sites are more unequal than chance explains (p {p_value(found['p_value'])})."
+        text += f" Together the sites are more unequal than chance explains (p {p_value(found.p_value)})."
     return text
 
 
-def more_unequal(found: Mapping[str, Any]) -> bool:
+def more_unequal(found: Inequality) -> bool:
     """Return whether a test says of the sites together what it says of no single one."""
-    return not found["behind"] and not found["ahead"] and found["p_value"] <= 1 - found["level"]
+    return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 
-def _away(site: Mapping[str, Any]) -> str:
-    what = "below" if site["value"] < site["expected"] else "above"
-    away = number(abs(site["value"] - site["expected"]))
-    expected, p = number(site["expected"]), p_value(site["p_value"])
+def _away(site: SiteStanding) -> str:
+    what = "below" if site.value < site.expected else "above"
+    away = number(abs(site.value - site.expected))
+    expected, p = number(site.expected), p_value(site.p_value)
     return f"{away} {what} the {expected} expected if all sites were equal (p {p})"
 
 
-def _of_spread(found: Mapping[str, Any]) -> str:
-    std, chance = number(found["std"]), number(found["chance_std"])
+def _of_spread(found: Inequality) -> str:
+    std, chance = number(found.std), number(found.chance_std)
     return (
         f"Standard deviation between these sites {std}; equal sites would show {chance} by sampling alone "
-        f"({TESTS[found['test']]}: p {p_value(found['p_value'])})."
+        f"({TESTS[found.test]}: p {p_value(found.p_value)})."
     )
 
 
-def _without(found: Mapping[str, Any]) -> list[str]:
-    """Who has no interval, or is in no test, and why."""
+def _without(found: Inequality) -> list[str]:
+    """List who has no interval, or is in no test, and why."""
     reasons: dict[str, list[str]] = {}
-    for name, site in found["sites"].items():
-        if site["low"] is None or not math.isfinite(site["low"]):
-            cases = site["test_cases"]
+    for name, site in found.sites.items():
+        if site.low is None:
+            cases = site.test_cases
             if cases is None:
                 why = "it sent none"
             elif cases < 2:
                 why = "one test case"
-            elif site["standard_error"] is None:
+            elif site.standard_error is None:
                 why = "its standard error stays at home, or is not defined with so few cases of a class"
             else:
                 why = "its standard error is 0: all its cases, or all of each class, score the same"
             reasons.setdefault(f"No interval ({why})", []).append(name)
-        if site["p_value"] is None:
-            why = "fewer than two sites can be compared" if not found["test"] else f"{found['test']} needs more"
+        if site.p_value is None:
+            why = "fewer than two sites can be compared" if not found.test else f"{found.test} needs more"
             reasons.setdefault(f"Not in the test ({why})", []).append(name)
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
 
 
-def _of_classes(found: Mapping[str, Any]) -> list[str]:
-    common = found["common_classes"]
+def _of_classes(found: Inequality) -> list[str]:
+    common = found.common_classes
     if common is None:
         return []
     if not common:
         return ["The sites' test images have no class in common: their averages over classes are of different things."]
-    of = {name: site["common"] for name, site in found["sites"].items() if site["common"] is not None}
+    of = {name: site.common for name, site in found.sites.items() if site.common is not None}
     apart = len({number(value) for value in of.values()}) > 1  # as they are shown
     worst = min(of, key=of.__getitem__) if apart else ""
     told = ", ".join(f"{name} {number(value)}" for name, value in of.items())

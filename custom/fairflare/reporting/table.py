@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from fairflare.base import checks
 from fairflare.core.fairness import declared_as, summarize
-from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
 from fairflare.reporting.groups import captions, group_notes, group_tables
-from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, printed, wrapped
+from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed, wrapped
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
-from fairflare.reporting.standing import interval_cell, recall_of, shown_behind
+from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
     MAX_COLUMNS,
-    BySite,
-    Results,
     by_site_of,
     declared_direction,
     direction_of,
@@ -25,7 +22,6 @@ from fairflare.reporting.values import (
     known_metric,
     label_of,
     metrics_of,
-    primary_of,
     summary_of,
     suppressed_of,
     title_of,
@@ -85,26 +81,26 @@ def rich_table(results: Results, *, metric: str | None = None, width: int | None
 
 
 def _parts(results: Results, metric: str | None) -> tuple[list[Table], list[str]]:
-    """The table, beside the primary metric that of its classes, and the notes."""
+    """Return the table, beside the primary metric that of its classes, and the notes."""
     table = table_of(results, metric)
-    classes = class_table(results) if metric in (None, primary_of(results)) else None
+    classes = class_table(results) if metric in (None, results.info.primary_metric) else None
     marked = any(isinstance(cell, Shown) and cell.text.endswith(UNSURE) for row in table.totals for cell in row)
     legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
-    found = [table, *([classes] if classes else [])]
+    tables = [table, *([classes] if classes else [])]
     if metric is None:
-        found += group_tables(results)
+        tables += group_tables(results)
         legend += [*captions(results), *group_notes(results)]
-    return found, legend + run_notes(results, metric)
+    return tables, legend + run_notes(results, metric)
 
 
 def _title(results: Results) -> str:
-    info, status = results["info"] or {}, results["status"]
-    reason = f": {results['reason']}" if results.get("reason") else ""
+    info, status = results.info, results.status
+    reason = f": {results.reason}" if results.reason else ""
     parts = {
         title_of(results): True,
-        f"experiment {info.get('experiment')}": info.get("experiment"),
-        f"seed {info.get('seed')}": info.get("seed") is not None,
-        counted(len(results["rounds"]), "round"): True,
+        f"experiment {info.experiment}": info.experiment,
+        f"seed {info.seed}": info.seed is not None,
+        counted(len(results.rounds), "round"): True,
         "RUNNING, or cut off": status == "running",
         status.upper() + reason: status == "failed",
     }
@@ -112,12 +108,12 @@ def _title(results: Results) -> str:
 
 
 def table_of(results: Results, metric: str | None = None) -> Table:
-    """A row for each site, and their average and spread; without rows where there is no test.
+    """Make a row for each site, and their average and spread; without rows where there is no test.
 
     Raises:
         ValueError: a metric that the run does not have.
     """
-    if not results.get("test"):
+    if not results.test:
         return Table("run", "", ["site"], [])
     metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
     columns = [_Column(results, name) for name in metrics]
@@ -132,44 +128,44 @@ def table_of(results: Results, metric: str | None = None) -> Table:
         for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
     ]
     totals.insert(3, ["worst site", *(column.worst_site() for column in columns)])
-    of_all = results.get("global_test") or {}
-    if of_all.get("metrics"):
+    of_all, standing = results.global_test, results.inequality
+    if of_all.metrics:
         totals.append(["global test", *(column.of_all for column in columns)])
-    found = results.get("inequality")
-    if found and found["metric"] in metrics:
+    if standing.metric in metrics:
         # Behind its metric: each site's interval and cases, and what equal sites would show.
-        place = 2 + metrics.index(found["metric"])
-        header[place:place] = [f"{found['level']:.0%} interval", "cases"]
+        place = 2 + metrics.index(standing.metric)
+        header[place:place] = [f"{standing.level:.0%} interval", "cases"]
         names[place:place] = [["low", "high"], ["cases"]]
         for row in sites:
-            row[place:place] = _own_cells(found["sites"].get(row[0]) or {}, row[0] in columns[place - 2].home)
+            kept = row[0] in columns[place - 2].home
+            row[place:place] = KEPT_CELLS if kept else _interval_cells(standing.sites.get(str(row[0]), SiteStanding()))
         for row in totals:
-            known = row[0] == "global test" and of_all["metric"] == found["metric"]
-            row[place:place] = _own_cells(of_all, False) if known else [None, None]
-        if found["test"]:
+            known = row[0] == "global test" and of_all.metric == standing.metric
+            row[place:place] = _interval_cells(of_all) if known else [None, None]
+        if standing.test:
             chance: list[Cell] = ["std if equal", *[None] * (len(header) - 1)]
-            chance[place - 1] = found["chance_std"]
+            chance[place - 1] = standing.chance_std
             totals.insert(2, chance)
     return Table("run", "", header, sites, totals=totals, csv_columns=names)
 
 
-def _own_cells(of_site: Mapping[str, Any], kept: bool) -> list[Cell]:
-    """A site's interval and number of test cases."""
-    if kept:
-        return [Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED]
-    cases = of_site.get("test_cases")
-    ends = [of_site.get(end) for end in ("low", "high")]
-    return [Shown(interval_cell(of_site), ends), None if cases is None else f"{cases:.0f}"]
+#: In place of a site's interval and number of test cases, where it withholds them.
+KEPT_CELLS: list[Cell] = [Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED]
+
+
+def _interval_cells(of: SiteStanding | GlobalTest) -> list[Cell]:
+    """Return an interval and the number of test cases."""
+    cases = None if of.test_cases is None else f"{of.test_cases:.0f}"
+    return [Shown(interval(of.low, of.high), [of.low, of.high]), cases]
 
 
 def class_table(results: Results) -> Table | None:
-    """The recall of each class at each site beside the number of its test images; None: no site says them."""
-    of = (results.get("inequality") or {}).get("sites") or {}
-    support = {site: found["class_support"] for site, found in of.items() if found["class_support"]}
+    """Set the recall of each class at each site beside the number of its test images; None: no site says them."""
+    support = {site: found.class_support for site, found in results.inequality.sites.items() if found.class_support}
     names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
     rows = []
     for site, own in support.items():
-        values = [recall_of(results["test"].get(site) or {}, name) for name in names]
+        values = [recall_of(results.test.get(site, {}), name) for name in names]
         told = [MISSING if value is None else f"{value:.2f}" for value in values]
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
     columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
@@ -187,9 +183,9 @@ class _Column:
         behind: sites that are shown to be behind.
     """
 
-    def __init__(self, results: Results, metric: str, test: BySite | None = None, which: str = "") -> None:
+    def __init__(self, results: Results, metric: str, test: Metrics | None = None, which: str = "") -> None:
         self.heading = metric + which
-        unit = declared_as(metric, (results["info"] or {}).get("units") or {})
+        unit = declared_as(metric, results.info.units)
         self.shown = self.heading[:MAX_HEADING] + (f" ({unit})" if unit else "")
         self.values = by_site_of(results, metric, test)
         of_all = [math.nan] if BEST in which else global_values(results, metric, last=bool(which))
@@ -199,11 +195,12 @@ class _Column:
         self.behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
 
     def cell(self, site: str) -> Cell:
+        """Return a site's value, or the word for one that it withholds."""
         value = self.values.get(site, math.nan)
         return SUPPRESSED if math.isnan(value) and site in self.home else value
 
     def worst_site(self) -> Cell:
-        """Nobody where several sites are all alike; marked where it may be no worse than the others."""
+        """Name the worst site, or nothing if all sites tie; marked where the test does not show that it is behind."""
         of = self.summary
         name = None if of.num_sites > 1 and of.range == 0 else of.worst_site
         unsure = name is not None and of.num_sites > 1 and name not in self.behind

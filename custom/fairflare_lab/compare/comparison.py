@@ -10,11 +10,10 @@ from typing import Generic, Literal, TypeVar
 
 from fairflare.base import checks
 from fairflare.core.fairness import FairnessSummary, summarize
-from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import STYLES, Cell, Shown, Spread, Table, printed, spread
 from fairflare.reporting.values import (
     GLOBAL,
-    Results,
     by_site_of,
     direction_of,
     global_metrics,
@@ -184,7 +183,7 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     found: dict[str, Results] = {}
     for run in runs:
         if run["status"] == "completed":
-            found.setdefault(json.dumps([run["info"], run.get("started"), run.get("test")], sort_keys=True), run)
+            found.setdefault(json.dumps([dict(run.info), run.started, run.test], sort_keys=True), run)
     if not found:
         raise ValueError(f"none of the {len(runs)} runs is complete")
     return list(found.values())

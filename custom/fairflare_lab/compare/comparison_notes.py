@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.settings import by_name
-from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
 from fairflare.reporting.standing import tested
-from fairflare.reporting.values import Results, label_of
+from fairflare.reporting.values import label_of
 
 if TYPE_CHECKING:
     from fairflare_lab.compare.comparison import Row

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import counted
 
 
 def comparison_page(
     command: Sequence[str],
-    runs: Sequence[Mapping[str, Any]],
+    runs: Sequence[Results],
     table: str,
     differences: str,
     *last: str,
@@ -44,7 +45,7 @@ def comparison_page(
     return "\n".join(lines)
 
 
-def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
+def what_ran(runs: Sequence[Results]) -> str:
     """Rows, seeds, rounds, sites and time of completed runs, in a sentence."""
     ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
     took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)

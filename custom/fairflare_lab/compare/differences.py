@@ -23,8 +23,9 @@ from fairflare.core.statistics.intervals import (
     shared_variance,
     widened,
 )
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
-from fairflare.reporting.values import Results, direction_of, label_of, measured, metrics_of, primary_of
+from fairflare.reporting.values import direction_of, label_of, measured, metrics_of
 
 LEAST = 20  # draws of the test patients that say how far a difference scatters
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
@@ -245,7 +246,7 @@ def _against(
     sites = sorted({site for own, _ in values.values() for site in own[0]})
     largest = max(abs(value) for pair in values.values() for of in pair for v in of for value in v.values())
     first = next(iter(pairs.values()))[0]
-    ends = first["info"].get("metric_range") if metric == primary_of(first) else None
+    ends = first["info"].get("metric_range") if metric == first.info.primary_metric else None
     bound = ends[1] - ends[0] if ends and None not in ends else math.inf
     units: dict[str, Units] = {}
     scatters: dict[str, Scatter] = {}

@@ -15,7 +15,7 @@ from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds
-from fairflare.reporting.documents import as_json
+from fairflare.reporting.documents import Groups, OfGroups, Results, as_json
 from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
 from fairflare.reporting.values import label_of
@@ -33,10 +33,10 @@ from fairflare_lab.compare.differences import (
 if TYPE_CHECKING:
     from fairflare_lab.compare.unseen import Unseen
 
-Run = Mapping[str, Any]
+Run = Results
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
-NONE: Mapping[str, Any] = {"pooled": {}}
+NONE = Groups()
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key
     return values, dict(zip(found, corrected(list(found.values())), strict=True))
 
 
-def _people_in(of: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _people_in(of: OfGroups | Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Figures of the groups that count in a gap."""
     groups = (of.get("groups") or {}).items()
     return [figures for group, figures in groups if group != UNKNOWN and figures.get(OF_IMAGES)]
@@ -230,7 +230,7 @@ def gaps_in_words(
     return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
-def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[dict[str, Any]]]:
+def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     """Groups of people where models were not trained, in the rows of :func:`gap_table`; empty: nobody asked for them.
 
     A method has up to three rows with a document for each seed that has all left-out sites: ``<label>, seen``, the mean
@@ -241,7 +241,7 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[dict[str,
     by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
     for run, unseen in found:
         by_seed.setdefault((label_of(run), int(run["info"]["seed"])), []).append((run, unseen))
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[Run]] = {}
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         asked = [run["groups"] for run, _ in each if run.get("groups")]
         if {unseen.site for _, unseen in each} != sites or len(asked) < len(each):
@@ -252,12 +252,17 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[dict[str,
             if all(sums.values()):
                 kept = {unseen.site: unseen.groups_kept for _, unseen in each}
                 groups = by_group(sums, kept, asked[0]["group_bins"], asked[0]["calibration_bins"])
-                made[name] = as_json(groups, "groups")  # as results have them: what is not defined is None
+                made[name] = groups
         for name, groups in made.items():
-            rows.setdefault(name, []).append({"info": {"seed": seed, "label": name}, "groups": groups})
+            rows.setdefault(name, []).append(_document(name, seed, groups))
     order = [*dict.fromkeys(label_of(run) for run, _ in found)]
     names = [f"{label}{ending}" for label in order for ending in (SEEN, "", ADAPTED)]
     return {name: rows[name] for name in names if name in rows}
+
+
+def _document(label: str, seed: int, groups: Mapping[str, Any]) -> Run:
+    """Read figures of groups as results have them: what is not defined is None."""
+    return Results.model_validate({"info": {"seed": seed, "label": label}, "groups": as_json(groups, "groups")})
 
 
 def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
@@ -271,7 +276,7 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: {kind: np.array(values, float) for kind, values in of.items()} for name, of in told.items()}
 
 
-def _mean_of(asked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean_of(asked: Sequence[Groups]) -> dict[str, Any]:
     """Gaps of several runs of a seed on average, and the ends of their intervals; who is worst is of no one run."""
     pooled: dict[str, Any] = {}
     for attribute in asked[0]["pooled"]:
@@ -307,7 +312,7 @@ def over_seeds(found: Sequence[Value]) -> Ends:
     return float(low), float(high)
 
 
-def _ends(of: Mapping[str, Any], gap: str) -> Ends:
+def _ends(of: OfGroups | Mapping[str, Any], gap: str) -> Ends:
     low, high = (of.get("gap_intervals") or {}).get(gap) or (None, None)
     return (math.nan if low is None else low, math.nan if high is None else high)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.core.fairness import summarize
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import MISSING, Table, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, measured
 from fairflare_lab.compare.comparison import complete_runs
@@ -15,7 +16,7 @@ from fairflare_lab.compare.comparison import complete_runs
 def paper_table(
     title: str,
     columns: Sequence[Mapping[str, Any]],
-    runs: Sequence[Mapping[str, Any]],
+    runs: Sequence[Results],
     *,
     style: str = "text",
     width: int | None = None,
@@ -73,7 +74,7 @@ def paper_table(
     return printed([Table("paper_table", title, list(table), rows)], [about, *notes], style, width)
 
 
-def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool) -> dict[str, list[float]]:
+def _values(runs: Sequence[Results], metric: str, of: str, last: bool) -> dict[str, list[float]]:
     """``{site, or nothing: a value for each model}``."""
     tested = [by_site for run in runs for by_site in measured(run, metric, last=last)]
     if of == "site":

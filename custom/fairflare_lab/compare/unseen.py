@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import Certainty, certainty
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
 from fairflare_lab.compare.beside import Beside
@@ -106,11 +107,11 @@ class UnseenSites:
     rows: list[UnseenRow]
     notes: list[str]
     synthetic: bool
-    runs: list[Mapping[str, Any]]
-    groups: dict[str, list[dict[str, Any]]]  # of people, as :func:`.group_gaps.of_left_out` has them
+    runs: list[Results]
+    groups: dict[str, list[Results]]  # of people, as :func:`.group_gaps.of_left_out` has them
 
 
-def unseen_of(found: Sequence[tuple[Mapping[str, Any], Unseen]], metric: str | None = None) -> UnseenSites:
+def unseen_of(found: Sequence[tuple[Results, Unseen]], metric: str | None = None) -> UnseenSites:
     """The figures of :func:`unseen_table`.
 
     Raises:
@@ -165,7 +166,7 @@ class _Run:
         return [*self.by_site, self.document.site]
 
     @classmethod
-    def of(cls, run: Mapping[str, Any], unseen: Unseen, metric: str, higher: bool) -> _Run:
+    def of(cls, run: Results, unseen: Unseen, metric: str, higher: bool) -> _Run:
         by_site = {site: v for site, v in by_site_of(run, metric).items() if math.isfinite(v)}
         kinds = (unseen.metrics, unseen.adapted, unseen.best)
         last, adapted, best = (math.nan if (v := of.get(metric)) is None else v for of in kinds)
@@ -274,7 +275,7 @@ def _in_words(row: UnseenRow, runs: Sequence[_Run]) -> list[str]:
 
 
 def unseen_table(
-    found: Sequence[tuple[Mapping[str, Any], Unseen]],
+    found: Sequence[tuple[Results, Unseen]],
     metric: str | None = None,
     *,
     style: str = "text",

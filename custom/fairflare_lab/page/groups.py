@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
+from fairflare.reporting.documents import Groups, OfGroups
 from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
 from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.values import in_words
@@ -77,11 +77,11 @@ def worded(table: Table, whose: str = "") -> Table:
     return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
 
 
-def _metric(pooled: Mapping[str, Any]) -> str:
+def _metric(pooled: OfGroups) -> str:
     return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
 
 
-def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
+def _in_figures(found: Groups, attribute: str) -> str:
     """``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
     pooled = found["pooled"][attribute]
     metric = _metric(pooled)
@@ -113,7 +113,7 @@ def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
     return made
 
 
-def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
     """What each group of an attribute gets at every site.
 
     Args:
@@ -127,7 +127,7 @@ def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose:
     return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
 
 
-def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
+def _dots(synthetic: bool, found: Groups, attribute: str) -> Figure:
     """A row of dots for each group: its value at every site, and pooled."""
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fairflare.reporting.documents import RoundRecord
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare_lab.page.content import Picture
 from fairflare_lab.page.material import Material, PageRun
@@ -46,7 +47,7 @@ class Series:
 
 
 def values_of(
-    runs: Iterable[PageRun], by_site: Callable[[Mapping[str, Any]], Mapping[str, float | None]]
+    runs: Iterable[PageRun], by_site: Callable[[RoundRecord], Mapping[str, float | None]]
 ) -> dict[tuple[int, str], list[float]]:
     """By round and site the values of all runs; ``by_site``: of a round, ``None`` where a site has none."""
     found: dict[tuple[int, str], list[float]] = {}

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fairflare.reporting.documents import ROUND
+from fairflare.reporting.documents import Info, Results, RoundRecord
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.reading import cut, read_head, read_rounds
-from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
+from fairflare.reporting.results import RESULTS_FILE, read_document, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
 from fairflare_lab.compare.comparison import Row, comparison_of, complete_runs
@@ -38,18 +38,18 @@ class PageRun:
         problems: what was wrong in its file.
     """
 
-    document: dict[str, Any]
+    document: Results
     layers: LayerSums
     place: str = ""
     problems: Sequence[str] = ()
 
     @property
-    def info(self) -> dict[str, Any]:
-        return self.document["info"]
+    def info(self) -> Info:
+        return self.document.info
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
-        return self.document["rounds"]
+    def rounds(self) -> list[RoundRecord]:
+        return self.document.rounds
 
     @property
     def seed(self) -> int | None:
@@ -120,14 +120,15 @@ class Material:
 
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
-    """A document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
+    """A document of :func:`fairflare.reporting.results.read_document`, which is not changed."""
     problems: list[str] = []
     layers, rounds = LayerSums(), []
     for record in read_rounds(raw, problems):
         layers.add_round(record.current_round, record.layers or {})
-        rounds.append(ROUND.dump_python(record, exclude={"layers"}))
-    rounds.sort(key=lambda record: record["current_round"])
-    document = {**read_head(raw, problems).model_dump(), "rounds": rounds}
+        record.layers = None
+        rounds.append(record)
+    document = read_head(raw, problems)
+    document.rounds = sorted(rounds, key=lambda record: record.current_round)
     return PageRun(document, layers, place, cut(problems))
 
 
@@ -161,7 +162,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     if len(paths) == 1 and results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
-        return of_one(page_run(read_results(paths[0], whole=False)), metric)
+        return of_one(page_run(read_document(paths[0])), metric)
     runs: list[PageRun] = []
     problems: list[str] = []
     left_out = read_left_out(paths, problems)
@@ -169,7 +170,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         if _leaves_out(path):  # it would pass for a seed of another set of sites
             continue
         try:
-            runs.append(page_run(read_results(path, whole=False), _run_folder(path.relative_to(folder))))
+            runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     if not runs:
@@ -180,7 +181,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
 
 
-def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict[str, Any], Unseen]]:
+def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[Results, Unseen]]:
     """Runs that leave a site out, each with what its model is worth there; what cannot be used goes to ``problems``."""
     found = []
     for path in paths:
@@ -190,7 +191,7 @@ def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[dict
             if not Unseen.is_in(path.parent):
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
                 continue
-            found.append((page_run(read_results(path, whole=False)).document, Unseen.read(path.parent)))
+            found.append((page_run(read_document(path)).document, Unseen.read(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     return found
@@ -294,7 +295,7 @@ def of_several(
     rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
     for row in rows:
         for run in row.runs:
-            run.info["label"] = row.label  # as the tables have it
+            run.info.label = row.label  # as the tables have it
     return Material(
         rows,
         found.metric,

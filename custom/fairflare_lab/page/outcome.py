@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.documents import SUPPRESSED
+from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
 from fairflare.reporting.standing import tested
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import (
-    Results,
     by_site_of,
     global_metrics,
     global_values,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
-from fairflare.reporting.values import Results, in_words, title_of
+from fairflare.reporting.documents import Results
+from fairflare.reporting.values import in_words, title_of
 from fairflare_lab.page.content import Cell, Picture, Section, Table, listed, printable
 from fairflare_lab.page.material import Material, PageRow, PageRun
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from fairflare.reporting.documents import Inequality
 from fairflare.reporting.groups import captions
 from fairflare.reporting.layout import counted, interval, number, p_value
 from fairflare.reporting.no_effect import nothing_learnt
@@ -115,7 +115,7 @@ def _behind(row: PageRow, material: Material) -> str:
     return f"{_site(last)} has the worst {metric}; whether chance explains that is not known."
 
 
-def _expected(known: Sequence[Mapping[str, Any]], site: str) -> float:
+def _expected(known: Sequence[Inequality], site: str) -> float:
     """Return what a site is expected to have if all sites were equal, on average over runs."""
     told = [one["sites"][site]["expected"] for one in known if site in one["sites"]]
     return statistics.fmean(value for value in told if value is not None)

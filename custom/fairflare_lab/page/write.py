@@ -103,7 +103,7 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
     """Writes ``report.html`` of one run into its folder, without files beside it.
 
     Args:
-        results: of :func:`fairflare.reporting.results.read_results`.
+        results: of :func:`fairflare.reporting.results.read_document`.
         folder: where ``results.json`` is.
 
     Returns:

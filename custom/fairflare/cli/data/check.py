@@ -72,9 +72,11 @@ def check_data(
             with user_errors(out):
                 _write_pictures(report.sites, out, targets, names)
         if as_json:
-            from fairflare.cli.as_json import of_data
-
-            put(of_data(report, lambda number: _name(number, names), told))
+            problems = [{"site": one.site, "text": one.text, "grave": one.grave} for one in report.problems]
+            put(
+                usable=report.usable, grave=report.grave, problems=problems,
+                sites=[_as_json(site, names) for site in report.sites], labels=report.labels, notes=told,
+            )  # fmt: skip
         else:
             notes = len(report.problems) - report.grave + len(told)
             counted = f"{report.grave} problem(s), {notes} note(s)"
@@ -178,6 +180,16 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)
             _tell(f"  {split} by {attribute}: {told}")
+
+
+def _as_json(report: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return a site's usable images by split and class, by size in pixels, and by attribute, split and group."""
+    return {
+        "site": report.site,
+        "counts": {split: {_name(k, names): n for k, n in found.items()} for split, found in report.counts.items()},
+        "sizes": [{"width": size[1], "height": size[0], "images": n} for size, n in report.sizes.most_common()],
+        "groups": report.groups,
+    }
 
 
 def _number(item: tuple[int | None, int]) -> int:

@@ -79,9 +79,7 @@ def doctor(
     with one_document(as_json) as put:
         found = list(examine(data, names, plan.task.open_site, kit, port or ()))
         if as_json:
-            from fairflare.cli.as_json import DoctorDocument
-
-            put(DoctorDocument.model_validate({"findings": found}))
+            put(findings=found)
     table = Table("checked", "", "found", box=None, pad_edge=False)
     for finding in found:
         table.add_row(escape(finding.what), f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))

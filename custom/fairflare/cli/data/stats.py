@@ -65,7 +65,7 @@ def stats(
             refuse_to_replace([out / name for name in (PAGE, DOCUMENT, CSV)], overwrite)
         document = _here(data, names, given)
         if as_json:
-            put(document)
+            put(**dict(document))
             return
         from fairflare_lab.page.site_statistics import write_statistics
 

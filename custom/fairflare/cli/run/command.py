@@ -126,8 +126,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
     try:
         found = find_results(workspace)
         results = read_results(found)
-        if results["status"] != "completed" or code != 0:
-            reasons = [str(results.get("reason") or f"FLARE ended with code {code}"), *what_sites_said(results, log)]
+        if results.status != "completed" or code != 0:
+            reasons = [str(results.reason or f"FLARE ended with code {code}"), *what_sites_said(results, log)]
     except (OSError, ValueError):
         reasons = [f"the run ended with code {code} before the first round", *last_errors(log)]
     if reasons:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.cli.data.sites import file_in, read_object
 from fairflare.data.datalist import SPLITS
+
+if TYPE_CHECKING:
+    from fairflare.reporting.documents import Results
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
 OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # in front of our own words
@@ -37,10 +40,10 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
     """Raises ValueError when the folder holds another run, with a round, than the one that is gone on with."""
     found = _there(workspace)
-    if found is None or refused(workspace) or (experiment and (found["info"] or {}).get("experiment") == experiment):
+    if found is None or refused(workspace) or (experiment and found.info.experiment == experiment):
         return
     raise ValueError(
-        f"{workspace} holds a run already ({found['status']}, of {found['started']}); give --overwrite to replace "
+        f"{workspace} holds a run already ({found.status}, of {found.started}); give --overwrite to replace "
         "it, or another --label, --seed or --workspace"
     )
 
@@ -48,10 +51,10 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
 def refused(workspace: Path) -> bool:
     """Whether the folder's run failed before its first round: nothing is lost where another takes its place."""
     found = _there(workspace)
-    return found is not None and found["status"] == "failed" and not found["rounds"]
+    return found is not None and found.status == "failed" and not found.rounds
 
 
-def _there(folder: Path) -> dict[str, Any] | None:
+def _there(folder: Path) -> Results | None:
     """The results in a folder; ``None``: there are none that can be read."""
     from fairflare.reporting.results import find_results, read_results
 
@@ -91,12 +94,12 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
 
 
 def _begun(folder: Path) -> bool:
-    return bool((_there(folder / "results.json") or {}).get("info"))
+    return (found := _there(folder / "results.json")) is not None and bool(found.info)
 
 
-def what_sites_said(results: Mapping[str, Any], log: Path) -> list[str]:
+def what_sites_said(results: Results, log: Path) -> list[str]:
     """Texts of the sites' errors where the reason keeps them back: in the simulator the sites' log is the user's."""
-    if "(details in the site's log)" not in str(results.get("reason")) or not log.exists():
+    if "(details in the site's log)" not in results.reason or not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return list(dict.fromkeys(line for line in lines if RAISED.match(line)))[-MOST_TEXTS:]

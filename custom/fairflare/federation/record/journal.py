@@ -23,7 +23,7 @@ from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.pictures import draw_pictures
-from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_document, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
 
@@ -141,8 +141,7 @@ class Journal:
         record.reports = weighing.reports
         record.values = weighing.values
         record.details = weighing.details
-        now = {"site_weights": record.site_weights, "layers": record.layers}
-        never = same_weights([*read_results(self.store.folder)["rounds"], now]) if last else []
+        never = same_weights([*read_results(self.store.folder).rounds, record]) if last else []
         self.warned([*warnings, *never], record)
 
     def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
@@ -188,7 +187,8 @@ class Journal:
         ):
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
-        doubts = self._doubts(last, best, width)
+        rounds = read_results(self.store.folder).rounds
+        doubts = self._doubts(rounds, last, best, width)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {
@@ -196,7 +196,7 @@ class Journal:
             "best": {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []},
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
-            "last_rounds": self._last_rounds(last, number, best.run.test_last),
+            "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),
             "resampled": last.resampled or None,
             "resampled_units": last.units or None,
             "inequality": standing(last.test, last.sampling, self.info),
@@ -214,15 +214,13 @@ class Journal:
         )
         for line in in_child(_drawn, self.store.folder) if self.apart else _drawn(self.store.folder):
             self.say(line)
-        results = read_results(self.store.folder)
-        self.say("fairness on the sites' test splits\n" + fairness_table(results))
+        self.say("fairness on the sites' test splits\n" + fairness_table(read_results(self.store.folder)))
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
 
-    def _doubts(self, last: Tested, best: BestModel, width: float) -> list[str]:
-        """What is odd in the choice of the best model, which one site can make."""
-        rounds = read_results(self.store.folder)["rounds"]
-        said = {record["current_round"] - 1: record["validation"] for record in rounds}
+    def _doubts(self, rounds: Sequence[RoundRecord], last: Tested, best: BestModel, width: float) -> list[str]:
+        """Say what is odd in the choice of the best model, which one site can make."""
+        said = {record.current_round - 1: record.validation for record in rounds}
         said[last.phase.current_round - 1] = last.validation
         scores = {
             made: {site: of[self.metric] for site, of in by_site.items() if of.get(self.metric) is not None}
@@ -233,18 +231,17 @@ class Journal:
             self.say(f"best model: {doubt}", warning=True)
         return doubts
 
-    def _last_rounds(self, last: Tested, number: int, most: int) -> dict[str, Any] | None:
-        """Mean test metrics of the last models, as far as they were tested."""
+    def _last_rounds(
+        self, rounds: Sequence[RoundRecord], last: Tested, number: int, most: int
+    ) -> dict[str, Any] | None:
+        """Average the test metrics of the last models, as far as they were tested."""
         if most == 1:
             return None
-        rounds = read_results(self.store.folder)["rounds"]
-        before = {r["current_round"]: r["test"] for r in rounds if number - most <= r["current_round"] < number - 1}
-        found = {made: measured for made, measured in before.items() if measured}
-        mean = mean_of([*found.values(), last.test])
-        told = {"rounds": [*found, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
+        before = [record for record in rounds if number - most <= record.current_round < number - 1 and record.test]
+        mean, made = mean_of([*(record.test for record in before), last.test]), [r.current_round for r in before]
+        told = {"rounds": [*made, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
         if last.of_all:
-            of_all = {r["current_round"]: r["global_test"] or {} for r in rounds}
-            tests = [*({"": of_all[made]} for made in found), {"": last.of_all["metrics"]}]
+            tests = [*({"": record.global_test or {}} for record in before), {"": last.of_all["metrics"]}]
             told["global_test"] = mean_of(tests).get("", {})
         return told
 
@@ -290,5 +287,4 @@ def _drawn(folder: Path) -> list[str]:
     """Draws pictures and page of a finished run; lines for the log."""
     from fairflare_lab.page.write import write_run_page  # a server that is to stay small does without
 
-    results = read_results(folder)
-    return draw_pictures(results, folder) + write_run_page(results, folder)
+    return draw_pictures(read_results(folder), folder) + write_run_page(read_document(folder), folder)

@@ -44,7 +44,7 @@ def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
 def completed(workspace: Path) -> bool:
     """Whether the run in this folder has completed."""
     try:
-        return bool(read_results(workspace / RUN_DIR / RESULTS_FOLDER)["status"] == "completed")
+        return read_results(workspace / RUN_DIR / RESULTS_FOLDER).status == "completed"
     except (OSError, ValueError):
         return False
 
@@ -115,10 +115,10 @@ def _best(
     plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> tuple[dict[str, float | None], bool]:
     """Figures of the model that the sites of the run validated best, and whether that is the last one."""
-    told = read_results(workspace / RUN_DIR / RESULTS_FOLDER)["best"]
-    if told is None or told["value"] is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
+    told = read_results(workspace / RUN_DIR / RESULTS_FOLDER).best
+    if told.value is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
         return {}, False
-    if told["is_last"]:
+    if told.is_last:
         return last.metrics, True
     _, state = common_model(plan, workspace, local, BEST_MODEL_FILE)
     return _tested(plan, state, last.site, local, stop).metrics, False

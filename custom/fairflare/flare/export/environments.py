@@ -9,6 +9,7 @@ from typing import Any
 from nvflare.recipe.poc_env import PocEnv as StockPocEnv
 from nvflare.recipe.run import Run
 
+from fairflare.reporting.documents import Results
 from fairflare.reporting.results import find_results, read_results
 
 
@@ -38,8 +39,8 @@ class PocEnv(StockPocEnv):
         return str(kept)
 
 
-def of(run: Run, timeout: float = 0.0) -> dict[str, Any]:
-    """Waits for a run of any environment and reads its results.
+def of(run: Run, timeout: float = 0.0) -> Results:
+    """Wait for a run of any environment and read its results.
 
     Args:
         run: of ``recipe.run(env)`` or ``recipe.execute(env)``.

@@ -194,9 +194,11 @@ def compare(
         _go(runner, metric)
         code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)
         if as_json:
-            from fairflare.cli.as_json import of_compare
+            from fairflare_lab.compare.comparison_json import comparison_json
 
-            put(of_compare(runner.folder, runner.all, found))
+            runs = [{"name": one.run.name, "state": one.state, "reason": one.reason} for one in runner.all]
+            final, last, *_ = *map(comparison_json, found), None, None
+            put(folder=str(runner.folder), runs=runs, comparison=final, last=last)
     raise typer.Exit(code)
 
 

@@ -20,6 +20,7 @@ from fairflare.base.disk.files import write_whole
 from fairflare.cli.run.folder import refused
 from fairflare.cli.run.simulate import RUN_FOLDER
 from fairflare.federation.plan.series import Run, Series
+from fairflare.reporting.documents import Results
 from fairflare.reporting.results import PROGRESS_FILE, find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
 from fairflare_lab.compare.unseen import Unseen
@@ -114,11 +115,11 @@ class Runner:
         """Where it lays out its results."""
         return self.place(run) / SIMULATOR if self.simulator else self.place(run)
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[Results]:
         """Documents of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
-    def held_out(self) -> list[tuple[dict[str, Any], Unseen]]:
+    def held_out(self) -> list[tuple[Results, Unseen]]:
         """Return the documents of the runs that completed, each with its test at the site that was left out."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
         return [(read_results(file), Unseen.read(file.parent)) for file in done]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,6 +15,7 @@ from fairflare.cli.screen import console, say, user_errors
 
 if TYPE_CHECKING:
     from fairflare.methods.base.papers import PaperTable
+    from fairflare.reporting.documents import Results
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.compare.comparison import Comparison
 
@@ -63,7 +64,7 @@ def report(
     left_out = any(progress.run.held_out for progress in runner.all)
     made: list[Comparison] = []
     of_groups, how = "", list[str]()
-    rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    rows: Mapping[str, Sequence[Results]]
     with user_errors():
         if left_out:
             of_runs = runner.held_out()

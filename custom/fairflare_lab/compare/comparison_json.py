@@ -1,0 +1,36 @@
+"""A comparison as ``--json`` prints it: the figures of its tables in full (docs/command_line.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairflare.reporting.documents import Results
+from fairflare.reporting.layout import spread
+from fairflare_lab.compare.comparison import Comparison, Row
+from fairflare_lab.compare.difference_table import notes_of_differences
+
+OF_A_DIFFERENCE = (
+    "label", "measure", "values", "mean", "sd", "low", "high", "verdict", "p", "p_holm", "smallest", "images_sd",
+    "higher_is_better", "sites", "lacking",
+)  # fmt: skip
+
+
+def comparison_json(found: Comparison) -> dict[str, Any]:
+    """Return the rows, their differences to the reference, and the sentences under both tables."""
+    notes = notes_of_differences(found.differences, found.reference) if found.differences else []
+    return {
+        "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference, "last": found.last,
+        "rows": [_row(row, found.sites) for row in found.rows],
+        "differences": [{key: getattr(one, key) for key in OF_A_DIFFERENCE} for one in found.differences],
+        "problem": found.problem, "notes": [*found.notes, *notes],
+    }  # fmt: skip
+
+
+def _row(row: Row[Results], sites: list[str]) -> dict[str, Any]:
+    return {
+        "label": row.label, "settings": row.settings, "runs": len(row.runs),
+        "seeds": [run["info"].get("seed") for run in row.runs], "values": row.values,
+        "sites": {site: row.at(site) for site in sites}, "suppressed": row.suppressed,
+        "average": row.over("mean"), "std": row.over("std"), "worst": row.over("worst"),
+        "global_test": {name: spread(values) for name, values in row.of_all.items()},
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""``fairflare show`` and ``report``: what finished runs give."""
+"""``fairflare show``: what finished runs give."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fairflare.base.plugins import COMMANDS, plugged
 from fairflare.cli import completion
-from fairflare.cli.options import Metric, Overwrite
-from fairflare.cli.screen import AsJson, console, one_document, one_form, say, user_errors
+from fairflare.cli.options import Metric
+from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
 
 
 def show(
@@ -30,11 +31,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
-    from fairflare.cli.as_json import ShowDocument, of_comparison, of_run
+    from fairflare.cli.as_json import of_run
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
-    from fairflare_lab.compare.comparison import comparison_of, row_table
-    from fairflare_lab.compare.difference_table import difference_table
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown, csv=csv)
@@ -43,16 +42,10 @@ def show(
         if picture is not None:
             _write_picture(found, picture, metric)
         if len(found) > 1:
-            several = comparison_of(found, metric, last=last)
-            if as_json:
-                put(ShowDocument(comparison=of_comparison(several)))
-                return
-            parts = [row_table(several, style=style, per_site=sites, width=console.width)]
-            if not csv:
-                if differ := several.differences:
-                    parts.append(difference_table(differ, several.reference, style=style, width=console.width))
-                parts.append(several.problem)
-            typer.echo("\n\n".join(filter(None, parts)))
+            several = plugged(COMMANDS).get("show")
+            if several is None:
+                raise ValueError("several runs are compared by the package fairflare_lab, which is not installed here")
+            several(found, metric, last=last, sites=sites, style=style, put=put if as_json else None)
         elif last:
             raise ValueError("--last is for several runs; the table of one has a column for its last models")
         elif as_json:
@@ -79,29 +72,3 @@ def _write_picture(found: Sequence[Mapping[str, Any]], path: Path, metric: str |
         save_picture(draw_sites(found[0], metric), path)
     except ImportError as error:
         raise ValueError("--picture needs matplotlib: pip install 'fairflare[page]'") from error
-
-
-def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of a run, a download or a comparison.", autocompletion=completion.runs),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the report; default: report/ in the folder.")
-    ] = None,
-    metric: Metric = None,
-    reference: Annotated[
-        str | None, typer.Option(help="Row that others are compared with; default: the comparison's.")
-    ] = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Writes one self-contained HTML page about a run, a FLARE download of a job, or a comparison.
-
-    Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
-    """
-    with user_errors(out or folder):
-        from fairflare_lab.page.write import write_report
-
-        beside = folder if folder.is_dir() else folder.parent
-        page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)
-    say(f"page: {page}", console)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, INTENSITY
 from fairflare.reporting.layout import Cell, Table, listed, number
-from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, Figures, StatsDocument, csv_of, others_of
+from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
 from fairflare_lab.page.content import Page, Picture, Section
 from fairflare_lab.page.style import (
     COLOURS,
@@ -44,21 +44,18 @@ TERMS = (
 )
 
 
-def write_statistics(document: StatsDocument, folder: Path) -> Path:
-    """Writes ``stats.json``, ``stats.csv`` and ``stats.html`` into a folder; the page.
+def write_page(document: StatsDocument, folder: Path) -> Path:
+    """Write ``stats.html`` into a folder and return its path.
 
     Raises:
         OSError: the folder cannot be written.
     """
     from fairflare_lab.page.write import render
 
-    folder.mkdir(parents=True, exist_ok=True)
     page = page_of(document)
     pictures = [part for section in page.sections for part in section.parts if isinstance(part, Picture)]
     html = render(page, {one.name: drawn(one.name, one.draw, files=False) for one in pictures}, files=False)
-    content = {DOCUMENT: document.model_dump_json(indent=2) + "\n", CSV: csv_of(document), PAGE: html}
-    for name, text in content.items():
-        write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    write_whole(folder / PAGE, partial(Path.write_text, data=html, encoding="utf-8"), shared=True)
     return folder / PAGE
 
 

@@ -432,7 +432,6 @@ PLACES = {
     "fairflare/exchange/sent_tensors.py re.search": "the same",
     "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "the user's --task-file",
     "fairflare/federation/plan/site_training.py importlib.import_module": "only a LocalTraining of ours is made",
-    "fairflare/federation/collecting/suspects.py reason.format": "a text of the module",
     "fairflare/methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
     "fairflare/methods/base/site_run.py re.fullmatch": "escaped",
     "fairflare/prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",

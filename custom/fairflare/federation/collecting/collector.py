@@ -8,7 +8,7 @@ disk) is the server's fault and is never booked on a site.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -340,10 +340,6 @@ class Collector:
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers, self.products)
-
-    def hold(self, sites: Collection[str]) -> None:
-        """These sites get no more than the equal share in this round."""
-        self._influence.held = frozenset(sites)
 
     def inputs(self) -> RoundInputs:
         """What the rule is going to see."""

@@ -15,8 +15,8 @@ import torch
 
 from fairflare import __version__
 from fairflare.base.settings import settings
-from fairflare.exchange import received_state as incoming
 from fairflare.exchange.messages import Message, num_bytes
+from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
 from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable, read_head, read_metrics, reasons
 from fairflare.methods.base.reports import Field, ReportError, read_report, shortened

@@ -91,6 +91,13 @@ def test_a_claim_without_bounds_is_said_everywhere(tmp_path: Path) -> None:
     assert f"  site-3 in rounds 0-1: {text}" in run.net.said[-1]  # the printed table
 
 
+def test_of_two_sites_no_majority_is_said(tmp_path: Path) -> None:
+    """One of two unequal sites always holds more than half."""
+    run = Run(tmp_path, claims(10**9), rule=FedAvg(), num_rounds=1, sites=["site-1", "site-3"])()
+    assert run.results["rounds"][0]["site_weights"]["site-3"] > 0.99
+    assert run.results["rounds"][0]["warnings"] == []
+
+
 def test_the_weight_is_cut_and_the_others_share_it(tmp_path: Path) -> None:
     run = Run(tmp_path, claims(10**9), rule=FedAvg(), num_rounds=1, max_weight=0.4)()
     record = run.results["rounds"][0]

@@ -14,6 +14,8 @@ from typing import BinaryIO, TypeAlias
 
 import torch
 
+from fairflare.base.checks import few
+
 #: dtype names of the file format.
 DTYPES = {
     "BOOL": torch.bool,
@@ -91,3 +93,15 @@ def write_tensors(
         if (tensor.dtype, tuple(tensor.shape)) != layout[name]:
             raise ValueError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, announced was {layout[name]}")
         file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
+    """Dtype and shape by name; asks a lazy state for nothing else."""
+    if isinstance(state, LazyState):
+        return state.layout
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def in_words(names: list[str]) -> str:
+    """Say how many tensors, and the first of their names, quoted and cut, since a site may have sent them."""
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({few([f'{name[:80]!r:.80}' for name in names], 3)})"

@@ -23,11 +23,11 @@ from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.exchange.messages import Message
-from fairflare.exchange.received_state import Incoming, Shape, layout_of
-from fairflare.exchange.received_state import LikeReceived as LikeReceived
 from fairflare.exchange.staging import Staging
-from fairflare.exchange.tensor_file import Layout
+from fairflare.exchange.tensor_file import Layout, layout_of
 from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.received_state import Incoming, Shape
+from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import (
     COUNTS,

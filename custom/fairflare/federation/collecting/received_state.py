@@ -11,14 +11,13 @@ from typing import Protocol
 
 import torch
 
+from fairflare.base.checks import few
 from fairflare.core.features.layers import is_statistic
-from fairflare.core.states import local_tensor
+from fairflare.core.states import State, local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
-from fairflare.exchange.tensor_file import Layout, LazyState
+from fairflare.exchange.tensor_file import Layout, LazyState, in_words
 from fairflare.methods.base.reports import Field, read_report, shortened
-from fairflare.methods.base.rule import State
 
-MAX_NAMES = 3  # that a note lists
 FILTERS = (Field("filters", "names", required=False),)
 
 
@@ -140,7 +139,7 @@ def _filtered(site: str, message: Message) -> list[str]:
     filters = read_report(message.meta, FILTERS, site)["filters"]
     if not filters:
         return []
-    text = f"site {site!r}: its model went through {_listed(filters)}"
+    text = f"site {site!r}: its model went through {few(list(map(shortened, filters)), 3)}"
     if message.is_update:
         total = left = 0
         for name, value in message.params.items():
@@ -152,15 +151,6 @@ def _filtered(site: str, message: Message) -> list[str]:
 
 def _has_negative_variance(name: str, tensor: torch.Tensor) -> bool:
     return name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any())
-
-
-def in_words(names: list[str]) -> str:
-    """How many tensors, and the first of their names."""
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({_listed(names)})"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(shortened(name) for name in names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
 
 
 class Conformed(LazyState):
@@ -175,10 +165,3 @@ class Conformed(LazyState):
         if name not in self._state:
             return zero
         return local_tensor(self._state[name], zero, f"tensor {name!r}", is_update=False)
-
-
-def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
-    """Dtype and shape by name; asks a lazy state for nothing else."""
-    if isinstance(state, LazyState):
-        return state.layout
-    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}

@@ -52,8 +52,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for version in 3.10 3.12; do $(BIN)/mypy --python-version $$version --no-warn-unused-ignores || exit 1; done
-	for python in python3.10 python3.12; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
+	for version in 3.10 3.14; do $(BIN)/mypy --python-version $$version --no-warn-unused-ignores || exit 1; done
+	for python in python3.10 python3.12 python3.13 python3.14; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
 		[ast.parse(p.read_text(encoding='utf-8'), str(p)) for d in ('custom', 'tools', 'tests') for p in pathlib.Path(d).rglob('*.py')]" || exit 1; fi; done
 
 # All that is generated from the declarations: docs/methods.md, docs/privacy.md, jobs/. A test says it changes nothing.

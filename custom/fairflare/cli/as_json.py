@@ -18,8 +18,8 @@ from fairflare_lab.compare.comparison import Comparison, Row
 from fairflare_lab.compare.difference_table import notes_of_differences
 
 if TYPE_CHECKING:
+    from fairflare.checking.images import DataReport
     from fairflare.federation.plan.describe import InUse
-    from fairflare.tasks.data_check import DataReport
     from fairflare_lab.cli.compare.runs import Progress
 
 

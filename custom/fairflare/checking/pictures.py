@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.tasks.data_check import BINS, SiteReport
+from fairflare.checking.images import BINS, SiteReport
 
 TILE = 96  # pixels
 COLUMNS = 8

@@ -102,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant, found in zip(mutants, pool.map(verdict, mutants), strict=True):
             counts[found] += 1
             before = "killed" if mutant.dies else "alive"
-            print(f"{found:6} {mutant.room}: {mutant.name}{'' if found == before else f' ({before} before)'}", flush=True)
+            told = "" if found == before else f" ({before} before)"
+            print(f"{found:6} {mutant.room}: {mutant.name}{told}", flush=True)
     wanted = content["dead"] if mutants == every else sum(mutant.dies for mutant in mutants)
     print(f"{counts['killed']} of {len(mutants)} killed, {wanted} before; {dict(counts)}")
     return int(counts["killed"] < wanted)

@@ -305,8 +305,8 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
 
 
 def test_not_beaten(tmp_path):
-    """By average and worst: a (0.35, 0.3), b (0.4, 0.2), c (0.3, 0.1): a and b."""
-    found = {"a": (0.3, 0.4), "b": (0.2, 0.6), "c": (0.1, 0.5)}
+    """By average and worst: a (0.35, 0.3), b (0.4, 0.2), c (0.3, 0.1), d (0.375, 0.2, in one as good as b): a and b."""
+    found = {"a": (0.3, 0.4), "b": (0.2, 0.6), "c": (0.1, 0.5), "d": (0.2, 0.55)}
     runs = [document(name, 0, {"site-1": v[0], "site-2": v[1]}, rounds=0) for name, v in found.items()]
     rows = read_material(write_comparison(tmp_path, runs)).rows
     assert not_dominated(rows, "worst", higher=True) == ["a", "b"]

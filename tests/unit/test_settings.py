@@ -14,6 +14,7 @@ import pytest
 from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_parameters
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.job_config.api import FedJob
+from pydantic import Field
 
 from fairflare.base.settings import (
     BelowOne,
@@ -229,6 +230,17 @@ def test_a_missing_setting_is_named() -> None:
     assert Needy(must=2).may == 1
 
 
+def test_a_field_of_pydantics_has_a_default_or_none() -> None:
+    @settings
+    class Pot:
+        lid: PositiveInt = Field()
+        handles: list[PositiveInt] | Literal["none"] = Field(default_factory=lambda: [2])
+
+    assert [(s.name, s.default, s.required) for s in described(Pot)] == [("lid", None, True), ("handles", [2], False)]
+    with pytest.raises(ValueError, match=r"^handles must be a list, each entry .* or 'none', got 0$"):
+        Pot(lid=1, handles=[0])
+
+
 def test_settings_are_keyword_only() -> None:
     with pytest.raises(TypeError, match=r"Soup\.__init__\(\) takes 1 positional argument"):
         Soup(3)  # type: ignore[misc]
@@ -321,6 +333,12 @@ def test_kinds_of_a_part() -> None:
     assert parts_of(Soup, "spice") == {"salt": Salt, "herbs": Herbs}
     assert parts_of(Soup, "minutes") == {}
     assert parts_of(Soup, "nothing") == {}
+
+
+def test_parts_are_equal_by_kind_and_values() -> None:
+    assert Salt(grams=2) == Salt(grams=2)
+    assert Salt(grams=2) != Salt(grams=1)
+    assert Salt() != Herbs()
 
 
 def test_build_chooses_and_sets_parts() -> None:

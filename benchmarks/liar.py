@@ -2,9 +2,9 @@
 
 Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply
 is made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables
-of ``docs/robustness_measured.md``.
+for all methods.
 
-    python benchmarks/liar.py [--into docs/robustness_measured.md]
+    python benchmarks/liar.py [--into FILE]
 """
 
 from __future__ import annotations

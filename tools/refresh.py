@@ -30,7 +30,8 @@ or with `--paper` in the paper's. `make refresh` writes this page from `custom/f
 its source: a place in the text, the authors' code, or "ours" with the reason. A test compares the values with
 `tests/papers.md`, which was entered from the papers once more.
 """
-Setting, Value = tuple[str, str], tuple[str, str]  # method and name; value and source
+Setting = tuple[str, str]  # method and name
+Value = tuple[str, str]  # value as JSON, and its source
 BEGIN, END = "<!-- methods: made by make refresh -->", "<!-- end of methods -->"
 MARKS = re.compile(f"(<!-- methods: [^>]*-->|{END})")
 

@@ -1,10 +1,10 @@
 """What wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
 
 Real rounds with real training on a task of points: four Gaussian classes in 20 dimensions, shifted a little from site
-to site, with unequal classes and sizes. Prints the first half of the tables for all methods, and how
+to site, with unequal classes and sizes. Prints the first half of the tables of ``docs/robustness_measured.md``, and how
 often an honest site is suspected. About ten minutes on one core.
 
-    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE] [--into FILE]
+    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE] [--into docs/robustness_measured.md]
 """
 
 from __future__ import annotations

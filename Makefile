@@ -67,7 +67,7 @@ docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/python -m mkdocs build --quiet
 
-# What docs/performance.md and the head of performance_whole.md are made of; one thread a process, on a machine that does nothing else. With Flower beside us:
+# What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)

@@ -1,10 +1,10 @@
 """What wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
 
 Real rounds with real training on a task of points: four Gaussian classes in 20 dimensions, shifted a little from site
-to site, with unequal classes and sizes. Prints the first half of the tables of ``docs/robustness_measured.md``, in
-about ten minutes on one core.
+to site, with unequal classes and sizes. Prints the table of accuracies of
+``docs/robustness.md``, in about ten minutes on one core.
 
-    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE] [--into docs/robustness_measured.md]
+    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE]
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier
 from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
 
-BEGIN, END = "<!-- begin: benchmarks/poison.py -->", "<!-- end: benchmarks/poison.py -->"
 CLASSES, WIDTH, ROUNDS = 4, 20, 6
 LEAD = ("fed_avg", "fed_ism_plus_l", "fed_lwr", "afl")
 
@@ -350,7 +349,6 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", help="default: all")
     parser.add_argument("--cache", type=Path, help="a file of what was measured, which a second command goes on with")
     parser.add_argument("--cached", action="store_true", help="measure nothing, write what the cache has")
-    parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
     args = parser.parse_args()
     quick()
     cache, methods = (
@@ -363,11 +361,7 @@ def main() -> None:
         accuracies(cache, methods, args.seeds),
     ]
     text = "\n".join(line for part in parts for line in part)
-    if args.into is None:
-        print(text)
-        return
-    before, rest = args.into.read_text(encoding="utf-8").split(BEGIN)
-    args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,6 @@ def test_what_is_backed(text: str) -> None:
         ("FedX wins, beyond the luck of three seeds.", "say 'beyond noise' or 'within noise'"),
         ("FedX is significantly better.", "say 'beyond noise' or 'within noise'"),
         ('(L) wins. <!-- claim: fed_ism "FedISM+ (L)" worst* -->', "the sentence does not say so"),
-        ('Beyond seed noise. <!-- claim: fed_ism_cells/site "FedISM+ (L)" worst* -->', "fed_ism_cells was withdrawn"),
         ('Beyond noise. <!-- claim: nowhere "FedAvg" worst* -->', "no stored tables of 'nowhere'"),
         ('Beyond seed noise.\n<!-- claim: fed_ism "FedISM+ (L)" worst* --> More.', "a claim begins a line"),
         ('Within seed noise. <!-- claim: fed_ism/chosen "FairFed" worst~ -->', "(not recorded)"),

@@ -14,9 +14,9 @@ from scipy import stats
 from fairflare.methods.base.papers import tables
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.compare.paper_table import paper_table
+from fairflare_lab.page.against import half_width, sweep
 from fairflare_lab.page.content import Spread
 from fairflare_lab.page.material import read_material
-from fairflare_lab.page.sweep import half_width, sweep
 from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document
 

@@ -22,10 +22,10 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.reporting.reading import MAX_PROBLEMS
 from fairflare.reporting.results import PAGE_FILE
-from fairflare_lab.page import pareto, style, write
+from fairflare_lab.page import style, write
+from fairflare_lab.page.against import not_dominated, scatter
 from fairflare_lab.page.content import MAX_ROWS, Picture, Spread, Table, printable, shown
 from fairflare_lab.page.material import Material, _run_folder, page_run, read_material
-from fairflare_lab.page.pareto import not_dominated
 from fairflare_lab.page.write import build, write_report, write_run_page
 from tests.federation.network import Run, misbehave
 from tests.unit.report_runs import document, large, round_of, write_comparison, write_run
@@ -332,7 +332,7 @@ def test_the_average_against_the_worst_site_names_every_row_below(tmp_path, quic
     write_comparison(tmp_path, three({"FedAvg": [0.5, 0.6], "mu 0": [0.5, 0.6], "other": [0.4, 0.3]}))
     material = read_material(tmp_path)
     with style.styled("t"):
-        made = pareto._scatter(material, material.rows, "worst", "worst site", ["other"])
+        made = scatter(material, material.rows, "worst", "worst site", ["other"])
     (legend,) = made.legends
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "mu 0", "other"]
     (axes,) = made.axes

@@ -99,7 +99,7 @@ class Material:
         """Of all runs, in the order of :func:`in_order`."""
         found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
         for run in self.runs:
-            found.update(site for _, site in run.layers.weight.sums)
+            found.update(site for _, site in run.layers.weight)
             for r in run.rounds:
                 found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
         return in_order(found)

@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -165,6 +165,18 @@ def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     step = max(1, math.ceil(len(names) / most))
     places = list(range(0, len(names), step))
     return places, [label(names[place]) for place in places]
+
+
+def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float]]) -> None:
+    """Draw a bar for each row, of parts that have a width in each row."""
+    lefts = [0.0] * len(rows)
+    for index, (name, of) in enumerate(widths.items()):
+        style = look(index)
+        axes.barh(range(len(rows)), of, 0.7, left=lefts, color=style.colour, edgecolor=INK, linewidth=0.5,
+                  hatch=style.hatch, label=label(name))  # fmt: skip
+        lefts = [left + width for left, width in zip(lefts, of, strict=True)]
+    axes.set_yticks(range(len(rows)), [label(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
 # ------------------------------------------------------------------------------------------------ forms

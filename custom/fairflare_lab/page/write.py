@@ -16,14 +16,13 @@ from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.values import title_of
 from fairflare_lab.page import (
-    course,
+    against,
     groups,
     leads,
     outcome,
-    pareto,
+    over_time,
     provenance,
     reports,
-    sweep,
     unseen,
     weights,
     words,
@@ -149,16 +148,16 @@ def build(material: Material) -> Page:
         outcome.differences(material),
         unseen.unseen(material.unseen),
         unseen.of_groups(material.unseen),
-        sweep.sweep(material),
-        pareto.pareto(material),
-        course.rounds(material),
-        course.rounds(material, "test"),
+        against.sweep(material),
+        against.pareto(material),
+        over_time.rounds(material),
+        over_time.rounds(material, "test"),
         weights.layers(material),
         weights.site_weights(material),
         *reports.reports(material),
         weights.influence(material),
-        course.took_part(material),
-        course.cost(material),
+        over_time.took_part(material),
+        over_time.cost(material),
         provenance.settings(material),
     ]
     full = [
@@ -184,15 +183,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         pictures: by name.
         files: whether pictures and tables lie beside it, so that links to them make sense.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fairflare_lab.page", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = words.templates(autoescape=True)
     environment.filters.update(shown=shown, printable=partial(printable, most=None))
     environment.tests.update(
         table=lambda part: isinstance(part, Table),

@@ -128,7 +128,7 @@ class Net(LocalTransport):
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
     with (
-        mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
+        mock.patch("fairflare_lab.page.pictures.draw_pictures", return_value=[]),
         mock.patch("fairflare_lab.page.write.write_run_page", return_value=[]),
         mock.patch("os.fsync", return_value=None),
     ):

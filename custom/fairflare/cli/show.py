@@ -73,10 +73,10 @@ def _write_picture(found: Sequence[Mapping[str, Any]], path: Path, metric: str |
         raise ValueError(f"--picture is of one run, got {len(found)}")
     if path.suffix.lower() != ".png" or not path.parent.is_dir():
         raise ValueError(f"--picture must be a .png file in a folder that exists, got {path}")
-    from fairflare.reporting.pictures import draw_sites, save_picture
+    from fairflare_lab.page.pictures import picture_of_sites
 
     try:
-        save_picture(draw_sites(found[0], metric), path)
+        path.write_bytes(picture_of_sites(found[0], metric))
     except ImportError as error:
         raise ValueError("--picture needs matplotlib: pip install 'fairflare[page]'") from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words
-from fairflare_lab.page.content import Picture, Section, Spread, Table, listed
+from fairflare_lab.page.content import NOTHING, Picture, Section, Spread, Table, listed
 from fairflare_lab.page.material import Material, PageRow
 from fairflare_lab.page.style import GRID, INK, figure, label, legend, log_scale, look, panel, rows_of_legend
 
@@ -23,11 +23,11 @@ PANELS = {"mean": "average", "worst": "worst site"}
 Lines = dict[str, list[tuple[float, PageRow]]]
 
 
-def pareto(material: Material) -> Section | None:
+def pareto(material: Material) -> Section:
     """Show the average against the worst site, and against the worst decile where that is more than one site."""
     rows = [row for row in material.rows if math.isfinite(row.over("worst").mean)]
     if len(rows) < 2:
-        return None
+        return NOTHING
     deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
     axes_of = {"worst": "worst site", **({"bottom_decile": "worst decile"} if deciles else {})}
     apart = set_apart(rows)
@@ -102,8 +102,8 @@ def scatter(material: Material, rows: Sequence[PageRow], attribute: str, called:
     return made
 
 
-def sweep(material: Material) -> Section | None:
-    """Show a figure and a table for each setting that rows are swept over; ``None``: there is none."""
+def sweep(material: Material) -> Section:
+    """Show a figure and a table for each setting that rows are swept over, if there is any."""
     swept: dict[str, Lines] = {}
     rows = [row for row in material.rows if row.summaries]
     for row in rows:
@@ -130,7 +130,7 @@ def sweep(material: Material) -> Section | None:
             Picture(file, partial(_draw_sweep, material, name, lines, others), caption, alt),
             Table(file, f"{metric} against {name}.", ["method", name, *PANELS.values()], cells),
         ]
-    return Section("sweep", "Against a setting", parts=parts) if parts else None
+    return Section("sweep", "Against a setting", parts=parts)
 
 
 def half_width(found: Spread, runs: int) -> float:

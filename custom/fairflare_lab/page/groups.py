@@ -14,7 +14,7 @@ from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, gro
 from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.values import in_words
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare_lab.page.content import Picture, Section, Table
+from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material
 from fairflare_lab.page.style import GRID, label, legend, look, panel, rows_of_legend
 
@@ -36,34 +36,33 @@ AXES = {"roc": ("share of false positives", "sensitivity"), "calibration": ("tol
 OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
 
 
-def groups(material: Material) -> Section | None:
-    """The groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
+def groups(material: Material) -> Section:
+    """Show the groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
     reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
     run = reference.runs[0]
     found = run.document.get("groups")
     if not found:
-        return None
-    words, notes, parts = captions(run.document), group_notes(run.document), list[Picture | Table]()
-    whose = f"Of {run.name}. " if material.reference else ""
-    for attribute in found["attributes"]:
-        if attribute == EVERYBODY:
-            parts += [
-                Picture(
-                    name, partial(_curves, material, found, name), whose + told, of_everybody(found, MEASURES[name])
-                )
-                for name, told in CURVES.items()
-                if name in found["pooled"][EVERYBODY].get("curves", {})
-            ]
-            continue
-        parts.append(picture_of(found, attribute, material.synthetic, whose))
+        return NOTHING
+    words, notes, gaps, whose = captions(run.document), group_notes(run.document), list[Table](), ""
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
-    if material.reference:  # its words lead the page
+    if material.reference:
+        whose = f"Of {run.name}. "
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
     if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
-        parts.append(worded(gap_table(rows, material.reference)))
-        words, notes = [], notes + notes_of_gaps(rows, material.reference)
-    parts += [worded(table, whose) for table in group_tables(run.document)]
+        gaps = [worded(gap_table(rows, material.reference))]
+        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
+    parts: list[Picture | Table] = []
+    for attribute in found["attributes"]:
+        if attribute != EVERYBODY:
+            parts.append(picture_of(found, attribute, material.synthetic, whose))
+            continue
+        known = found["pooled"][EVERYBODY].get("curves", {})
+        for name, about in CURVES.items():
+            if name in known:
+                draw, alt = partial(_curves, material, found, name), of_everybody(found, MEASURES[name])
+                parts.append(Picture(name, draw, whose + about, alt))
+    parts += [*gaps, *(worded(table, whose) for table in group_tables(run.document))]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)
 
@@ -82,22 +81,19 @@ def _metric(pooled: Mapping[str, Any]) -> str:
 
 
 def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
-    """``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
+    """Say ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
     pooled = found["pooled"][attribute]
     metric = _metric(pooled)
     told = []
     for group in found["attributes"][attribute]:
         by_site = {site: of[attribute]["groups"].get(group, {}).get(metric) for site, of in found["sites"].items()}
-        known = {site: value for site, value in by_site.items() if value is not None}
-        if group != UNKNOWN and known:
-            low, high = min(known, key=lambda s: known[s]), max(known, key=lambda s: known[s])
-            ends = f"from {number(known[low])} ({low}) to {number(known[high])} ({high})"
+        if group != UNKNOWN and (ends := extremes(by_site)):
             told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
 def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
-    """A line for each site, and for all together."""
+    """Draw a line for each site, and for all together."""
     places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
     lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
     across, up = AXES[name]
@@ -114,7 +110,7 @@ def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
 
 
 def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
-    """What each group of an attribute gets at every site.
+    """Draw what each group of an attribute gets at every site.
 
     Args:
         found: of :func:`fairflare.reporting.groups.by_group`.
@@ -128,7 +124,7 @@ def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose:
 
 
 def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
-    """A row of dots for each group: its value at every site, and pooled."""
+    """Draw a row of dots for each group: its value at every site, and pooled."""
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric = _metric(places[POOLED])
     shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
@@ -140,9 +136,9 @@ def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
         heights = [math.nan if value is None else value for value in values]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
         for x, of in zip(across, places.values(), strict=True):
-            low, high = of.get("intervals", {}).get(group, {}).get(metric) or (None, None)
-            if low is not None and high is not None:
-                axes.plot([x, x], [low, high], color=style.colour, linewidth=1.2)
+            ends = of.get("intervals", {}).get(group, {}).get(metric) or (None, None)
+            if None not in ends:
+                axes.plot([x, x], ends, color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
     axes.set_ylabel(in_words(metric))
     axes.grid(True, axis="y", color=GRID)

@@ -34,8 +34,8 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
     if picture is not None:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
         found.append(Lead(f"Between groups of people: {gap_lead(rows, material.reference)}", picture, "groups"))
-    if (about := unseen.lead(material.unseen)) is not None:
-        found.append(about)
+    if material.unseen is not None:
+        found.append(unseen.lead(material.unseen))
     taken = {id(one.picture) for one in found}
     rest = [replace(s, parts=[part for part in s.parts if id(part) not in taken]) for s in sections]
     return found, rest

@@ -14,7 +14,7 @@ from fairflare.reporting.layout import Cell, number
 from fairflare.reporting.notes import attendance
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.values import in_words
-from fairflare_lab.page.content import Picture, Section, Table, listed
+from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
 from fairflare_lab.page.material import Material, PageRow, PageRun
 from fairflare_lab.page.style import GRID, INK, figure, legend, panel, rows_of_legend, stacked, ticks
@@ -35,7 +35,7 @@ MAX_GRIDS = 6
 COSTS = ["times", "seconds", "MB out", "MB in"]
 
 
-def rounds(material: Material, split: str = "validation") -> Section | None:
+def rounds(material: Material, split: str = "validation") -> Section:
     """Show average, standard deviation and worst site of the metric on a split, round by round.
 
     That of ``"test"`` is there where models on the way were tested too (``test_every``, ``test_last``).
@@ -45,7 +45,7 @@ def rounds(material: Material, split: str = "validation") -> Section | None:
     at = {row.label: {n for of, n, _ in found if of is row} for row in material.rows}
     found = [one for one in found if len(at[one[0].label]) > (split == "test")]
     if not found:
-        return None
+        return NOTHING
     summaries = [(row.label, n, summarize(of, higher_is_better=material.higher)) for row, n, of in found]
     labels, metric = [row.label for row in material.rows], in_words(material.metric)
     panels = {
@@ -108,11 +108,9 @@ def _from_to(line: pd.Series) -> str:
 # ------------------------------------------------------------------------------------------------ who was there
 
 
-def took_part(material: Material) -> Section | None:
+def took_part(material: Material) -> Section:
     """Show who was in which round; pictures only of runs in which somebody was not."""
     runs = [run for run in material.runs + material.others if run.rounds]
-    if not runs:
-        return None
     states = [_states(run) for run in runs]
     missed = [bool((of < IN).any(axis=None)) for of in states]
     gaps = [run for run, some in zip(runs, missed, strict=True) if some or run.document["left_out"]]
@@ -184,11 +182,11 @@ def _grid(run: PageRun, states: pd.DataFrame) -> Figure:
 # ------------------------------------------------------------------------------------------------ what it cost
 
 
-def cost(material: Material) -> Section | None:
+def cost(material: Material) -> Section:
     """Show seconds and bytes by phase."""
     found = {row.label: phases(row) for row in material.rows}
     if not any(found.values()):
-        return None
+        return NOTHING
     cells: list[list[Cell]] = [
         [row, name, int(times) if times.is_integer() else times, *more]
         for row, by_phase in found.items()

@@ -167,6 +167,12 @@ def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     return places, [label(names[place]) for place in places]
 
 
+def rows_at(axes: Axes, names: Sequence[str], above: float = 0.5, below: float = 0.5) -> None:
+    """Name the rows of a panel, the first one at the top."""
+    axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.set_ylim(len(names) - 1 + below, -above)
+
+
 def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float]]) -> None:
     """Draw a bar for each row, of parts that have a width in each row."""
     lefts = [0.0] * len(rows)
@@ -175,8 +181,7 @@ def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float
         axes.barh(range(len(rows)), of, 0.7, left=lefts, color=style.colour, edgecolor=INK, linewidth=0.5,
                   hatch=style.hatch, label=label(name))  # fmt: skip
         lefts = [left + width for left, width in zip(lefts, of, strict=True)]
-    axes.set_yticks(range(len(rows)), [label(row) for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    rows_at(axes, rows)
 
 
 # ------------------------------------------------------------------------------------------------ forms

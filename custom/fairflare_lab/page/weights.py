@@ -11,7 +11,7 @@ import pandas as pd
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.notes import worst_warnings
-from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
+from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, listed
 from fairflare_lab.page.layers import mean
 from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, PageRow, PageRun
@@ -24,11 +24,9 @@ HALF = 0.5
 EQUAL = 1e-9  # weights that differ by less are equal
 
 
-def layers(material: Material) -> Section | None:
+def layers(material: Material) -> Section:
     """Show weights by layer and site, of the methods that have them."""
     rows = [row for row in material.rows if any(run.layers.weight for run in row.runs)]
-    if not rows:
-        return None
     parts: list[Picture | Table] = []
     for index, row in enumerate(rows, 1):
         weights = layer_weights(row, material.sites)
@@ -87,14 +85,14 @@ def _farthest(row: str, of: pd.DataFrame) -> str:
     return f"{row}: in the end {site} is farthest, {value:.3g}"
 
 
-def site_weights(material: Material) -> Section | None:
+def site_weights(material: Material) -> Section:
     """Show one weight for a whole model, over the rounds."""
     parts = site_parts(
         material, by_site(material, lambda record: record["site_weights"] or {}), _most_and_least, "site_weights",
         "Weight of each site in the average", f"A line for each site{material.over_seeds}.",
         "Mean weights over the rounds.", "weight", "Weight of each site by round.",
     )  # fmt: skip
-    return Section("site_weights", "Weights by site", parts=parts) if parts else None
+    return Section("site_weights", "Weights by site", parts=parts)
 
 
 def _most_and_least(row: str, of: pd.DataFrame) -> str:
@@ -107,7 +105,7 @@ def _most_and_least(row: str, of: pd.DataFrame) -> str:
 # ------------------------------------------------------------------------------------------------ influence
 
 
-def influence(material: Material) -> Section | None:
+def influence(material: Material) -> Section:
     """Show the largest weight that one site had, round by round, and where bounds were at work."""
     runs = material.runs + material.others
     cells: list[list[Cell]] = []
@@ -118,7 +116,7 @@ def influence(material: Material) -> Section | None:
             over = sum(weight > HALF for weight, *_ in found.values())
             cells.append([run.name, value, site, n, layer or "whole model", over, len(found)])
     if not cells:
-        return None
+        return NOTHING
     majority = sum(bool(cell[5]) for cell in cells)
     where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
     words = "No site had more than half of the weight in any round."

@@ -49,7 +49,7 @@ def templates(**more: Any) -> jinja2.Environment:
 def say(macro: str, *given: Any) -> list[str]:
     """Render a macro of ``words.txt``: one text for each of its paragraphs that has any."""
     environment = templates(finalize=partial(printable, most=None))
-    environment.globals.update(number=number, counted=counted, p_value=p_value, visible=VISIBLE)
+    environment.globals.update(number=number, counted=counted, p_value=p_value, visible=VISIBLE, nan=math.nan)
     environment.tests["nan"] = math.isnan
     text = str(getattr(environment.get_template("words.txt").module, macro)(*given))
     paragraphs = (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n"))

@@ -22,7 +22,6 @@ from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
-from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
@@ -288,6 +287,7 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
 
 def _drawn(folder: Path) -> list[str]:
     """Draws pictures and page of a finished run; lines for the log."""
+    from fairflare_lab.page.pictures import draw_pictures
     from fairflare_lab.page.write import write_run_page  # a server that is to stay small does without
 
     results = read_results(folder)

@@ -148,7 +148,7 @@ def test_rows_without_a_sweep_have_no_figure(tmp_path: Path) -> None:
         place = tmp_path / "runs" / label.replace(" ", "_")
         place.mkdir(parents=True)
         (place / "results.json").write_text(json.dumps(document(label, 0, {"a": 0.5, "b": 0.6})))
-    assert sweep(read_material(tmp_path)) is None
+    assert not sweep(read_material(tmp_path)).parts
 
 
 @pytest.mark.long

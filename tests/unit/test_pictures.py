@@ -38,10 +38,10 @@ def test_files_are_there(tmp_path: Path, sites: list[str], rounds: int) -> None:
 def test_sites_are_named_where_they_sit() -> None:
     bmu = {f"site-{k}": [0, 1] for k in range(2, 12)} | {"x": [1, 0]}
     som = {"u_matrix": [[1.0, 1.0]] * 2, "bmu": bmu, "sigma": 1.0}
-    (axes, _) = draw_map(som, "t").axes
+    (axes, _) = draw_map(som, "t", False)().axes
     assert [text.get_text() for text in axes.texts] == ["site-2\nsite-3\nsite-4\nand 7 more", "x"]
     assert [text.get_position() for text in axes.texts] == [(1, 0), (0, 1)]
-    (axes, _) = draw_map({**som, "bmu": {"university-hospital-12": [0, 0]}}).axes
+    (axes, _) = draw_map({**som, "bmu": {"university-hospital-12": [0, 0]}}, "t", False)().axes
     assert [text.get_text() for text in axes.texts] == ["univers…ital-12"]
 
 

@@ -332,7 +332,7 @@ def test_the_average_against_the_worst_site_names_every_row_below(tmp_path, quic
     write_comparison(tmp_path, three({"FedAvg": [0.5, 0.6], "mu 0": [0.5, 0.6], "other": [0.4, 0.3]}))
     material = read_material(tmp_path)
     with style.styled("t"):
-        made = scatter(material, material.rows, "worst", "worst site", ["other"])
+        made = scatter(material, material.rows, "worst", "worst site", ["other"])()
     (legend,) = made.legends
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "mu 0", "other"]
     (axes,) = made.axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words
 from fairflare_lab.page.content import NOTHING, Picture, Section, Spread, Table, listed
 from fairflare_lab.page.material import Material, PageRow
-from fairflare_lab.page.style import GRID, INK, figure, label, legend, log_scale, look, panel, rows_of_legend
+from fairflare_lab.page.style import INK, chart, label, log_scale, look
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare.federation.plan.series calls the rows of a sweep
@@ -42,7 +43,7 @@ def pareto(material: Material) -> Section:
         )
         deviations = "; thin lines are standard deviations over seeds" if material.over_seeds else ""
         parts.append(Picture(
-            f"pareto_{name}", partial(scatter, material, rows, name, called, fronts[name]),
+            f"pareto_{name}", scatter(material, rows, name, called, fronts[name]),
             f"Each method's average over the sites against its {called}{material.over_seeds}{deviations}. A ring marks "
             "those that no other beats: none is at least as good in both and better in one (a row of one seed beside "
             "others of several, or without a value of some site, takes no part). Whether a step between two of them is "
@@ -81,11 +82,19 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
     ]
 
 
-def scatter(material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Collection[str]) -> Figure:
-    """Draw a mark for each of the ``rows``, with a ring around those of the ``front``."""
-    title = f"{in_words(material.metric)}: average against {called}"
-    made, axes = panel(3.3 + rows_of_legend(len(rows)), title, material.synthetic)
+def scatter(
+    material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Collection[str]
+) -> Callable[[], Figure]:
+    """Give a chart with a mark for each of the ``rows`` and a ring around those of the ``front``."""
     better = "higher is better" if material.higher else "lower is better"
+    return partial(
+        chart, partial(_marks, material, rows, attribute, front), 3.3,
+        f"{in_words(material.metric)}: average against {called}", material.synthetic, count=len(rows), grid="both",
+        xlabel=f"average over the sites ({better})", ylabel=f"{called} ({better})",
+    )  # fmt: skip
+
+
+def _marks(material: Material, rows: Sequence[PageRow], attribute: str, front: Collection[str], axes: Axes) -> None:
     for index, row in enumerate(material.rows):
         if row not in rows:
             continue
@@ -95,11 +104,7 @@ def scatter(material: Material, rows: Sequence[PageRow], attribute: str, called:
                       markersize=7, elinewidth=0.8, linestyle="none", label=label(row.label))  # fmt: skip
         if row.label in front:
             axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
-    axes.set(xlabel=f"average over the sites ({better})", ylabel=f"{called} ({better})")
-    axes.grid(True, color=GRID)
     axes.margins(0.15)
-    legend(made, axes, len(rows))
-    return made
 
 
 def sweep(material: Material) -> Section:
@@ -126,8 +131,12 @@ def sweep(material: Material) -> Section:
             "without the setting."
         )
         alt = f"Average against {name}: {listed(told, '; ')}."
+        draw = partial(
+            chart, partial(_draw_sweep, lines, others), 4.6, f"{metric} against {name}", material.synthetic, panels=2,
+            count=len(lines) + len(others), grid="both", xlabel=name,
+        )  # fmt: skip
         parts += [
-            Picture(file, partial(_draw_sweep, material, name, lines, others), caption, alt),
+            Picture(file, draw, caption, alt),
             Table(file, f"{metric} against {name}.", ["method", name, *PANELS.values()], cells),
         ]
     return Section("sweep", "Against a setting", parts=parts)
@@ -140,10 +149,8 @@ def half_width(found: Spread, runs: int) -> float:
     return float(t.ppf(0.975, runs - 1)) * found.sd / math.sqrt(runs - 1) if runs > 1 else math.nan
 
 
-def _draw_sweep(material: Material, name: str, lines: Lines, others: Sequence[PageRow]) -> Figure:
-    count, values = len(lines) + len(others), [value for points in lines.values() for value, _ in points]
-    made = figure(4.6 + rows_of_legend(count), f"{in_words(material.metric)} against {name}", material.synthetic)
-    panels = made.subplots(2, 1)
+def _draw_sweep(lines: Lines, others: Sequence[PageRow], *panels: Axes) -> None:
+    values = [value for points in lines.values() for value, _ in points]
     for axes, (attribute, called) in zip(panels, PANELS.items(), strict=True):
         for index, (line, points) in enumerate(lines.items()):
             style, places = look(index), [value for value, _ in points]
@@ -155,7 +162,4 @@ def _draw_sweep(material: Material, name: str, lines: Lines, others: Sequence[Pa
             axes.axhline(row.over(attribute).mean, color=look(index).colour, linestyle="--", label=label(row.label))
         if min(values) > 0 and max(values) >= 10 * min(values):
             log_scale(axes, x=True)
-        axes.set(xlabel=name, ylabel=called)
-        axes.grid(True, color=GRID)
-    legend(made, panels[0], count)
-    return made
+        axes.set_ylabel(called)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,10 @@ from fairflare.reporting.values import in_words
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.style import GRID, label, legend, look, panel, rows_of_legend
+from fairflare_lab.page.style import GRID, chart, label, look
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKS = (
@@ -60,8 +61,8 @@ def groups(material: Material) -> Section:
         known = found["pooled"][EVERYBODY].get("curves", {})
         for name, about in CURVES.items():
             if name in known:
-                draw, alt = partial(_curves, material, found, name), of_everybody(found, MEASURES[name])
-                parts.append(Picture(name, draw, whose + about, alt))
+                draw = _curves(found, name, material.synthetic)
+                parts.append(Picture(name, draw, whose + about, of_everybody(found, MEASURES[name])))
     parts += [*gaps, *(worded(table, whose) for table in group_tables(run.document))]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)
@@ -92,21 +93,23 @@ def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
-    """Draw a line for each site, and for all together."""
+def _curves(found: Mapping[str, Any], name: str, synthetic: bool) -> Callable[[], Figure]:
+    """Give a chart with a line for each site, and for all together."""
     places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
     lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
     across, up = AXES[name]
-    made, axes = panel(3.2 + rows_of_legend(len(lines)), f"{up} by {across}", material.synthetic)
+    return partial(
+        chart, partial(_draw_curves, lines, name == "calibration"), 3.2, f"{up} by {across}", synthetic,
+        count=len(lines), grid="both", xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up,
+    )  # fmt: skip
+
+
+def _draw_curves(lines: Mapping[str, Any], marked: bool, axes: Axes) -> None:
     axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
     for rank, (place, (x, y, *_)) in enumerate(lines.items()):
         style = look(rank)
-        marker = style.marker if name == "calibration" else ""
+        marker = style.marker if marked else ""
         axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up)
-    axes.grid(True, color=GRID)
-    legend(made, axes, len(lines))
-    return made
 
 
 def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
@@ -119,16 +122,17 @@ def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose:
         whose: a sentence in front of the caption.
         before: in front of the picture's name.
     """
-    draw = partial(_dots, synthetic, found, attribute)
+    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
+    metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
+    draw = partial(
+        chart, partial(_dots, places, metric, shown), 2.6, f"{in_words(metric)} of each group of {attribute}",
+        synthetic, count=len(shown), grid="y", ylabel=in_words(metric),
+    )  # fmt: skip
     return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
 
 
-def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
+def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Axes) -> None:
     """Draw a row of dots for each group: its value at every site, and pooled."""
-    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
-    metric = _metric(places[POOLED])
-    shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{in_words(metric)} of each group of {attribute}", synthetic)
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]
@@ -140,8 +144,4 @@ def _dots(synthetic: bool, found: Mapping[str, Any], attribute: str) -> Figure:
             if None not in ends:
                 axes.plot([x, x], ends, color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
-    axes.set_ylabel(in_words(metric))
-    axes.grid(True, axis="y", color=GRID)
     axes.margins(0.1)
-    legend(made, axes, len(shown))
-    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from fairflare_lab.compare.difference_table import figures_of, interval_of, note
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, extremes, listed
 from fairflare_lab.page.material import Material, PageRow, images_of
-from fairflare_lab.page.style import INK, Look, figure, label, legend, look, panel, rows_at, rows_of_legend
+from fairflare_lab.page.style import INK, Look, chart, label, look, rows_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,7 +177,7 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     told = f"by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}."
     return Picture(
         "sites",
-        partial(_bars if bars else _dots, material, sites),
+        _bars(material, sites) if bars else _dots(material, sites),
         " ".join(text for text, holds in how.items() if holds),
         f"{in_words(material.metric)} {told}",
     )
@@ -187,10 +187,15 @@ def _extremes(row: PageRow) -> str:
     return extremes({site: row.at(site).mean for values in row.values for site in values}) or "no value"
 
 
-def _bars(material: Material, sites: Sequence[str]) -> Figure:
+def _bars(material: Material, sites: Sequence[str]) -> Callable[[], Figure]:
+    count, metric = len(material.rows), in_words(material.metric)
+    height = 1.2 + max(0.5, len(sites) * count * 0.13 + len(sites) * 0.12)
+    fill, title = partial(_fill_bars, material, sites), f"{metric} on the test splits"
+    return partial(chart, fill, height, title, material.synthetic, count=count, xlabel=metric)
+
+
+def _fill_bars(material: Material, sites: Sequence[str], axes: Axes) -> None:
     rows, thick = material.rows, 0.84 / len(material.rows)
-    height = 1.2 + max(0.5, len(sites) * len(rows) * 0.13 + len(sites) * 0.12) + rows_of_legend(len(rows))
-    made, axes = panel(height, f"{in_words(material.metric)} on the test splits", material.synthetic)
     for index, row in enumerate(rows):
         style = look(index)
         axes.barh(
@@ -208,12 +213,8 @@ def _bars(material: Material, sites: Sequence[str]) -> Figure:
     names = [label(site) + (f"\n{counted(counts[site], 'image')}" if site in counts else "") for site in sites]
     axes.set_yticks(range(len(sites)), names)
     axes.invert_yaxis()
-    axes.set_xlabel(in_words(material.metric))
     if not any(row.at(site).mean for row in rows for site in sites):
         axes.set_xlim(0, 1)  # bars of nothing have no scale of their own
-    axes.grid(axis="x")
-    legend(made, axes, len(rows))
-    return made
 
 
 def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
@@ -228,21 +229,21 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
     ] if own else None  # fmt: skip
 
 
-def _dots(material: Material, sites: Sequence[str]) -> Figure:
-    rows = material.rows
-    title = f"{in_words(material.metric)} on the test splits of {len(sites)} sites"
-    made, axes = panel(1.1 + 0.34 * len(rows), title, material.synthetic)
-    for index, row in enumerate(rows):
+def _dots(material: Material, sites: Sequence[str]) -> Callable[[], Figure]:
+    metric, height = in_words(material.metric), 1.1 + 0.34 * len(material.rows)
+    title = f"{metric} on the test splits of {len(sites)} sites"
+    return partial(chart, partial(_fill_dots, material, sites), height, title, material.synthetic, xlabel=metric)
+
+
+def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
+    for index, row in enumerate(material.rows):
         finite = [mean for site in sites if math.isfinite(mean := row.at(site).mean)]
         places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # so that dots lie side by side
         axes.scatter(finite, places, s=14, color=look(index).colour, alpha=0.75, linewidths=0)
         if finite:
             mean = statistics.fmean(finite)
             axes.plot([mean, mean], [index - 0.38, index + 0.38], color=INK, linewidth=1.6)
-    rows_at(axes, [row.label for row in rows])
-    axes.set_xlabel(in_words(material.metric))
-    axes.grid(axis="x")
-    return made
+    rows_at(axes, [row.label for row in material.rows])
 
 
 # ------------------------------------------------------------------------------------------------ differences
@@ -263,7 +264,14 @@ def differences(material: Material) -> Section:
     )
     picture = Picture(
         "differences",
-        partial(_forest, material, of),
+        partial(
+            chart,
+            partial(_forest, material, of),
+            0.8 + (0.7 + 0.28 * (len(material.rows) - 1)) * len(MEASURES),
+            f"{in_words(material.metric)}: differences to {reference}",
+            material.synthetic,
+            panels=len(MEASURES),
+        ),
         "A filled mark is beyond noise, after Holm's correction. An empty mark means that no difference was shown, "
         f"even if its interval excludes 0. {'To the right' if material.higher else 'To the left'} is better for "
         "average and worst site, to the left for the spread.",
@@ -300,21 +308,17 @@ def _in_short(found: Sequence[Difference]) -> str:
     return f"{found[0].label}: {', '.join(parts)}{f', all {found[0].verdict}' if alike else ''}"
 
 
-def _forest(material: Material, found: Sequence[Difference]) -> Figure:
+def _forest(material: Material, found: Sequence[Difference], *panels: Axes) -> None:
     labels = list(dict.fromkeys(d.label for d in found))
     ranks = [row.label for row in material.rows]
-    height = 0.8 + (0.7 + 0.28 * len(labels)) * len(MEASURES)
-    made = figure(height, f"{in_words(material.metric)}: differences to {material.reference}", material.synthetic)
     titles = ("average", "spread (std)", "worst site")
-    for axes, measure, title in zip(made.subplots(len(MEASURES), 1), MEASURES, titles, strict=True):
+    for axes, measure, title in zip(panels, MEASURES, titles, strict=True):
         axes.axvline(0, color=INK, linewidth=0.9)
         for d in sorted((d for d in found if d.measure == measure), key=lambda d: labels.index(d.label)):
             _mark(axes, d, labels.index(d.label), look(ranks.index(d.label)))
         axes.set_title(title)
-        axes.grid(axis="x")
         axes.locator_params(axis="x", nbins=5)
         rows_at(axes, labels, above=0.7)
-    return made
 
 
 def _mark(axes: Axes, d: Difference, place: int, style: Look) -> None:

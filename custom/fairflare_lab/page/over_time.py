@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,10 @@ from fairflare.reporting.values import in_words
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
 from fairflare_lab.page.material import Material, PageRow, PageRun
-from fairflare_lab.page.style import GRID, INK, figure, legend, panel, rows_of_legend, stacked, ticks
+from fairflare_lab.page.style import INK, chart, stacked, ticks
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: Split: name, title, and which model's figures those of a round are.
@@ -123,7 +124,9 @@ def took_part(material: Material) -> Section:
     drawn = [one for one, some in zip(zip(runs, states, counts, strict=True), missed, strict=True) if some]
     parts: list[Picture | Table] = [
         Picture(
-            f"took_part_{k}", partial(_grid, run, of),
+            f"took_part_{k}",
+            partial(chart, partial(_grid, of), min(1.3 + 0.2 * len(of), 9.0), f"{run.name}: who took part when",
+                    run.info["synthetic"], xlabel="round"),
             f"{run.name}: dark: the site's model is in the round's average; hatched: it was asked or expected and left "
             "out; white: not asked.",
             f"Rounds with each site: {listed(f'{s} {n} of {len(run.rounds)}' for s, n in count.items())}.",
@@ -162,21 +165,19 @@ def _states(run: PageRun) -> pd.DataFrame:
     return pd.DataFrame(states, pd.Index(sites, dtype=object), [record["current_round"] for record in run.rounds])
 
 
-def _grid(run: PageRun, states: pd.DataFrame) -> Figure:
+def _grid(states: pd.DataFrame, axes: Axes) -> None:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch, Rectangle
 
-    made, axes = panel(min(1.3 + 0.2 * len(states), 9.0), f"{run.name}: who took part when", run.info["synthetic"])
     colours = ListedColormap([face for _, face, *_ in reversed(STATES)])
     axes.imshow(states, cmap=colours, vmin=AWAY, vmax=IN, aspect="auto", interpolation="nearest")
     for y, x in np.argwhere(states.to_numpy() == OUT) if states.size <= 2000 else ():
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, hatch="////", linewidth=0, edgecolor="black"))
     axes.set_yticks(*ticks(list(states.index), 48))
     axes.set_xticks(*ticks([str(n) for n in states], 20))
-    axes.set_xlabel("round")
+    axes.grid(False)
     patches = [Patch(facecolor=face, edgecolor=edge, hatch=hatch, label=of) for _, face, edge, hatch, of in STATES]
-    made.legend(handles=patches, loc="outside lower center", ncols=3)
-    return made
+    axes.figure.legend(handles=patches, loc="outside lower center", ncols=3)
 
 
 # ------------------------------------------------------------------------------------------------ what it cost
@@ -203,7 +204,12 @@ def cost(material: Material) -> Section:
     notes = [
         "Seconds depend on the machine and on what else it did; runs that went at the same time slow each other down."
     ]
-    picture = Picture("cost", partial(_costs, material, found), caption, alt)
+    names = list(dict.fromkeys(name for by_phase in found.values() for name in by_phase))
+    draw = partial(
+        chart, partial(_costs, found, names), 1.9 + 0.5 * len(found), "Seconds and bytes by phase", material.synthetic,
+        panels=2, count=max(len(names), 2),
+    )  # fmt: skip
+    picture = Picture("cost", draw, caption, alt)
     table = Table("cost", text, ["method", "phase", *COSTS], cells)
     return Section("cost", "What it cost: seconds and bytes", notes=notes, parts=[picture, table])
 
@@ -218,16 +224,10 @@ def phases(row: PageRow) -> dict[str, list[float]]:
     return {name: (sums / len(row.runs)).tolist() for name, sums in found.items()}
 
 
-def _costs(material: Material, found: dict[str, dict[str, list[float]]]) -> Figure:
-    names = list(dict.fromkeys(name for by_phase in found.values() for name in by_phase))
-    made = figure(1.9 + 0.5 * len(found) + rows_of_legend(len(names)), "Seconds and bytes by phase", material.synthetic)
-    panels = made.subplots(2, 1)
+def _costs(found: dict[str, dict[str, list[float]]], names: Sequence[str], *panels: Axes) -> None:
     for axes, columns, unit in zip(panels, ((1,), (2, 3)), ("seconds of a run", "MB of a run"), strict=True):
         widths = {
             name: [sum(of[name][k] for k in columns) if name in of else 0.0 for of in found.values()] for name in names
         }
         stacked(axes, list(found), widths)
         axes.set_xlabel(unit)
-        axes.grid(axis="x", color=GRID)
-    legend(made, panels[0], max(len(names), 2))
-    return made

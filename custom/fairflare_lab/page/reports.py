@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,14 @@ import numpy as np
 import pandas as pd
 
 from fairflare.reporting.layout import number
-from fairflare.reporting.pictures import in_order, short_name
+from fairflare.reporting.pictures import in_order
 from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
 from fairflare_lab.page.lines import by_site, in_the_end, panels_of, site_parts
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.style import label
+from fairflare_lab.page.style import chart, heat, label
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: How the page calls a reported field, and what it means; any other field has its own name.
@@ -103,11 +103,10 @@ def maps(material: Material) -> list[Section]:
         return []
     parts: list[Picture | Table] = []
     for index, (run, n, som) in enumerate(found[:MAX_MAPS], 1):
-        safe = {**som, "bmu": {label(site): place for site, place in som["bmu"].items()}}
-        title = label(f"{run.name}{' (SYNTHETIC data)' if run.info['synthetic'] else ''}, round {n}", 100)
+        draw = draw_map(som, f"{run.name}, round {n}", run.info["synthetic"])
         where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in som["bmu"].items())
         about = f"{run.name}, round {n}: the sites at their best matching neurons."
-        parts.append(Picture(f"map_{index}", partial(draw_map, safe, title), about, f"{where}."))
+        parts.append(Picture(f"map_{index}", draw, about, f"{where}."))
     cells: list[list[Cell]] = [[run.name, n, site, *at] for run, n, som in found for site, at in som["bmu"].items()]
     table = Table("map", "Where each site lies on the map.", ["run", "round", "site", "row", "column"], cells)
     words = ["Sites whose models are alike lie near each other; a dark cell is a border between unlike ones."]
@@ -131,24 +130,28 @@ def _usable(value: Any) -> dict[str, Any] | None:
     return {"u_matrix": matrix.tolist(), "bmu": inside} if inside and np.isfinite(matrix).all() else None
 
 
-def draw_map(som: Mapping[str, Any], title: str = "") -> Figure:
-    """Draw the U-matrix, with the names of the sites at their best matching units.
+def draw_map(som: Mapping[str, Any], title: str, synthetic: bool) -> Callable[[], Figure]:
+    """Give a chart of the U-matrix, with the names of the sites at their best matching units.
 
     Args:
         som: ``u_matrix`` (rows of numbers), ``bmu`` (``{site: [row, column]}``).
         title: over the picture.
+        synthetic: whether the data are generated.
     """
-    from matplotlib.figure import Figure
+    matrix = pd.DataFrame(som["u_matrix"])
+    height, width = max(3.5, 1.05 * len(matrix) + 1.0), max(4.5, 1.25 * len(matrix.columns) + 1.6)
+    return partial(
+        chart, partial(_fill_map, matrix, som["bmu"]), height, f"{title}: sites on the map of models", synthetic,
+        width=width, xlabel="column of the map", ylabel="row of the map",
+    )  # fmt: skip
 
-    matrix = np.array(som["u_matrix"])
-    rows, columns = matrix.shape
+
+def _fill_map(matrix: pd.DataFrame, places: Mapping[str, Sequence[int]], axes: Axes) -> None:
+    border = "mean distance to neighbouring neurons (dark: a border)"
+    heat(axes, matrix, border, low=matrix.min(axis=None), colours="Greys")
     cells: dict[tuple[int, ...], list[str]] = {}
-    for site in in_order(som["bmu"]):
-        cells.setdefault(tuple(som["bmu"][site]), []).append(short_name(site, MAX_CELL_NAME))
-    figure = Figure(figsize=(max(4.5, 1.25 * columns + 1.6), max(3.5, 1.05 * rows + 1.0)), layout="constrained")
-    axes = figure.add_subplot()
-    low, high = matrix.min(), matrix.max()
-    image = axes.imshow(matrix, cmap="Greys", vmin=low, vmax=high if high > low else low + 1)
+    for site in in_order(places):
+        cells.setdefault(tuple(places[site]), []).append(label(site, MAX_CELL_NAME))
     for (row, column), sites in cells.items():
         more = [f"and {len(sites) - MAX_CELL_LINES + 1} more"] if len(sites) > MAX_CELL_LINES else []
         axes.text(
@@ -157,14 +160,3 @@ def draw_map(som: Mapping[str, Any], title: str = "") -> Figure:
                 "boxstyle": "round,pad=0.3", "facecolor": "#ffd27f", "edgecolor": "#7a4b00", "linewidth": 0.8
             },
         )  # fmt: skip
-    for axis, count, called in ((axes.xaxis, columns, "column of the map"), (axes.yaxis, rows, "row of the map")):
-        axis.set_ticks([k - 0.5 for k in range(1, count)], minor=True)
-        axis.set_ticks(range(count))
-        axis.set_label_text(called)
-    axes.grid(which="minor", color="#b0b0b0", linewidth=0.8)
-    axes.tick_params(which="minor", length=0)
-    axes.set_title(textwrap.fill(f"{title}: sites on the map of models".strip(": "), 62), fontsize=10)
-    bar = figure.colorbar(image, ax=axes, shrink=0.9)
-    bar.set_label("mean distance to neighbouring neurons (dark: a border)", fontsize=8)
-    bar.ax.tick_params(labelsize=8)
-    return figure

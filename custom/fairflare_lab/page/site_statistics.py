@@ -12,10 +12,11 @@ from fairflare.core.statistics.site_figures import AXES, INTENSITY
 from fairflare.reporting.layout import Cell, Table, listed, number
 from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, Figures, StatsDocument, csv_of, others_of
 from fairflare_lab.page.content import NOTHING, Page, Picture, Section
-from fairflare_lab.page.style import COLOURS, GRID, figure, label, legend, panel, rows_at, rows_of_legend, stacked
+from fairflare_lab.page.style import COLOURS, GRID, chart, figure, label, rows_at, stacked
 from fairflare_lab.page.write import draw_and_render
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
@@ -127,24 +128,14 @@ def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
     heads = ["site", *map(document.class_name, labels)]
     what = "images by class; of masks, pixels by label (0 is the background)"
     told = (f"{site} {max(mix.values()) / sum(mix.values()):.0%} in its largest class" for site, mix in having.items())
-    draw = partial(_bars, document, having, labels)
+    shares = {document.class_name(k): [mix.get(k, 0) / sum(mix.values()) for mix in having.values()] for k in labels}
+    draw = partial(
+        chart, partial(stacked, rows=list(having), widths=shares), 0.3 * len(having) + 1.0, "mix of classes",
+        bool(document.synthetic), count=len(labels), xlim=(0, 1), xlabel="share",
+    )  # fmt: skip
     picture = Picture("class_mix", draw, f"Shares of {what}.", f"{listed(told)}.")
     table = Table("classes", f"Numbers of {what}.", heads, rows, folded=len(labels) > 8)
     return Section("classes", "Classes", parts=[picture, table])
-
-
-def _bars(document: StatsDocument, mixes: Mapping[str, Mapping[int, int]], labels: list[int]) -> Figure:
-    height = 0.3 * len(mixes) + 1.0 + rows_of_legend(len(labels))
-    made, axes = panel(height, "mix of classes", bool(document.synthetic))
-    totals = [sum(mix.values()) for mix in mixes.values()]
-    shares = {
-        document.class_name(k): [mix.get(k, 0) / total for mix, total in zip(mixes.values(), totals, strict=True)]
-        for k in labels
-    }
-    stacked(axes, list(mixes), shares)
-    axes.set(xlim=(0, 1), xlabel="share")
-    legend(made, axes, len(labels))
-    return made
 
 
 def _sizes(sites: Mapping[str, Figures]) -> Section:
@@ -163,13 +154,16 @@ def _sizes(sites: Mapping[str, Figures]) -> Section:
     about = (
         "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images."
     )
-    picture = Picture("sizes", partial(_strips, sites, shown), about, "The tables below have the numbers.")
+    draw = partial(
+        chart, partial(_strips, sites, shown), (0.2 * len(sites) + 0.75) * len(shown) + 0.4, "sizes and spacings",
+        False, panels=len(shown),
+    )  # fmt: skip
+    picture = Picture("sizes", draw, about, "The tables below have the numbers.")
     return Section("sizes", "Sizes and spacings", parts=[picture, *tables] if tables else [])
 
 
-def _strips(sites: Mapping[str, Figures], shown: Sequence[str]) -> Figure:
-    made = figure((0.2 * len(sites) + 0.75) * len(shown) + 0.4, "sizes and spacings", False)
-    for axes, axis in zip(made.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
+def _strips(sites: Mapping[str, Figures], shown: Sequence[str], *panels: Axes) -> None:
+    for axes, axis in zip(panels, shown, strict=True):
         for row, of in enumerate(sites.values()):
             histogram = of.histograms.get(axis)
             for one in histogram.bins if histogram else ():
@@ -178,6 +172,4 @@ def _strips(sites: Mapping[str, Figures], shown: Sequence[str]) -> Figure:
         rows_at(axes, list(sites))
         axes.set_xlim(left=0)
         axes.margins(x=0.1)
-        axes.grid(True, axis="x", color=GRID)
         axes.set_xlabel(f"{axis.replace('_', ' ')} ({AXES[axis].unit})")
-    return made

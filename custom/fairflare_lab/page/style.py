@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.layout import printable
 from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -92,10 +93,30 @@ def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> 
     return made
 
 
-def panel(height: float, title: str, synthetic: bool) -> tuple[Figure, Axes]:
-    """A :func:`figure`, and its only panel."""
-    made = figure(height, title, synthetic)
-    return made, made.subplots()
+def chart(
+    fill: Callable[..., None], height: float, title: str, synthetic: bool, *, panels: int = 1, count: int = 0,
+    grid: Literal["x", "y", "both"] = "x", width: float = WIDTH, **labels: Any,
+) -> Figure:  # fmt: skip
+    """Draw panels, one below the other, with a legend below them.
+
+    Args:
+        fill: gets the panels and draws into them.
+        height: in inches, without the legend.
+        title, synthetic: as in :func:`figure`.
+        panels: how many.
+        count: names in the legend; it is that of the first panel.
+        grid: its lines.
+        width: in inches.
+        labels: of every panel, as ``Axes.set`` has them.
+    """
+    made = figure(height + rows_of_legend(count), title, synthetic, width)
+    drawn_in = made.subplots(panels, 1, squeeze=False)[:, 0]
+    for axes in drawn_in:
+        axes.set(**labels)
+        axes.grid(axis=grid)
+    fill(*drawn_in)
+    legend(made, drawn_in[0], count)
+    return made
 
 
 def whole_numbers(axes: Axes) -> None:
@@ -129,33 +150,21 @@ def rows_of_legend(count: int) -> float:
     return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
 
 
-def heat(
-    made: Figure,
-    axes: Axes,
-    values: Any,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    called: str,
-    low: float | None = None,
-) -> None:
-    """Values as lightness, with a scale; a missing one is light grey."""
-    import numpy as np
+def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str = COLOUR_MAP) -> None:
+    """Show values as lightness, with a scale that begins at ``low`` or below; a missing one is light grey."""
     from matplotlib import colormaps
 
-    array = np.asarray(values, dtype=float)
-    finite = array[np.isfinite(array)]
-    least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    least = least if low is None else min(low, least)
-    colours = colormaps[COLOUR_MAP].with_extremes(bad=GRID)
+    least, most = min(low, values.min(axis=None)), values.max(axis=None)
     image = axes.imshow(
-        array, cmap=colours, vmin=least, vmax=most if most > least else least + 1, aspect="auto",
-        interpolation="nearest",
+        values, cmap=colormaps[colours].with_extremes(bad=GRID), vmin=least, vmax=most if most > least else least + 1,
+        aspect="auto", interpolation="nearest",
     )  # fmt: skip
-    axes.set_yticks(*ticks(rows, 48))
-    axes.set_xticks(*ticks(columns, 24), rotation=90 if max(map(len, columns), default=0) > 3 else 0)
+    axes.set_yticks(*ticks(list(values.index), 48))
+    axes.set_xticks(*ticks(list(values), 24), rotation=90 if max(len(str(name)) for name in values) > 3 else 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=2)
-    bar = made.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
+    axes.grid(False)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
     bar.set_label(called)
     bar.outline.set_edgecolor(MUTED)
 

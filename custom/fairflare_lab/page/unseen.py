@@ -31,11 +31,11 @@ from fairflare_lab.compare.unseen import (
 from fairflare_lab.page.content import NOTHING, Lead, Page, Picture, Section, Table, listed
 from fairflare_lab.page.groups import picture_of, worded
 from fairflare_lab.page.provenance import facts
-from fairflare_lab.page.style import INK, look, panel, rows_at
+from fairflare_lab.page.style import INK, chart, look, rows_at
 from fairflare_lab.page.words import say
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
 
 
 def unseen(found: UnseenSites | None) -> Section:
@@ -78,7 +78,14 @@ def lead(found: UnseenSites) -> Lead:
     none = "no method has a model to hand over to a hospital that was not there."
     picture = Picture(
         "unseen",
-        partial(_draw, found),
+        partial(
+            chart,
+            partial(_draw, found, adapted),
+            1.25 + 0.42 * len(found.rows),
+            f"{in_words(found.metric)} at seen and unseen sites",
+            found.synthetic,
+            xlabel=in_words(found.metric),
+        ),
         "Filled: at sites that trained; open: at sites that were left out"
         + ("; cross: there, with norm statistics of the site's own images" if adapted else "")
         + f". Thin lines are 95 % intervals; {'to the right' if found.higher else 'to the left'} is better.",
@@ -111,9 +118,7 @@ def _in_words(row: UnseenRow, found: UnseenSites) -> str:
     return " ".join(say("at_unseen", row, [*nothing_anywhere(row, found.metric, found.higher)], NOT_SURE))
 
 
-def _draw(found: UnseenSites) -> Figure:
-    metric, adapted = in_words(found.metric), any(math.isfinite(row.adapted.mean) for row in found.rows)
-    made, axes = panel(1.25 + 0.42 * len(found.rows), f"{metric} at seen and unseen sites", found.synthetic)
+def _draw(found: UnseenSites, adapted: bool, axes: Axes) -> None:
     for place, row in enumerate(found.rows):
         colour, ends = look(place).colour, [row.seen.mean, row.unseen.mean]
         if all(map(math.isfinite, ends)):
@@ -131,7 +136,4 @@ def _draw(found: UnseenSites) -> Figure:
     for name, marker, face in marks[: 3 if adapted else 2]:
         axes.plot([], [], marker, color=INK, markerfacecolor=face, label=name)
     rows_at(axes, [row.label for row in found.rows], 0.6, 0.6)
-    axes.set_xlabel(metric)
-    axes.grid(axis="x")
-    made.legend(loc="outside lower center", ncols=3)
-    return made
+    axes.figure.legend(loc="outside lower center", ncols=3)

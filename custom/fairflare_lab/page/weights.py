@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,10 +15,7 @@ from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, l
 from fairflare_lab.page.layers import mean
 from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, PageRow, PageRun
-from fairflare_lab.page.style import heat, panel
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fairflare_lab.page.style import chart, heat
 
 HALF = 0.5
 EQUAL = 1e-9  # weights that differ by less are equal
@@ -64,12 +61,10 @@ def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
 
 
 def _map(row: PageRow, name: str, weights: pd.DataFrame) -> Picture:
-    def draw() -> Figure:
-        height = min(1.6 + 0.145 * len(weights), 9.5)
-        made, axes = panel(height, f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"])
-        heat(made, axes, weights, list(weights.index), list(weights), "weight, mean over the rounds", low=0.0)
-        return made
-
+    draw = partial(
+        chart, partial(heat, values=weights, called="weight, mean over the rounds", low=0.0),
+        min(1.6 + 0.145 * len(weights), 9.5), f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"],
+    )  # fmt: skip
     told = listed(f"{site} {number(value)}" for site, value in weights.mean().items())
     layer, site = weights.stack().idxmax()
     return Picture(

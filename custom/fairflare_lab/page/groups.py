@@ -53,16 +53,13 @@ def groups(material: Material) -> Section:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
         gaps = [worded(gap_table(rows, material.reference))]
         words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
-    parts: list[Picture | Table] = []
-    for attribute in found["attributes"]:
-        if attribute != EVERYBODY:
-            parts.append(picture_of(found, attribute, material.synthetic, whose))
-            continue
-        known = found["pooled"][EVERYBODY].get("curves", {})
-        for name, about in CURVES.items():
-            if name in known:
-                draw = _curves(found, name, material.synthetic)
-                parts.append(Picture(name, draw, whose + about, of_everybody(found, MEASURES[name])))
+    curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
+    parts: list[Picture | Table] = [
+        Picture(name, _curves(found, name, material.synthetic), whose + told, of_everybody(found, MEASURES[name]))
+        for name, told in CURVES.items()
+        if name in curves
+    ]
+    parts += [picture_of(found, attribute, material.synthetic, whose) for attribute in people]
     parts += [*gaps, *(worded(table, whose) for table in group_tables(run.document))]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)

@@ -11,7 +11,7 @@ import pandas as pd
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare_lab.page.content import Picture, Table, listed
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend, whole_numbers
+from fairflare_lab.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,12 +132,14 @@ def _draw_lines(
 
 
 def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if line_at is not None:
         axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     if log and (means > 0).any(axis=None):
         log_scale(axes)
     axes.grid(axis="y")
-    whole_numbers(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))  # rounds have no halves
     if len(means) == 1:  # one point has no scale of its own
         axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
     heights = {value for value in means.to_numpy().flat if math.isfinite(value)}

@@ -194,23 +194,25 @@ def cost(material: Material) -> Section:
         for name, (times, *more) in by_phase.items()
     ]
     totals = [f"{row} {sum(of[1] for of in by_phase.values()):.1f} s" for row, by_phase in found.items()]
-    text = (
+    names = list(dict.fromkeys(name for by_phase in found.values() for name in by_phase))
+    picture = Picture(
+        "cost",
+        partial(chart, partial(_costs, found, names), 1.9 + 0.5 * len(found), "Seconds and bytes by phase",
+                material.synthetic, panels=2, count=max(len(names), 2)),
+        "Seconds of a whole run and megabytes that its models took over the wire, by phase"
+        f"{', on average over seeds' if material.over_seeds else ''}.",
+        f"Seconds of a whole run: {listed(totals, '; ')}.",
+    )  # fmt: skip
+    table = Table(
+        "cost",
         "Exchanges with the sites, of each run on average: wall-clock seconds, and bytes of models out of the server "
-        "and into it."
+        "and into it.",
+        ["method", "phase", *COSTS],
+        cells,
     )
-    seeds = ", on average over seeds" if material.over_seeds else ""
-    caption = f"Seconds of a whole run and megabytes that its models took over the wire, by phase{seeds}."
-    alt = f"Seconds of a whole run: {listed(totals, '; ')}."
     notes = [
         "Seconds depend on the machine and on what else it did; runs that went at the same time slow each other down."
     ]
-    names = list(dict.fromkeys(name for by_phase in found.values() for name in by_phase))
-    draw = partial(
-        chart, partial(_costs, found, names), 1.9 + 0.5 * len(found), "Seconds and bytes by phase", material.synthetic,
-        panels=2, count=max(len(names), 2),
-    )  # fmt: skip
-    picture = Picture("cost", draw, caption, alt)
-    table = Table("cost", text, ["method", "phase", *COSTS], cells)
     return Section("cost", "What it cost: seconds and bytes", notes=notes, parts=[picture, table])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
@@ -58,13 +58,15 @@ def settings(material: Material) -> Section:
 def _versions(runs: list[PageRun]) -> Table:
     """Give a row for each software, a column for each set of versions that occurs."""
     kinds = {json.dumps(run.info["versions"], sort_keys=True): run.info["versions"] for run in runs}
-    found = [dict(sorted(versions.items())) for versions in kinds.values()]
-    names = list(dict.fromkeys(name for versions in found for name in versions))
-    several = len(found) > 1
-    heads = [f"runs of kind {k}" for k in range(1, len(found) + 1)] if several else ["version"]
-    cells = [[name, *(_text(versions.get(name)) for versions in found)] for name in names]
+    several = len(kinds) > 1
+    heads = [f"runs of kind {k}" for k in range(1, len(kinds) + 1)] if several else ["version"]
     text = "Versions. They are not the same in all runs." if several else "Versions."
-    return Table("versions", text, ["software", *heads], cells)
+    return Table("versions", text, ["software", *heads], _side_by_side(list(kinds.values())))
+
+
+def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
+    names = sorted({name for found in columns for name in found})
+    return [[name, *(_text(found.get(name)) for found in columns)] for name in names]
 
 
 def _settings(rows: list[PageRow]) -> Table:
@@ -78,10 +80,8 @@ def _settings(rows: list[PageRow]) -> Table:
         file = info["task_file"]
         found |= {f"task_file.{key}": file[key] for key in ("name", "sha256", "monai_bundle_sha256") if key in file}
         by_row.append(found)
-    names = sorted({name for found in by_row for name in found})
-    cells = [[name, *(_text(found[name]) if name in found else None for found in by_row)] for name in names]
-    text = "Every setting; the names are those of --set."
-    return Table("settings", text, ["setting", *(row.label for row in rows)], cells, folded=True)
+    text, heads = "Every setting; the names are those of --set.", ["setting", *(row.label for row in rows)]
+    return Table("settings", text, heads, _side_by_side(by_row), folded=True)
 
 
 def _said(runs: list[PageRun]) -> Table:

@@ -61,9 +61,15 @@ def reports(material: Material) -> list[Section]:
             for row in material.rows for field, panels in constant.items() if row.label in panels
             for site, cell in panels[row.label].loc[0].items()
         ]  # fmt: skip
-        text = "Reported, and the same in every round of a run."
-        heads = ["method", "field", "site", "value"]
-        shown += [Table("reports_constant", text, heads, cells, folded=len(cells) > 24)] if constant else []
+        shown.append(
+            Table(
+                "reports_constant",
+                "Reported, and the same in every round of a run.",
+                ["method", "field", "site", "value"],
+                cells,
+                folded=len(cells) > 24,
+            )
+        )
         notes = [f"Not shown: {', '.join(others[MAX_FIELDS:])}."] if len(others) > MAX_FIELDS else []
         sections.append(Section("reports", "What the sites reported", notes=notes, parts=shown))
     return [*sections, *maps(material)]
@@ -147,8 +153,7 @@ def draw_map(som: Mapping[str, Any], title: str, synthetic: bool) -> Callable[[]
 
 
 def _fill_map(matrix: pd.DataFrame, places: Mapping[str, Sequence[int]], axes: Axes) -> None:
-    border = "mean distance to neighbouring neurons (dark: a border)"
-    heat(axes, matrix, border, low=matrix.min(axis=None), colours="Greys")
+    heat(axes, matrix, "mean distance (dark: a border)", low=matrix.min(axis=None), colours="Greys")
     cells: dict[tuple[int, ...], list[str]] = {}
     for site in in_order(places):
         cells.setdefault(tuple(places[site]), []).append(label(site, MAX_CELL_NAME))

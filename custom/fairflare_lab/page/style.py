@@ -48,7 +48,7 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """Of the row or site with this number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
+    """Give the looks of a row or site by its number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
     count = len(COLOURS)
     return Look(
         COLOURS[index % count],
@@ -59,14 +59,14 @@ def look(index: int) -> Look:
 
 
 def label(text: object, most: int = MAX_NAME) -> str:
-    """A name at an axis or in a legend; one that begins with ``_`` would not be shown there."""
+    """Give a name for an axis or a legend; one that begins with ``_`` would not be shown there."""
     found = short_name(printable(text), most)
     return f"\u200b{found}" if found.startswith("_") else found
 
 
 @contextmanager
 def styled(name: str) -> Iterator[None]:
-    """Matplotlib's settings while a figure is made and written."""
+    """Set matplotlib's settings while a figure is made and written."""
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -84,7 +84,7 @@ def styled(name: str) -> Iterator[None]:
 
 
 def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> Figure:
-    """An empty figure; ``title`` is on it too, since the files go their own ways."""
+    """Make an empty figure; ``title`` is on it too, since the files go their own ways."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -119,15 +119,8 @@ def chart(
     return made
 
 
-def whole_numbers(axes: Axes) -> None:
-    """Rounds have no halves."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-
-
 def log_scale(axes: Axes, *, x: bool = False) -> None:
-    """Logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
+    """Make an axis logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     (axes.set_xscale if x else axes.set_yscale)("log")
@@ -138,7 +131,7 @@ def log_scale(axes: Axes, *, x: bool = False) -> None:
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:
-    """Below the panels, in as many columns as fit."""
+    """Put a legend below the panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if count > 1 and labels:
         fit = int(made.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
@@ -146,7 +139,7 @@ def legend(made: Figure, axes: Axes, count: int) -> None:
 
 
 def rows_of_legend(count: int) -> float:
-    """Inches that :func:`legend` takes."""
+    """Give the inches that :func:`legend` takes."""
     return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
 
 
@@ -170,7 +163,7 @@ def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str
 
 
 def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Places and labels of at most so many of the names, evenly."""
+    """Give places and labels of at most so many of the names, evenly."""
     step = max(1, math.ceil(len(names) / most))
     places = list(range(0, len(names), step))
     return places, [label(names[place]) for place in places]
@@ -206,7 +199,7 @@ class Drawn:
 
 
 def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn:
-    """Draws a figure.
+    """Draw a figure.
 
     Args:
         name: letters, digits, ``_`` and ``-``; unique in the page.
@@ -234,7 +227,7 @@ def write_files(
     svg: bool = True,
     shared: bool = True,
 ) -> None:
-    """Writes a figure as PNG and SVG and its figures as CSV, each under ``name``; what is there is replaced.
+    """Write a figure as PNG and SVG and its figures as CSV, each under ``name``; what is there is replaced.
 
     Args:
         folder: made when it is not there.
@@ -255,35 +248,28 @@ def write_files(
 
 
 def _slim(svg: str) -> str:
-    """Without what only the drawing program wants."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    """Leave out what only the drawing program wants."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
 
     def slim(tag: str) -> str:
-        tag = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
-        return re.sub(r"font-family: [^;\"]*(; )?", "", tag)
+        named = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
+        return re.sub(r"font-family: [^;\"]*(; )?", "", named)
 
     svg = _in_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def _inline(svg: str) -> str:
-    """Within a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
+    """Fit it into a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-
-    def own(tag: str) -> str:
-        tag = tag.replace("xlink:href", "href")
-        for colour, variable in VARIABLES.items():
-            tag = tag.replace(colour, variable)
-        return tag
-
-    return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{_in_tags(body, own)}'
+    page = {"xlink:href": "href", **VARIABLES}
+    body = _in_tags(body, lambda tag: re.sub("|".join(page), lambda found: page[found[0]], tag))
+    return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 
 def _in_tags(svg: str, change: Callable[[str], str]) -> str:
-    """Changes tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
+    """Change tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
     return re.sub(r"<[^>]*>", lambda tag: change(tag[0]), svg)

@@ -44,9 +44,8 @@ def layers(material: Material) -> Section:
         "Mean over the layers; 0 is alike. Logarithmic.", "1 - similarity over the rounds.", "1 - similarity",
         "1 - similarity of each site's features to the anchor's, mean over the layers.", worst_first=False, log=True,
     )  # fmt: skip
-    few = f"Pictures of the first {MAX_PANELS} of {len(rows)} methods; the tables have all."
-    notes = [few] if len(rows) > MAX_PANELS else []
-    return Section("layers", "Weights by layer and site", notes=notes, parts=parts)
+    few = [f"Pictures of the first {MAX_PANELS} of {len(rows)} methods; the tables have all."]
+    return Section("layers", "Weights by layer and site", notes=few * (len(rows) > MAX_PANELS), parts=parts)
 
 
 def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
@@ -114,15 +113,19 @@ def influence(material: Material) -> Section:
         return NOTHING
     majority = sum(bool(cell[5]) for cell in cells)
     where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
-    words = "No site had more than half of the weight in any round."
-    if majority:
-        words = (
-            f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
-            "outweighed all others together."
+    outweighs = (
+        f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
+        "outweighed all others together."
+    )
+    words = outweighs if majority else "No site had more than half of the weight in any round."
+    parts: list[Picture | Table] = [
+        Table(
+            "influence",
+            "The largest weight of one site in a run, and in how many rounds one site had more than half.",
+            ["run", "largest weight", "site", "round", "layer", "rounds over one half", "rounds"],
+            cells,
         )
-    heads = ["run", "largest weight", "site", "round", "layer", "rounds over one half", "rounds"]
-    text = "The largest weight of one site in a run, and in how many rounds one site had more than half."
-    parts: list[Picture | Table] = [Table("influence", text, heads, cells)]
+    ]
     values = frame(
         ("", row.label, n, weight)
         for row in material.rows
@@ -140,16 +143,19 @@ def influence(material: Material) -> Section:
         )  # fmt: skip
         parts = [picture, *parts]
     if material.reference:  # of one run they stand among its notes
-        text = (
-            "Where a bound on one site's influence was at work, and who held more than half: the worst round of each "
-            "kind."
+        parts.append(
+            Table(
+                "warnings",
+                "Where a bound on one site's influence was at work, and who held more than half: the worst round of "
+                "each kind.",
+                ["run", "site", "kind", "rounds", "what"],
+                [
+                    [run.name, site or "every site", kind, len(numbers), told]
+                    for run in runs
+                    for site, kind, numbers, told in worst_warnings(run.rounds)
+                ],
+            )
         )
-        warned: list[list[Cell]] = [
-            [run.name, site or "every site", kind, len(numbers), told]
-            for run in runs
-            for site, kind, numbers, told in worst_warnings(run.rounds)
-        ]
-        parts.append(Table("warnings", text, ["run", "site", "kind", "rounds", "what"], warned))
     return Section("influence", "Influence of a single site", words=[words], parts=parts)
 
 

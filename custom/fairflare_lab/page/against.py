@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words
-from fairflare_lab.page.content import NOTHING, Picture, Section, Spread, Table, listed
+from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, listed
 from fairflare_lab.page.material import Material, PageRow
 from fairflare_lab.page.style import INK, chart, label, log_scale, look
 
@@ -121,8 +121,10 @@ def sweep(material: Material) -> Section:
     others = [row for row in rows if row.label not in inside]
     parts: list[Picture | Table] = []
     for name, lines in several.items():
-        cells = [[line, value, *map(row.over, PANELS)] for line, points in lines.items() for value, row in points]
-        told = (f"{line} {value:g}: {number(mean.mean)}" for line, value, mean, _ in cells)
+        cells: list[list[Cell]] = [
+            [line, value, *map(row.over, PANELS)] for line, points in lines.items() for value, row in points
+        ]
+        told = (f"{line} {value:g}: {number(row.over('mean').mean)}" for line, of in lines.items() for value, row in of)
         file = f"sweep_{re.sub(r'[^a-z0-9]+', '_', name.lower())}"
         metric = in_words(material.metric)
         caption = (

@@ -137,8 +137,8 @@ def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Ax
         heights = [math.nan if value is None else value for value in values]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
         for x, of in zip(across, places.values(), strict=True):
-            ends = of.get("intervals", {}).get(group, {}).get(metric) or (None, None)
+            ends = of.get("intervals", {}).get(group, {}).get(metric) or [None]
             if None not in ends:
-                axes.plot([x, x], ends, color=style.colour, linewidth=1.2)
+                axes.plot([x, x], [*ends], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
     axes.margins(0.1)

@@ -57,7 +57,7 @@ def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
 
 def in_the_end(panel: pd.DataFrame) -> dict[str, float]:
     """Give the last finite value of each line."""
-    return figures(panel).ffill().iloc[-1].to_dict()
+    return dict(figures(panel).ffill().iloc[-1])
 
 
 def lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -151,12 +152,9 @@ def intervals(material: Material) -> dict[str, dict[str, Any]]:
 
 def test_images(material: Material) -> dict[str, int]:
     """Count each site's test split, where the runs' sites say it; what differs between runs is left out."""
-    found: dict[str, set[int]] = {}
-    for run in material.runs:
-        for site, split, count in images_of(run.info):
-            if split == "test":
-                found.setdefault(site, set()).add(count)
-    return {site: counts.pop() for site, counts in found.items() if len(counts) == 1}
+    told = {(site, n): None for run in material.runs for site, split, n in images_of(run.info) if split == "test"}
+    times = Counter(site for site, _ in told)
+    return {site: count for site, count in told if times[site] == 1}
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:

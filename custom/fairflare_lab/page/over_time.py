@@ -77,13 +77,13 @@ def rounds(material: Material, split: str = "validation") -> Section:
         sites = frame(("", site, n, value) for _, n, of in found for site, value in of.items())
         of = panels_of(sites, material.sites)[""]
         text = f"{metric} on the validation split of every site"
-        alt = f"In the end: {listed((f'{site} {number(value)}' for site, value in in_the_end(of).items()), '; ')}."
-        by_round = [[n, *line] for n, *line in figures(of).itertuples()]
-        marked = list(of) if final else []
+        told = [f"{site} {number(value)}" for site, value in in_the_end(of).items()]
         parts += [
-            lines(material, "rounds_sites", text, {"": of}, "A line for each site.", alt, metric,
-                  worst_first=material.higher, final=marked),
-            Table("rounds_sites", f"{text}, by round.", ["round", *of], by_round, folded=True),
+            lines(material, "rounds_sites", text, {"": of}, "A line for each site.",
+                  f"In the end: {listed(told, '; ')}.", metric, worst_first=material.higher,
+                  final=list(of) if final else []),
+            Table("rounds_sites", f"{text}, by round.", ["round", *of],
+                  [[n, *line] for n, *line in figures(of).itertuples()], folded=True),
         ]  # fmt: skip
     return Section(key, title, parts=parts)
 

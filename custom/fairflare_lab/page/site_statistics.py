@@ -71,12 +71,14 @@ def _numbers(document: StatsDocument) -> Section:
     ]  # fmt: skip
     pooled = [document.pooled.counts[name] for name in names]
     rows.append(["pooled", *pooled, document.pooled.quantiles.get("50"), None, None])
-    caption = (
+    table = Table(
+        "numbers",
         "Distances are of a site from all others together: Wasserstein of intensities in shares of the intensity "
-        "range, Jensen-Shannon (base 2) of class mixes; 0: alike, 1: nothing in common."
+        "range, Jensen-Shannon (base 2) of class mixes; 0: alike, 1: nothing in common.",
+        ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"],
+        rows,
     )
-    heads = ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"]
-    return Section("numbers", "What the sites have", parts=[Table("numbers", caption, heads, rows)])
+    return Section("numbers", "What the sites have", parts=[table])
 
 
 def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
@@ -92,11 +94,12 @@ def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section
         f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
         f"Medians: {listed(medians)}.",
     )
-    rows: list[list[Cell]] = [
-        [site, *of.quantiles.values()] for site, of in [*having.items(), ("pooled", document.pooled)]
-    ]
-    caption = "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off."
-    table = Table("quantiles", caption, ["site", *(f"{p} %" for p in document.pooled.quantiles)], rows)
+    table = Table(
+        "quantiles",
+        "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",
+        ["site", *(f"{p} %" for p in document.pooled.quantiles)],
+        [[site, *of.quantiles.values()] for site, of in [*having.items(), ("pooled", document.pooled)]],
+    )
     return Section("intensity", "Intensities", parts=[picture, table])
 
 
@@ -140,26 +143,30 @@ def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
 
 def _sizes(sites: Mapping[str, Figures]) -> Section:
     shown = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
+    if not shown:
+        return NOTHING
+    picture = Picture(
+        "sizes",
+        partial(chart, partial(_strips, sites, shown), (0.2 * len(sites) + 0.75) * len(shown) + 0.4,
+                "sizes and spacings", False, panels=len(shown)),
+        "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images.",
+        "The tables below have the numbers.",
+    )  # fmt: skip
     tables = []
     for axis in shown:
         having = {site: of.histograms[axis] for site, of in sites.items() if axis in of.histograms}
         bins = sorted({(one.low, one.high) for of in having.values() for one in of.bins})
         counts = {site: {one.low: one.count for one in of.bins} for site, of in having.items()}
-        rows: list[list[Cell]] = [
-            [site, *(counts[site].get(low, 0) for low, _ in bins), of.suppressed] for site, of in having.items()
-        ]
         heads = [f"{low:g}-{high - 1:g}" if AXES[axis].whole else f"{low:g}-{high:g}" for low, high in bins]
-        caption = f"Numbers of {AXES[axis].doc}, in {AXES[axis].unit}."
-        tables.append(Table(axis, caption, ["site", *heads, "suppressed"], rows))
-    about = (
-        "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images."
-    )
-    draw = partial(
-        chart, partial(_strips, sites, shown), (0.2 * len(sites) + 0.75) * len(shown) + 0.4, "sizes and spacings",
-        False, panels=len(shown),
-    )  # fmt: skip
-    picture = Picture("sizes", draw, about, "The tables below have the numbers.")
-    return Section("sizes", "Sizes and spacings", parts=[picture, *tables] if tables else [])
+        tables.append(
+            Table(
+                axis,
+                f"Numbers of {AXES[axis].doc}, in {AXES[axis].unit}.",
+                ["site", *heads, "suppressed"],
+                [[site, *(counts[site].get(low, 0) for low, _ in bins), of.suppressed] for site, of in having.items()],
+            )
+        )
+    return Section("sizes", "Sizes and spacings", parts=[picture, *tables])
 
 
 def _strips(sites: Mapping[str, Figures], shown: Sequence[str], *panels: Axes) -> None:

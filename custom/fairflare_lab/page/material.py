@@ -148,11 +148,8 @@ def find_runs(folder: Path) -> list[Path]:
     Raises:
         ValueError: there is none.
     """
-    if (one := results_in(folder)) is not None:
-        return [one]
-    for parent in (folder / "runs", folder):
-        places = sorted(parent.iterdir()) if parent.is_dir() else ()
-        if found := [results for place in places if (results := results_in(place)) is not None]:
+    for places in ([folder], (folder / "runs").glob("*"), folder.glob("*")):
+        if found := [results for place in sorted(places) if (results := results_in(place)) is not None]:
             return found
     raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
 
@@ -169,7 +166,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
     """
     paths = find_runs(folder)
-    if len(paths) == 1 and results_in(folder):
+    if results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_results(paths[0], whole=False)), metric)

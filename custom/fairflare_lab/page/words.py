@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.reporting.groups import captions
@@ -46,12 +46,17 @@ def templates(**more: Any) -> jinja2.Environment:
     )
 
 
-def say(macro: str, *given: Any) -> list[str]:
-    """Render a macro of ``words.txt``: one text for each of its paragraphs that has any."""
+@cache
+def _macros() -> object:
     environment = templates(finalize=partial(printable, most=None))
     environment.globals.update(number=number, counted=counted, p_value=p_value, visible=VISIBLE, nan=math.nan)
     environment.tests["nan"] = math.isnan
-    text = str(getattr(environment.get_template("words.txt").module, macro)(*given))
+    return environment.get_template("words.txt").module
+
+
+def say(macro: str, *given: Any) -> list[str]:
+    """Render a macro of ``words.txt``: one text for each of its paragraphs that has any."""
+    text = str(getattr(_macros(), macro)(*given))
     paragraphs = (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n"))
     return [part for part in paragraphs if part]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from fairflare_lab.page.style import INK, Look, chart, label, look, rows_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MAX_BAR_SITES = 10  # more become dots
 MAX_BARS = 60
@@ -158,38 +157,30 @@ def test_images(material: Material) -> dict[str, int]:
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
-    rows, one = material.rows, len(material.rows) == 1
-    bars = len(sites) <= MAX_BAR_SITES and len(sites) * len(rows) <= MAX_BARS
-    how = {
-        "A dot for each site, a row for each method; the vertical stroke is the average.": not bars,
-        "A bar for each site; the dashed line is the average.": bars and one,
-        "A bar for each site and method.": bars and not one,
-        "A thin line is the standard deviation over seeds.": bars and material.over_seeds,
-        "A thin line is the site's 95 % interval, from its own test cases.": bars and intervals(material),
-        "Longer is better: a fair method has no site far behind.": bars and material.higher,
-        "Shorter is better: a fair method has no site far behind.": bars and not material.higher,
-        "To the right is better: a fair method has no site far behind.": not bars and material.higher,
-        "To the left is better: a fair method has no site far behind.": not bars and not material.higher,
-    }
+    rows, metric, count = material.rows, in_words(material.metric), len(material.rows) * len(sites)
+    bars = len(sites) <= MAX_BAR_SITES and count <= MAX_BARS
     worst = [f"{row.label}: {_extremes(row)}" if material.reference else _extremes(row) for row in rows]
-    told = f"by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}."
+    if bars:
+        fill, better, title = _fill_bars, ("Longer", "Shorter"), f"{metric} on the test splits"
+        how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
+        how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
+        how += " A thin line is the site's 95 % interval, from its own test cases." if intervals(material) else ""
+        height = 1.2 + max(0.5, count * 0.13 + len(sites) * 0.12)
+    else:
+        fill, better = _fill_dots, ("To the right", "To the left")
+        title, height = f"{metric} on the test splits of {len(sites)} sites", 1.1 + 0.34 * len(rows)
+        how = "A dot for each site, a row for each method; the vertical stroke is the average."
     return Picture(
         "sites",
-        _bars(material, sites) if bars else _dots(material, sites),
-        " ".join(text for text, holds in how.items() if holds),
-        f"{in_words(material.metric)} {told}",
-    )
+        partial(chart, partial(fill, material, sites), height, title, material.synthetic,
+                count=len(rows) if bars else 0, xlabel=metric),
+        f"{how} {better[not material.higher]} is better: a fair method has no site far behind.",
+        f"{metric} by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}.",
+    )  # fmt: skip
 
 
 def _extremes(row: PageRow) -> str:
     return extremes({site: row.at(site).mean for values in row.values for site in values}) or "no value"
-
-
-def _bars(material: Material, sites: Sequence[str]) -> Callable[[], Figure]:
-    count, metric = len(material.rows), in_words(material.metric)
-    height = 1.2 + max(0.5, len(sites) * count * 0.13 + len(sites) * 0.12)
-    fill, title = partial(_fill_bars, material, sites), f"{metric} on the test splits"
-    return partial(chart, fill, height, title, material.synthetic, count=count, xlabel=metric)
 
 
 def _fill_bars(material: Material, sites: Sequence[str], axes: Axes) -> None:
@@ -227,12 +218,6 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
     ] if own else None  # fmt: skip
 
 
-def _dots(material: Material, sites: Sequence[str]) -> Callable[[], Figure]:
-    metric, height = in_words(material.metric), 1.1 + 0.34 * len(material.rows)
-    title = f"{metric} on the test splits of {len(sites)} sites"
-    return partial(chart, partial(_fill_dots, material, sites), height, title, material.synthetic, xlabel=metric)
-
-
 def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
     for index, row in enumerate(material.rows):
         finite = [mean for site in sites if math.isfinite(mean := row.at(site).mean)]
@@ -265,7 +250,7 @@ def differences(material: Material) -> Section:
         partial(
             chart,
             partial(_forest, material, of),
-            0.8 + (0.7 + 0.28 * (len(material.rows) - 1)) * len(MEASURES),
+            0.8 + (0.7 + 0.28 * len({d.label for d in of})) * len(MEASURES),
             f"{in_words(material.metric)}: differences to {reference}",
             material.synthetic,
             panels=len(MEASURES),

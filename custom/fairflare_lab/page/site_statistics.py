@@ -36,15 +36,25 @@ TERMS = (
 
 
 def write_statistics(document: StatsDocument, folder: Path) -> Path:
-    """Write ``stats.json``, ``stats.csv`` and ``stats.html`` into a folder; gives the page.
+    """Write ``stats.json``, ``stats.csv`` and ``stats.html`` into a folder and return the page's path.
 
     Raises:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    json = document.model_dump_json(indent=2) + "\n"
-    for name, text in {DOCUMENT: json, CSV: csv_of(document), PAGE: draw_and_render(page_of(document))}.items():
+    for name, text in {DOCUMENT: document.model_dump_json(indent=2) + "\n", CSV: csv_of(document)}.items():
         write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    return write_page(document, folder)
+
+
+def write_page(document: StatsDocument, folder: Path) -> Path:
+    """Write ``stats.html`` into a folder and return its path.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    html = draw_and_render(page_of(document))
+    write_whole(folder / PAGE, partial(Path.write_text, data=html, encoding="utf-8"), shared=True)
     return folder / PAGE
 
 

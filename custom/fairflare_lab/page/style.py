@@ -10,11 +10,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.layout import printable
 from fairflare.reporting.pictures import short_name
 
@@ -216,35 +213,6 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
             made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg), svg, pixels.getvalue())
-
-
-def write_files(
-    folder: Path,
-    name: str,
-    draw: Callable[[], Figure],
-    rows: Sequence[Sequence[Any]] = (),
-    *,
-    svg: bool = True,
-    shared: bool = True,
-) -> None:
-    """Write a figure as PNG and SVG and its figures as CSV, each under ``name``; what is there is replaced.
-
-    Args:
-        folder: made when it is not there.
-        name, draw: as :func:`drawn`.
-        rows: of the CSV file, the header first; empty: none.
-        svg: False: PNG alone.
-        shared: others may read it, too.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    made = drawn(name, draw)
-    content = {"csv": csv_text(rows).encode(), "png": made.png, "svg": made.svg.encode()}
-    for ending in [*(["csv"] if rows else []), "png", *(["svg"] if svg else [])]:
-        write = partial(Path.write_bytes, data=content[ending])
-        write_whole(folder / f"{name}.{ending}", write, durable=False, shared=shared)
 
 
 def _slim(svg: str) -> str:

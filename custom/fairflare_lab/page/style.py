@@ -233,8 +233,13 @@ def _inline(svg: str) -> str:
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-    page = {"xlink:href": "href", **VARIABLES}
-    body = _in_tags(body, lambda tag: re.sub("|".join(page), lambda found: page[found[0]], tag))
+
+    def themed(tag: str) -> str:
+        for text, of_page in {"xlink:href": "href", **VARIABLES}.items():
+            tag = tag.replace(text, of_page)
+        return tag
+
+    body = _in_tags(body, themed)
     return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 

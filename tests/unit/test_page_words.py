@@ -29,6 +29,8 @@ def rich(label: str = "fed_x", seed: int = 0, shift: float = 0.0) -> dict[str, A
         record["details"] = {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, n]}, "sigma": 1.0}}
     run["rounds"][1]["left_out"] = [{"site": "site-2", "phase": "train", "reason": "loss is nan"}]
     run["rounds"][1]["accepted"] = ["site-1", "site-10"]
+    for site, images in (("site-1", 4), ("site-2", 4 + seed)):
+        run["info"]["said"][site]["images"]["test"] = images
     run["rounds"][1]["warnings"] = [{"site": "site-1", "kind": "majority", "value": 0.6, "used": 0.6, "text": "Half."}]
     return run | {"validation": {s: {"dice": 0.5} for s in SITES}}
 

@@ -276,7 +276,7 @@ def quick() -> None:
         tempfile.tempdir = "/dev/shm"
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    journal.draw_pictures = journal.write_run_page = lambda *_: []  # type: ignore[assignment]
+    journal.tell_listeners = lambda _: []
 
 
 def accuracy(results: Mapping[str, Any], case: Case) -> float:

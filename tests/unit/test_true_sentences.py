@@ -23,7 +23,7 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.prediction.saved_model import read_model
-from fairflare.reporting.layout import Spread, Table, shown
+from fairflare.reporting.layout import Table, shown
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
@@ -33,7 +33,7 @@ from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.unseen import Unseen, unseen_of
 from fairflare_lab.page.groups import worded
-from fairflare_lab.page.lines import Series, lines_picture
+from fairflare_lab.page.lines import frame, lines, panels_of
 from fairflare_lab.page.material import of_one, of_several, page_run
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build
@@ -267,8 +267,8 @@ def test_tables_of_groups_have_words_on_the_page_and_names_in_the_file() -> None
 @pytest.mark.parametrize(("value", "most"), [(0.33, 0.66), (0.0, 1.0)])
 def test_one_point_has_a_scale_that_begins_at_0(value: float, most: float) -> None:
     material: Any = SimpleNamespace(over_seeds="", synthetic=False)
-    series = {"": [Series("a", 0, {0: Spread(value)})]}
-    axes = lines_picture(material, "n", "title", series, "", "", unit="Dice").draw().axes[0]
+    panels = panels_of(frame([("", "a", 0, value)]), ["a"])
+    axes = lines(material, "n", "title", panels, "", "", "Dice").draw().axes[0]
     assert (axes.get_xlim(), axes.get_ylim()) == ((-1, 1), (0, most))
 
 

@@ -13,7 +13,7 @@ from fairflare.core.statistics.group_sums import sums_of
 from fairflare.reporting.layout import MISSING
 from fairflare_lab.compare.group_gaps import gap_table, of_left_out
 from fairflare_lab.compare.unseen import Unseen, unseen_of
-from fairflare_lab.page.material import only_left_out, read_material
+from fairflare_lab.page.material import read_material
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build, write_report
 from tests.unit.report_runs import document, write_comparison, write_run
@@ -136,14 +136,11 @@ def test_methods_stand_as_they_were_compared_and_the_first_leads(tmp_path: Path)
             place = folder / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
             write_run(place, results)
             unseen.write(place / "server" / "simulate_job" / "fairflare")
-    found = only_left_out(folder)
-    assert found is not None
-    assert [row.label for row in found[0].rows] == ["a_last", "b_first"]
+    assert [row.label for row in read_material(folder).unseen.rows] == ["a_last", "b_first"]  # type: ignore[union-attr]
     (folder / "unseen.csv").write_text("method,seeds\nb_first,3\na_last,3\n")
-    found = only_left_out(folder)
-    assert found is not None
-    assert [row.label for row in found[0].rows] == ["b_first", "a_last"]
-    page = unseen_page(*found)
+    material = read_material(folder)
+    assert [row.label for row in material.unseen.rows] == ["b_first", "a_last"]  # type: ignore[union-attr]
+    page = build(material)
     assert page.leads[0].text.startswith("Unseen hospitals: b_first has ")
     assert " less, beyond noise)" in page.leads[0].text
     assert "(-" not in page.leads[0].text
@@ -272,9 +269,7 @@ def test_the_page_of_left_out_sites_has_groups_of_people(tmp_path: Path) -> None
             place = tmp_path / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
             write_run(place, results)
             unseen.write(place / "server" / "simulate_job" / "fairflare")
-    found = only_left_out(tmp_path)
-    assert found is not None
-    page = unseen_page(*found)
+    page = build(read_material(tmp_path))
     assert [lead.section for lead in page.leads] == ["unseen_groups", "unseen"]
     text = page.leads[0].text
     assert 'With a, across all sites sex "M" (in 2 of 2 runs) has the lowest AUC' in text

@@ -48,7 +48,7 @@ def in_one_line(error: BaseException) -> str:
 
 def lacking_for_pages() -> str | None:
     """The sentence where no page can be made on this machine."""
-    absent = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 
 

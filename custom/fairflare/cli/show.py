@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +24,6 @@ def show(
     last: Annotated[
         bool, typer.Option("--last", help="Of several runs: of their last models (test_last), not of the final one.")
     ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Of one run: a PNG of what every site gets; replaced if there.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
@@ -39,8 +35,6 @@ def show(
         one_form(as_json, markdown=markdown, csv=csv)
         style: Any = "markdown" if markdown else "csv" if csv else "text"
         found = [read_results(find_results(path)) for path in runs]
-        if picture is not None:
-            _write_picture(found, picture, metric)
         if len(found) > 1:
             several = plugged(COMMANDS).get("show")
             if several is None:
@@ -54,21 +48,3 @@ def show(
             console.print(rich_table(found[0], metric=metric, width=console.width))
         else:
             typer.echo(fairness_table(found[0], metric=metric, style=style))
-
-
-def _write_picture(found: Sequence[Mapping[str, Any]], path: Path, metric: str | None) -> None:
-    """Draws what every site of one run gets, as a PNG.
-
-    Raises:
-        ValueError: several runs, another kind of file, no matplotlib, or the run has no final test.
-    """
-    if len(found) != 1:
-        raise ValueError(f"--picture is of one run, got {len(found)}")
-    if path.suffix.lower() != ".png" or not path.parent.is_dir():
-        raise ValueError(f"--picture must be a .png file in a folder that exists, got {path}")
-    from fairflare.reporting.pictures import draw_sites, save_picture
-
-    try:
-        save_picture(draw_sites(found[0], metric), path)
-    except ImportError as error:
-        raise ValueError("--picture needs matplotlib: pip install 'fairflare[page]'") from error

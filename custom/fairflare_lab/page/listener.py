@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fairflare.reporting.pictures import draw_pictures
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.reporting.sites.statistics import StatsDocument
+from fairflare_lab.page.pictures import draw_pictures
 from fairflare_lab.page.site_statistics import write_page
 from fairflare_lab.page.write import write_run_page
 

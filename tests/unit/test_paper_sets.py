@@ -15,23 +15,21 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError
-from fairflare.data.preparers import PUBLIC, Dealing, prepare_images, prepare_masks
-from fairflare.data.preparers.public import CENTRES, FEDISM, RIF_SITES
-from fairflare.data.preparers.special import KINDS, PROSTATE_SITES
+from fairflare.data.preparers import Dealing, prepare_images, prepare_masks
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2019
-from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_GROUPS
+from fairflare_lab.sets.published import CENTRES, FEDISM, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS, RIF_SITES
+from fairflare_lab.sets.special import KINDS, PROSTATE_SITES
 
-prepare_flamby = PUBLIC["isic2019-flamby"].prepare
-prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
-prepare_isic2018 = PUBLIC["isic2018"].prepare
-prepare_isic2019 = PUBLIC["isic2019"].prepare
-prepare_messidor2 = PUBLIC["messidor2"].prepare
-prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
-prepare_rif = PUBLIC["rif"].prepare
-prepare_rsna = PUBLIC["rsna"].prepare
-prepare_tones = PUBLIC["isic2019-tones"].prepare
+prepare_flamby = PREPARERS["isic2019-flamby"].prepare
+prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
+prepare_isic2018 = PREPARERS["isic2018"].prepare
+prepare_isic2019 = PREPARERS["isic2019"].prepare
+prepare_messidor2 = PREPARERS["messidor2"].prepare
+prepare_prostate_mri = PREPARERS["prostate-mri"].prepare
+prepare_rif = PREPARERS["rif"].prepare
+prepare_rsna = PREPARERS["rsna"].prepare
+prepare_tones = PREPARERS["isic2019-tones"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -418,9 +416,7 @@ def test_hyperkvasir(tmp_path: Path) -> None:
     written = prepare_hyperkvasir(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=2))
     content = json.loads((written["site-1"] / "datalist.json").read_text())
     assert content["class_names"] == list(HYPERKVASIR)
-    assert [len(members) for members in content["class_groups"].values()] == [
-        len(m) for m in HYPERKVASIR_GROUPS.values()
-    ]
+    assert [len(members) for members in content["class_groups"].values()] == [7, 9, 7]
     for entry in content["training"]:
         assert entry["label"] == int(Path(entry["image"]).stem[:4], 16)
     folder = next((source / "labeled-images").glob("*/*/ileum"))
@@ -434,7 +430,7 @@ def test_hyperkvasir(tmp_path: Path) -> None:
 
 
 def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
-    from fairflare.data.preparers.special import windowed
+    from fairflare_lab.sets.special import windowed
 
     values = np.array([[-1024, 0, 20], [40, 80, 3000]])
     expected = [[0, 0, 64], [128, 255, 255]]

@@ -12,20 +12,20 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.preparers import PREPARERS, PUBLIC, prepare_folders
+from fairflare.data.preparers import prepare_folders, preparers
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.public import NUCLEI, WHITE_CELLS
-from fairflare.data.preparers.special import PROSTATE_SITES
 from fairflare.data.preparers.splitting import group_labels, split_groups
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from fairflare_lab.sets.published import NUCLEI, PREPARERS, WHITE_CELLS
+from fairflare_lab.sets.special import PROSTATE_SITES
 
-prepare_cell_types = PUBLIC["cell-types"].prepare
-prepare_nuclei = PUBLIC["nuclei"].prepare
-prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
-prepare_red_cells = PUBLIC["red-cells"].prepare
-prepare_white_cells = PUBLIC["white-cells"].prepare
+prepare_cell_types = PREPARERS["cell-types"].prepare
+prepare_nuclei = PREPARERS["nuclei"].prepare
+prepare_prostate_mri = PREPARERS["prostate-mri"].prepare
+prepare_red_cells = PREPARERS["red-cells"].prepare
+prepare_white_cells = PREPARERS["white-cells"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -469,7 +469,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
-    for name, preparer in PREPARERS.items():
+    for name, preparer in preparers().items():
         assert preparer.name == name
         assert f"fairflare prepare {name} " in text
         assert main([name, "--help"]) == 0

@@ -20,27 +20,25 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError
-from fairflare.data.preparers import PUBLIC, Dealing, Item, PublicSet, prepare_images
+from fairflare.data.preparers import Dealing, Item, prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
-from fairflare.data.preparers.engine import Keys, Listed, Pairs
-from fairflare.data.preparers.public import FED_MAS, FEDISM, FEDMRL
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019
-from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
+from fairflare_lab.sets.layouts import Keys, Listed, Pairs, PublicSet
+from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
 
-prepare_flamby = PUBLIC["isic2019-flamby"].prepare
-prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
-prepare_isic2018 = PUBLIC["isic2018"].prepare
-prepare_isic2019 = PUBLIC["isic2019"].prepare
-prepare_messidor2 = PUBLIC["messidor2"].prepare
-prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
-prepare_rif = PUBLIC["rif"].prepare
-prepare_rsna = PUBLIC["rsna"].prepare
-prepare_tones = PUBLIC["isic2019-tones"].prepare
+prepare_flamby = PREPARERS["isic2019-flamby"].prepare
+prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
+prepare_isic2018 = PREPARERS["isic2018"].prepare
+prepare_isic2019 = PREPARERS["isic2019"].prepare
+prepare_messidor2 = PREPARERS["messidor2"].prepare
+prepare_prostate_mri = PREPARERS["prostate-mri"].prepare
+prepare_rif = PREPARERS["rif"].prepare
+prepare_rsna = PREPARERS["rsna"].prepare
+prepare_tones = PREPARERS["isic2019-tones"].prepare
 
 TRUTH = "ISIC2018_Task3_Training_GroundTruth"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"
@@ -230,7 +228,7 @@ def test_rif_says_which_settings_a_run_needs(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_fedmrl_holds_a_fifth_out_before_it_deals(tmp_path: Path) -> None:
-    counts = scaled(ISIC2018, ISIC2018_COUNTS, 40)
+    counts = scaled(ISIC2018, ISIC2018.values(), 40)
     labels = isic2018(tmp_path / "s", counts, f"{TRUTH}/{LESIONS}")
     written = prepare_isic2018(tmp_path / "s", tmp_path / "out")
     assert list(written) == [f"site-{n}" for n in (1, 2, 3, 4)]
@@ -272,7 +270,7 @@ def test_a_sites_own_test_has_its_classes() -> None:
 
 
 def test_hyperkvasir_folds_are_of_all_images(tmp_path: Path) -> None:
-    counts = [max(5, round(count / 40)) for count in HYPERKVASIR_COUNTS]
+    counts = [max(5, round(count / 40)) for count in HYPERKVASIR.values()]
     labels: dict[str, int] = {}
     for label, (name, count) in enumerate(zip(HYPERKVASIR, counts, strict=True)):
         tract = ("lower-gi-tract", "upper-gi-tract")[label % 2]

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import typer
 from fairflare.base.disk.files import system_error
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
-from fairflare.data.preparers import PREPARERS, dealing
 from fairflare.data.preparers import counts as counting
-from fairflare.data.preparers.draft import FOLDER
-from fairflare.data.preparers.engine import Preparer, PublicSet
-from fairflare.data.preparers.options import Command, option, values_of
+from fairflare.data.preparers import dealing, preparers
+from fairflare.data.preparers.options import Command, Preparer, option, values_of
 from fairflare.data.preparers.writing import MANIFEST
 
 INTERRUPTED = 130
@@ -57,12 +54,12 @@ def make_app(prog: str = PROG) -> typer.Typer:
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
     )  # fmt: skip
-    for preparer in PREPARERS.values():
+    for preparer in preparers().values():
         app.command(preparer.name, cls=Command, help=preparer.text)(command_of(preparer, prog))
     return app
 
 
-def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[..., None]:
+def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
     """A function with the options of one preparer as its arguments."""
 
     def run(**options: Any) -> None:
@@ -73,9 +70,7 @@ def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[...
             print(f"{prog}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
-            draft = Path(options["out_dir"], FOLDER)
-            how = f"; what is done waits in {draft}, and the same command goes on with it" if draft.is_dir() else ""
-            print(f"interrupted{how}", file=sys.stderr)
+            print("interrupted; nothing is written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
     given = [*([SOURCE] if preparer.has_source else []), *SHARED, *preparer.options]
@@ -85,17 +80,16 @@ def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[...
     return run
 
 
-def _prepare(preparer: Preparer | PublicSet, given: Mapping[str, Any]) -> None:
+def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     options = dict(given)
     plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:
         options["dealing"] = dealing.from_options(options, preparer.dealing)
         plain |= dealing.options_of(options["dealing"])
-    picture = find_spec("matplotlib") is not None
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
-        written = preparer.prepare(**options, record=record, picture=picture, progress=progress)
-    say(written, Path(options["out_dir"]), picture, by_name="group" in options)
+        written = preparer.prepare(**options, record=record, progress=progress)
+    say(written, Path(options["out_dir"]), by_name="group" in options)
 
 
 @contextmanager
@@ -111,7 +105,7 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = False) -> None:
+def say(written: Mapping[str, Path], out: Path, by_name: bool = False) -> None:
     """What every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
     counted: dict[str, dict[str, Counter[int | None]]] = {}
     names = None
@@ -131,8 +125,7 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
         print(f"\nimages of training, validation and test\n{counting.as_text(counted, names)}", end="")
     for line in _patients(unknown, by_name):
         print(line)
-    drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[page]')"
-    print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
+    print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])

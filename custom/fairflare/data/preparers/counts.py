@@ -1,18 +1,15 @@
-"""How many images of which class every site has: as text, as CSV, as a picture."""
+"""How many images of which class every site has: as text, as CSV."""
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from fairflare.base.disk.files import csv_text
 
 Counts = Mapping[str, Mapping[str, "Counter[int | None]"]]  # site, split, class (None: it has a mask)
 
 OWN = ("training", "validation", "test")
-MOST_CELLS = 400  # of the picture that get their number
 
 
 def class_name(number: int | None, names: Sequence[str] | None) -> str:
@@ -60,34 +57,3 @@ def as_text(counts: Counts, names: Sequence[str] | None, width: int = 80) -> str
             tables.append([first])
         tables[-1].append(cells)
     return "\n".join("".join("  ".join(row) + "\n" for row in zip(*table, strict=True)) for table in tables)
-
-
-def draw(counts: Counts, names: Sequence[str] | None, path: Path) -> None:
-    """A picture: class by site, the darker the more images; of masks split by site.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    found, classes = totals(counts), classes_of(counts, names)
-    rows = [class_name(number, names) for number in classes]
-    values = np.array([[own[number] for own in found.values()] for number in classes])
-    if classes == [None]:
-        rows = list(OWN)
-        values = np.array([[own.get(split, Counter()).total() for own in counts.values()] for split in OWN])
-    figure = Figure(figsize=(max(4.0, 1.8 + 0.55 * len(found)), max(2.5, 1.2 + 0.28 * len(rows))), layout="constrained")
-    axes = figure.add_subplot()
-    axes.imshow(np.log10(1 + values), cmap="Blues", aspect="auto", vmin=0)
-    axes.set_xticks(range(len(found)), list(found), rotation=90 if len(found) > 4 else 0, fontsize=8)
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    if values.size <= MOST_CELLS:
-        middle = 0.6 * float(np.log10(1 + values).max())
-        for (y, x), count in np.ndenumerate(values):
-            colour = "white" if np.log10(1 + count) > middle else "black"
-            axes.text(x, y, str(count), ha="center", va="center", fontsize=7, color=colour)
-    axes.set_title("images (training, validation, test)", fontsize=9)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font lacks: counts.csv has the names
-        figure.savefig(path, format="png", dpi=120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,21 +121,6 @@ def mask_of(source: Source) -> Pixels:
     if values.min() < 0 or values.max() > 255:
         raise DataError(f"mask '{source}' has values from {values.min()} to {values.max()}; expected 0 to 255")
     return values.astype(np.uint8)
-
-
-def stamp(source: Source) -> str:
-    """Return the same for the same pixels: of what and how they are made, files by name, size and time of change."""
-    how: list[object] = []
-    while isinstance(source, Made):
-        how.append((source.step.__qualname__, source.args))
-        source = source.source
-    if isinstance(source, Path):
-        status = source.stat()
-        how.append((str(source.absolute()), status.st_size, status.st_mtime_ns))
-    else:
-        own = hashlib.sha256(np.ascontiguousarray(source).tobytes()).hexdigest()
-        how.append((source.shape, str(source.dtype), own))
-    return hashlib.sha256(repr(how).encode()).hexdigest()
 
 
 def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:

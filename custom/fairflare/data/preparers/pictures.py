@@ -18,7 +18,6 @@ from fairflare.data.preparers.contents import (
     without_ending,
 )
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.engine import Preparer
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
@@ -47,6 +46,7 @@ from fairflare.data.preparers.options import (
     DRAWN_ON,
     GROUP,
     LEAVE_OUT,
+    Preparer,
     option,
     parse_pairs,
     sites_of,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
@@ -13,11 +12,10 @@ from pathlib import Path, PurePosixPath
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.contents import contents, without_ending
-from fairflare.data.preparers.names import composed, existing_folder, listing
+from fairflare.data.preparers.names import composed, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
 WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
-ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
 WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
@@ -147,37 +145,6 @@ def _columns(
     return columns[:named], [(line, row[:named]) for line, row in cells]
 
 
-def find_table(source: Path, names: Sequence[str]) -> Path:
-    """The file of one of these names (``/`` for folders) in the source folder.
-
-    Raises:
-        DataError: there is none; names what was expected and what is there.
-    """
-    if found := next((source / name for name in names if (source / name).is_file()), None):
-        return found
-    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
-
-
-def find_below(source: Path, name: str) -> Path | None:
-    """The file of this name, small or capital, anywhere below a folder, the one that lies highest; None: there is none.
-
-    Of tables that come by themselves, and lie where the one who fetched them put them.
-    """
-    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
-    return min(found, key=lambda path: (len(path.parts), path), default=None)
-
-
-def find_folder(source: Path, names: Sequence[str]) -> Path:
-    """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
-    if found := next((source / name for name in names if (source / name).is_dir()), None):
-        return inner if (inner := found / found.name).is_dir() else found
-    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
-
-
-def _content(source: Path) -> str:
-    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
-
-
 class Images:
     """The images of a folder by their name, with or without the ending, however deep they lie.
 
@@ -248,29 +215,3 @@ def _spellings(name: str) -> list[str]:
 def _parts(name: str) -> list[str]:
     """The parts of a path as a table of any system writes it."""
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
-
-
-def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
-    """Return the class of each row from columns of 0 and 1, one for each class.
-
-    Raises:
-        DataError: a row has none or several.
-    """
-    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
-    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
-        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
-    return [number for (number,) in found]
-
-
-def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
-    """A warning in the log where a data set has other numbers of images than the published one.
-
-    Args:
-        what: the data set.
-        found: class (site) of each image.
-        expected: images of each class; none: nobody says.
-    """
-    counts = [sum(number == place for number in found) for place in range(len(expected))]
-    if expected and counts != list(expected):
-        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -21,7 +21,6 @@ from fairflare.data.intensity import labels_of as whole_labels
 from fairflare.data.kinds import shown
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.engine import Preparer
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.layouts import PARTICIPANTS, Case, Tree, listed, pairs, trees_of
@@ -44,6 +43,7 @@ from fairflare.data.preparers.options import (
     DRAWN_ON,
     GROUP,
     LEAVE_OUT,
+    Preparer,
     option,
     sites_of,
 )

@@ -29,7 +29,7 @@ NO_KEY = (
     "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
     "at two sites. {}"
 )
-SITE_FILE, MANIFEST, COUNTS, PICTURE = "fairflare.json", "manifest.json", "counts.csv", "counts.png"
+SITE_FILE, MANIFEST, COUNTS = "fairflare.json", "manifest.json", "counts.csv"
 CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
 
@@ -42,7 +42,6 @@ class Writing(TypedDict, total=False):
     seed: int
     number: bool
     overwrite: bool
-    picture: bool
     progress: Callable[[int], None]
     record: Mapping[str, Any]
 
@@ -106,8 +105,7 @@ def write_sites(
     """A folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all of it or nothing.
 
     Everything goes into a hidden folder first and is then moved into place; what an earlier call wrote is put back
-    when that fails. A call that is interrupted leaves the hidden folder, and the next one takes from it what it would
-    write itself.
+    when that fails.
 
     Args:
         sites: images of each site.
@@ -117,7 +115,6 @@ def write_sites(
         seed: of the split; default 0.
         number: call the sites ``site-1``, ``site-2``, ... instead of by their names.
         overwrite: replace what an earlier call wrote.
-        picture: draw the counts, too (needs matplotlib).
         progress: is told how many files are written.
         record: what the manifest says of the call: ``preparer`` and ``options``.
 
@@ -135,7 +132,6 @@ def write_sites(
     numbered = writing.get("number", False)
     names = site_names(sites, numbered)
     targets = {site: out / name for site, name in names.items()}
-    _in_the_way(out, list(targets.values()), writing.get("overwrite", False))  # before there is a draft
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
         result = _Result(draft, form, seed, names)
@@ -145,7 +141,7 @@ def write_sites(
         for fold in range(1, form.folds + 1):
             own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
             _write_json(draft.new / f"fairflare_fold{fold}.json", {"sites": own})
-        result.summaries({"seed": seed, **writing.get("record", {})}, writing.get("picture", False))
+        result.summaries({"seed": seed, **writing.get("record", {})})
         moves = [(path, draft.old / path.name) for path in existing]
         moves += [(path, out / path.name) for path in sorted(draft.new.iterdir())]
         _move(moves)
@@ -156,7 +152,7 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
     """What is to be replaced: what is there of the new result, and what else an earlier one has."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     earlier = _sites_of(out / MANIFEST)
-    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS, PICTURE)), *out.glob("fairflare_fold*.json")]
+    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS)), *out.glob("fairflare_fold*.json")]
     existing = list(dict.fromkeys(path for path in (*targets, *earlier, *files) if path.exists()))
     if existing and not overwrite:
         raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
@@ -305,8 +301,8 @@ class _Result:
         named = {} if names is None else {"class_names": list(names)}
         return {**named, **({"class_groups": groups} if groups else {})}
 
-    def summaries(self, record: Mapping[str, Any], picture: bool) -> None:
-        """Checksums of each site, counts, their picture where it is wanted, and the manifest."""
+    def summaries(self, record: Mapping[str, Any]) -> None:
+        """Write the checksums of each site, the counts and the manifest."""
         new, names = self.draft.new, self.form.class_names
         sites = {}
         for site, name in self.names.items():
@@ -328,8 +324,6 @@ class _Result:
                 **({} if None in counts["training"] else {"classes": classes}),
             }  # fmt: skip
         (new / COUNTS).write_text(counting.as_csv(self.counts, names), encoding="utf-8")
-        if picture:
-            counting.draw(self.counts, names, new / PICTURE)
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
         classified = any("classes" in own for own in sites.values())

@@ -7,6 +7,7 @@ seed and whether folds are drawn, and gives items: a list, or by site. A functio
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
@@ -24,42 +25,14 @@ from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.names import existing_folder, file_name, listing
 from fairflare.data.preparers.pairing import pair_rows
-from fairflare.data.preparers.tables import (
-    Images,
-    Row,
-    find_below,
-    find_folder,
-    find_table,
-    one_hot,
-    read_table,
-    say_counts,
-)
+from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
 
 log = logging.getLogger(__name__)
 
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
+
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
-
-
-@dataclass(frozen=True)
-class Preparer:
-    """A command for one's own files.
-
-    Attributes:
-        name: of the command.
-        text: what it is.
-        prepare: the function; gets the options by name.
-        options: what only this one has.
-        has_source: whether it reads one folder of source files, ``source_dir``.
-        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
-    """
-
-    name: str
-    text: str
-    prepare: Callable[..., dict[str, Path]]
-    options: Sequence[Parameter] = ()
-    has_source: bool = True
-    dealing: Dealing | None = None
 
 
 @dataclass(frozen=True)
@@ -426,3 +399,63 @@ def tiles(
     for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):
         grey: Pixels = image[:, :, 0] if (image == image[:, :, :1]).all() else image
         yield Item(file_name(name), name.split("_t")[0], grey[middle], mask[middle].astype(np.uint8))
+
+
+# ------------------------------------------------------------------------------------------------- tables and folders
+
+
+def find_table(source: Path, names: Sequence[str]) -> Path:
+    """The file of one of these names (``/`` for folders) in the source folder.
+
+    Raises:
+        DataError: there is none; names what was expected and what is there.
+    """
+    if found := next((source / name for name in names if (source / name).is_file()), None):
+        return found
+    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
+
+
+def find_below(source: Path, name: str) -> Path | None:
+    """The file of this name, small or capital, anywhere below a folder, the one that lies highest; None: there is none.
+
+    Of tables that come by themselves, and lie where the one who fetched them put them.
+    """
+    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
+    return min(found, key=lambda path: (len(path.parts), path), default=None)
+
+
+def find_folder(source: Path, names: Sequence[str]) -> Path:
+    """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
+    if found := next((source / name for name in names if (source / name).is_dir()), None):
+        return inner if (inner := found / found.name).is_dir() else found
+    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
+
+
+def _content(source: Path) -> str:
+    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
+
+
+def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """Return the class of each row from columns of 0 and 1, one for each class.
+
+    Raises:
+        DataError: a row has none or several.
+    """
+    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
+    return [number for (number,) in found]
+
+
+def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
+    """A warning in the log where a data set has other numbers of images than the published one.
+
+    Args:
+        what: the data set.
+        found: class (site) of each image.
+        expected: images of each class; none: nobody says.
+    """
+    counts = [sum(number == place for number in found) for place in range(len(expected))]
+    if expected and counts != list(expected):
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -18,13 +18,13 @@ from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
-from fairflare.data.preparers.engine import site_folders
 from fairflare.data.preparers.items import Item, Made, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.pairing import pair_rows
 from fairflare.data.preparers.splitting import group_labels
-from fairflare.data.preparers.tables import Images, Row, find_folder, find_table, read_table, say_counts
+from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare_lab.sets.layouts import find_folder, find_table, say_counts, site_folders
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def windowed(path: Path, centre: float, width: float) -> Pixels:
         raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
     if values.ndim != 2:
         raise DataError(f"'{path}' has the shape {values.shape}; expected one slice")
-    scaled = np.clip((values - (centre - width / 2)) / width, 0, 1)
+    scaled: npt.NDArray[np.float32] = np.clip((values - (centre - width / 2)) / width, 0, 1)
     if getattr(slice_, "PhotometricInterpretation", "") == "MONOCHROME1":  # high values are dark
         scaled = 1 - scaled
     return np.round(scaled * 255).astype(np.uint8)

@@ -404,7 +404,7 @@ def refuse_bad(
     """
     if not bad:
         return ""
-    lines = "".join(f"\n  {line}" for line in by_kind(bad))
+    lines = "".join(f"\n  {line}" for line in by_kind((f"'{name}'", problem) for name, problem in bad))
     if leave_out:
         return f"{len(bad)} of {number} {what} are left out:{lines}"
     how = "" if leave_out is None else ", or go on without them (--leave-out)"

@@ -107,9 +107,12 @@ def test_a_table_with_sites_patients_and_splits(tmp_path: Path) -> None:
         given = "test" if index % 6 == 0 else ""
         person = "x" if index in (0, 6) else f"p{index // 2}" if index % 6 > 1 else f"q{index}"
         rows.append(f"i{index};{index % 2};{'A' if index < 12 else 'B'};{person};{given}")
+    draw(tmp_path / "s/deep/more.jpeg", 99)
     columns = {"image": "id_code", "label": "grade", "site": "where", "patient": "person"}
     written = prepare_images(table(tmp_path / "s", rows), tmp_path / "out", csv="list.csv", columns=columns)
     assert list(written) == ["A", "B"]
+    (note,) = json.loads((tmp_path / "out/manifest.json").read_text())["notes"]
+    assert "1 of 25 images in" in note
     found = load_datalist(written["A"], site="A", class_labels=True)
     assert found.class_names == ("0", "1")
     assert [s.image.name for s in found.splits["test"]] == ["deep_i0.jpeg", "deep_i6.jpeg"]

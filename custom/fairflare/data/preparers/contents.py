@@ -23,6 +23,10 @@ ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
 PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
 NUMPY = "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\""
+ARRAY = (
+    'an array that does not say where its voxels lie: python -c "import nibabel as n, numpy as p; '
+    "n.save(n.Nifti1Image(p.load('{0}'), p.eye(4)), '{1}.nii.gz')\""
+)
 GIF = "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\""  # its palette is no label
 SLIDE = (
     "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
@@ -37,6 +41,7 @@ CONVERTERS = {
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), PACKED),
     ".gif": GIF,
     ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
+    ".npy": ARRAY,
     ".npz": NUMPY,
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",

@@ -36,7 +36,9 @@ class Row(dict[str, str]):
         self.line, self.where = line, where
 
 
-def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
+def read_table(
+    file: Path, needed: Sequence[str] = (), remedy: str = "", notes: list[str] | None = None
+) -> list[Row]:  # fmt: skip
     """Read the rows of a table with a head line: commas, semicolons or tabs; quoted or not; ``sep=;`` before the head.
 
     UTF-8, UTF-16 where its mark says so, else Windows-1252, which a warning says. Empty rows are passed over.
@@ -45,11 +47,12 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
         file: the table.
         needed: columns that it must have.
         remedy: what to do where one is missing.
+        notes: gets what is to be said of it; None: a warning in the log does.
 
     Raises:
         DataError: it cannot be read, is empty, or lacks a column; names what is there.
     """
-    text = _text_of(file)
+    text = _text_of(file, notes)
     first, _, rest = text.partition("\n")
     said = first.strip().strip('"').lower()
     delimiter, before = "", 1
@@ -78,7 +81,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 
 
-def _text_of(file: Path) -> str:
+def _text_of(file: Path, notes: list[str] | None) -> str:
     """The text of a table, with ``\\n`` at the ends of lines.
 
     Raises:
@@ -100,7 +103,8 @@ def _text_of(file: Path) -> str:
             text = "\0"
         else:
             strange = next(word for word in text.split() if not word.isascii())
-            log.warning("'%s' is not UTF-8; it is read as Windows-1252, such as '%.60s'", file, strange)
+            note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
+            log.warning(note) if notes is None else notes.append(note)
     if "\0" in text:
         raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
     return text.replace("\r\n", "\n").replace("\r", "\n")

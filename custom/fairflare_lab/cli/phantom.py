@@ -52,9 +52,9 @@ def phantom(
         }
         with counting_files() as progress:
             plan = PhantomPlan(**{"phantom": name, "num_sites": sites, **given}) if given else None
-            written = prepare_phantom(
+            prepare_phantom(
                 name, out, sites=sites, image_size=size, cases=cases, plan=plan, seed=seed, overwrite=overwrite,
                 progress=progress, record=record,
             )  # fmt: skip
-    say(written, out)
+    say(out)
     console.print("SYNTHETIC images, no patient data", highlight=False)

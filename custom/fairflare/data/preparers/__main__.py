@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature
@@ -18,10 +17,9 @@ import typer
 from fairflare.base.disk.files import system_error
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
-from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers import dealing, preparers
 from fairflare.data.preparers.options import Command, Preparer, option, values_of
-from fairflare.data.preparers.writing import MANIFEST
+from fairflare.data.preparers.writing import COUNTS, MANIFEST
 
 INTERRUPTED = 130
 PROG = "python -m fairflare.data.preparers"
@@ -88,8 +86,8 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
         plain |= dealing.options_of(options["dealing"])
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
-        written = preparer.prepare(**options, record=record, progress=progress)
-    say(written, Path(options["out_dir"]), by_name="group" in options)
+        preparer.prepare(**options, record=record, progress=progress)
+    say(Path(options["out_dir"]), by_name="group" in options)
 
 
 @contextmanager
@@ -105,28 +103,16 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(written: Mapping[str, Path], out: Path, by_name: bool = False) -> None:
-    """What every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
-    counted: dict[str, dict[str, Counter[int | None]]] = {}
-    names = None
-    unknown: dict[str, list[str]] = {}
-    for site, folder in written.items():
-        content = json.loads((folder / "datalist.json").read_text(encoding="utf-8"))
-        names = content.get("class_names", names)
-        lists = {key: value for key, value in content.items() if key in SPLITS or key.startswith("test_")}
-        print(f"{site} ({content['name']}): {', '.join(f'{len(entries)} {key}' for key, entries in lists.items())}")
-        if not content.get("synthetic") and not any("patient" in e for own in lists.values() for e in own):
-            unknown[site] = list(dict.fromkeys(e["image"] for own in lists.values() for e in own))
-        counted[site] = {
-            key: Counter(e["label"] if isinstance(e["label"], int) else None for e in entries)
-            for key, entries in lists.items()
-        }
-    if counting.classes_of(counted, names) != [None]:
-        print(f"\nimages of training, validation and test\n{counting.as_text(counted, names)}", end="")
-    for line in _patients(unknown, by_name):
+def say(out: Path, by_name: bool = False) -> None:
+    """Say what every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
+    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    for site, found in manifest["sites"].items():
+        print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
+    if any("classes" in found for found in manifest["sites"].values()):
+        print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
+    for line in _patients(out, [site for site, found in manifest["sites"].items() if not found["patients"]], by_name):
         print(line)
     print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
-    manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
         print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
@@ -139,8 +125,25 @@ def say(written: Mapping[str, Path], out: Path, by_name: bool = False) -> None:
     print(f"Next: fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
-def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:
-    """That nobody said whose images they are, and what their names suggest."""
+def _table(counts: Path) -> str:
+    """Return the images of each class at each site, in the site's own splits together."""
+    import pandas
+
+    rows = pandas.read_csv(counts, dtype={"site": str, "class": str}, keep_default_na=False)
+    own = rows[rows["split"].isin(SPLITS)]
+    table = own.pivot_table(values="images", index="class", columns="site", aggfunc="sum", sort=False)
+    table.loc["all"] = table.sum()
+    return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
+
+
+def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:
+    """Say that nobody said whose images sites have, and what the names of these suggest."""
+    unknown: dict[str, list[str]] = {}
+    for site in sites:
+        content = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
+        entries = [entry for key, own in content.items() if key in SPLITS or key.startswith("test_") for entry in own]
+        if not content.get("synthetic"):
+            unknown[site] = list(dict.fromkeys(entry["image"] for entry in entries))
     if not unknown:
         return
     yield (

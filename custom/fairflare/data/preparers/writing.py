@@ -14,11 +14,10 @@ from typing import Any, TypedDict
 
 from fairflare import __version__
 from fairflare.base.checks import whole
-from fairflare.base.disk.files import sha256_of
+from fairflare.base.disk.files import csv_text, sha256_of
 from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
-from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
 from fairflare.data.preparers.items import Item
@@ -207,7 +206,8 @@ class _Result:
 
     def __init__(self, draft: Draft, form: Form, seed: int, names: Mapping[str, str]) -> None:
         self.draft, self.form, self.seed, self.names = draft, form, seed, names
-        self.counts: dict[str, dict[str, Counter[int | None]]] = {}
+        self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
+        self._called: list[str] = []  # classes in the order of their numbers; none: masks
         self._entries: dict[str, list[_Entry]] = {}
         self._shared: dict[str, str] = {}
         self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
@@ -272,7 +272,11 @@ class _Result:
         )
 
     def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
-        with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
+        labels = [entry.label for own in self._entries.values() for entry in own]
+        numbers = [label for label in labels if isinstance(label, int)]
+        with_classes = len(numbers) == len(labels)
+        if with_classes:
+            self._called = list(self.form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         for fold in range(self.form.folds or 1):
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
             if tested := self._tested.get(fold):
@@ -289,7 +293,7 @@ class _Result:
                     load_datalist(folder, file, site=site, class_labels=with_classes)  # as a site would
                 if fold == 0:
                     self.counts[self.names[site]] = {
-                        split: Counter(e["label"] if with_classes else None for e in entries)
+                        split: Counter(self._called[e["label"]] if with_classes else "images" for e in entries)
                         for split, entries in by_split.items()
                     }
 
@@ -303,35 +307,34 @@ class _Result:
 
     def summaries(self, record: Mapping[str, Any]) -> None:
         """Write the checksums of each site, the counts and the manifest."""
-        new, names = self.draft.new, self.form.class_names
+        new = self.draft.new
         sites = {}
+        rows: list[tuple[str, str, str, int]] = []
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
             lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
             (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
             counts, noise = self.counts[name], self.form.label_noise.get(site)
-            classes = {
-                split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}
-                for split, found in counts.items()
-            }
+            rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self._called or ["images"]]
+            classes = {split: {c: own[c] for c in self._called if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
                 "corrupted": site in self.form.corrupted,
                 "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
                 **({} if noise is None else {"label_noise": noise}),
-                **({} if None in counts["training"] else {"classes": classes}),
+                **({"classes": classes} if self._called else {}),
             }  # fmt: skip
-        (new / COUNTS).write_text(counting.as_csv(self.counts, names), encoding="utf-8")
+        (new / COUNTS).write_text(csv_text([("site", "split", "class", "images"), *rows]), encoding="utf-8")
+        names = self.form.class_names
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
-        classified = any("classes" in own for own in sites.values())
         content = {
-            "kind": "classification" if classified else "segmentation",
+            "kind": "classification" if self._called else "segmentation",
             **record,
             "folds": self.form.folds,
-            "task": {**({"num_classes": len(names)} if names and classified else {}), **self.form.task},
+            "task": {**({"num_classes": len(names)} if names and self._called else {}), **self.form.task},
             "notes": self.notes,
             "versions": versions,
             "sites": sites,

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -21,7 +22,7 @@ from fairflare.base.checks import choice, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import without_ending
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
+from fairflare.data.preparers.items import Item, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
@@ -333,7 +334,7 @@ class Pairs:
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
                 for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
                     drawn = Path(case.label)
-                    mask = Made(drawn, relabelled, (self.tops, self.labels)) if self.labels else drawn
+                    mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
                     name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
                     item = Item(name, case.name, case.image, mask, splits=splits)
                     found.setdefault(site, []).append(item)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
-from fairflare.data.preparers.items import Item, Made, Pixels
+from fairflare.data.preparers.items import Item, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.splitting import group_labels
@@ -235,7 +236,7 @@ def rsna(
             people = list(threads.map(lambda path: person_in_header(path, seed), paths))
     return [
         Item(
-            file_name(name), person or name, Made(path, windowed, (centre, width)) if is_dicom else path, label, person
+            file_name(name), person or name, partial(windowed, path, centre, width) if is_dicom else path, label, person
         )
         for (name, label), path, person, is_dicom in zip(chosen.items(), paths, people, dicom, strict=True)
     ]

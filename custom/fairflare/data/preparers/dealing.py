@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Item, Made, corrupted, resized_image, resized_mask
+from fairflare.data.preparers.items import Item, corrupted, resized_image, resized_mask
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
@@ -252,11 +253,11 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     found, edge = dealing.corruption, dealing.edge
     if not edge:  # a corruption needs a size
         return item
-    image = Made(item.image, resized_image, (edge, edge))
+    image = partial(resized_image, item.image, edge, edge)
     if found is not None and bad:
         own = image_seed(f"{found[0]}/{item.name}", seed)
-        image = Made(item.image, corrupted, (*found, own, edge))
-    mask = item.mask if isinstance(item.mask, int) else Made(item.mask, resized_mask, (edge, edge))
+        image = partial(corrupted, item.image, *found, own, edge)
+    mask = item.mask if isinstance(item.mask, int) else partial(resized_mask, item.mask, edge, edge)
     return replace(item, image=image, mask=mask)
 
 

@@ -6,7 +6,6 @@ import csv
 import io
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from fairflare.data.datalist import DataError, suffix_of
@@ -61,9 +60,7 @@ def read_table(
     lines = text.split("\n")
     head_line = next((line for line in lines if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
-    cells = _cells(file, text, delimiter)
-    at = accumulate((1 + sum(cell.count("\n") for cell in row) for row in cells), initial=before)
-    filled = [(line, row) for line, row in zip(at, cells, strict=False) if any(row)]
+    filled = _filled(file, text, delimiter, before)
     if len(filled) < 2:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
@@ -110,19 +107,19 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
-    """All cells, empty rows too; rows are of one length, the longest one's."""
-    import pandas
-
-    width = max(line.count(delimiter) for line in text.split("\n")) + 1
+def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
+    """Return the rows with a cell that is not empty, each with its line, the first of them being ``line``."""
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    found = []
+    begins = line
     try:
-        frame = pandas.read_csv(
-            io.StringIO(text), sep=delimiter, header=None, names=list(range(width)), dtype=str, keep_default_na=False,
-            skip_blank_lines=False, skipinitialspace=True, index_col=False,
-        )  # fmt: skip
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"'{file}' cannot be read: {error}; save the table as 'CSV UTF-8'") from error
-    return [[str(cell) for cell in row] for row in frame.fillna("").itertuples(index=False)]
+        for row in reader:
+            found += [(begins, row)] if any(row) else []
+            begins = line + reader.line_num
+    except csv.Error as error:
+        raise DataError(f"'{file}' cannot be read: line {begins}: {error}; save the table as 'CSV UTF-8'") from error
+    width = max((len(row) for _, row in found), default=0)
+    return [(at, row + [""] * (width - len(row))) for at, row in found]
 
 
 def _columns(

@@ -207,43 +207,47 @@ class _Result:
     def __init__(self, draft: Draft, form: Form, seed: int, names: Mapping[str, str]) -> None:
         self.draft, self.form, self.seed, self.names = draft, form, seed, names
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
-        self._called: list[str] = []  # classes in the order of their numbers; none: masks
+        self.classes: list[str] = []  # in the order of their numbers; none: there are masks
         self._entries: dict[str, list[_Entry]] = {}
         self._shared: dict[str, str] = {}
         self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
         self.notes = list(form.notes)
 
     def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
-        """Images, then everything about them."""
+        """Write the images, then everything about them."""
         links: list[tuple[str, str]] = []
         for site, items in sites.items():
             self._entries[site] = [self._put(site, item, links) for item in _different(site, items)]
         self.draft.finish()
+        entries = [entry for own in self._entries.values() for entry in own]
+        numbers = [entry.label for entry in entries if isinstance(entry.label, int)]
+        if len(numbers) == len(entries):
+            self.classes = list(self.form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         splits = {site: self._splits(site) for site in sites}
         if self.form.global_test:
             links += self._share(splits)
         for name, other in links:
             self.draft.link(name, other)
         self._datalists(splits)
-        own = [entry.item for entries in self._entries.values() for entry in entries if not entry.item.shared]
+        own = [entry.item for entry in entries if not entry.item.shared]
         if self.form.keys and (unknown := sum(item.patient is None for item in own)):
             self.notes.append(NO_KEY.format(unknown, len(own), self.form.keys))
         for note in self.notes:
             log.warning(note)
 
     def _share(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> list[tuple[str, str]]:
-        """Fills :attr:`_tested`; what every site needs of the others' files."""
+        """Collect the test images of all sites; return what every site needs of the others' files."""
         links = []
         for site, found in splits.items():
             folder = self.names[site]
             for entry, *own in zip(self._entries[site], *found, strict=True):
                 contents = entry.contents(f"{site}/" if entry.item.site else "")  # a key of this site alone
-                for fold in (fold for fold, of in enumerate(own) if "test" in of):
+                tested = [fold for fold, of in enumerate(own) if "test" in of]
+                for fold in tested:
                     self._tested.setdefault(fold, []).extend(contents)
-                if any("test" in of for of in own):
-                    files = [file for file in (entry.image, entry.label) if isinstance(file, str)]
-                    others = [name for name in self.names.values() if name != folder]
-                    links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
+                files = [file for file in (entry.image, entry.label) if isinstance(file, str) and tested]
+                others = [name for name in self.names.values() if name != folder]
+                links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
         return links
 
     def _put(self, site: str, item: Item, links: list[tuple[str, str]]) -> _Entry:
@@ -272,38 +276,34 @@ class _Result:
         )
 
     def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
-        labels = [entry.label for own in self._entries.values() for entry in own]
-        numbers = [label for label in labels if isinstance(label, int)]
-        with_classes = len(numbers) == len(labels)
-        if with_classes:
-            self._called = list(self.form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         for fold in range(self.form.folds or 1):
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
             if tested := self._tested.get(fold):
                 # A small site may have none of its own.
                 lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
             more: dict[str, Any] = {"synthetic": True} if self.form.synthetic else {}
-            more |= self._classes(lists) if with_classes else {}
+            more |= self._classes(lists) if self.classes else {}
             more |= {"attributes": self.form.attributes} if self.form.attributes else {}
             for site, by_split in lists.items():
                 folder = self.draft.new / self.names[site]
                 files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []
                 for file in [*files, "datalist.json"] if fold == 0 else files:
                     write_datalist(folder / file, by_split, name=site, **more)
-                    load_datalist(folder, file, site=site, class_labels=with_classes)  # as a site would
+                    load_datalist(folder, file, site=site, class_labels=bool(self.classes))  # as a site would
                 if fold == 0:
                     self.counts[self.names[site]] = {
-                        split: Counter(self._called[e["label"]] if with_classes else "images" for e in entries)
+                        split: Counter(self.classes[e["label"]] if self.classes else "images" for e in entries)
                         for split, entries in by_split.items()
                     }
 
     def _classes(self, lists: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-        names, groups = self.form.class_names, self.form.class_groups
+        """Return what a datalist says of the classes."""
+        groups = self.form.class_groups
         if groups is None:
             trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
-            groups = frequency_groups([trained[c] for c in range(max(trained) + 1 if names is None else len(names))])
-        named = {} if names is None else {"class_names": list(names)}
-        return {**named, **({"class_groups": groups} if groups else {})}
+            groups = frequency_groups([trained[number] for number in range(len(self.classes))])
+        named = {"class_names": self.classes} if self.form.class_names else {}
+        return named | ({"class_groups": groups} if groups else {})
 
     def summaries(self, record: Mapping[str, Any]) -> None:
         """Write the checksums of each site, the counts and the manifest."""
@@ -316,25 +316,25 @@ class _Result:
             lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
             (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
             counts, noise = self.counts[name], self.form.label_noise.get(site)
-            rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self._called or ["images"]]
-            classes = {split: {c: own[c] for c in self._called if own[c]} for split, own in counts.items()}
+            rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self.classes or ["images"]]
+            classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
                 "corrupted": site in self.form.corrupted,
                 "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
                 **({} if noise is None else {"label_noise": noise}),
-                **({"classes": classes} if self._called else {}),
+                **({"classes": classes} if self.classes else {}),
             }  # fmt: skip
         (new / COUNTS).write_text(csv_text([("site", "split", "class", "images"), *rows]), encoding="utf-8")
-        names = self.form.class_names
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
+        counted = {"num_classes": len(self.classes)} if self.form.class_names and self.classes else {}
         content = {
-            "kind": "classification" if self._called else "segmentation",
+            "kind": "classification" if self.classes else "segmentation",
             **record,
             "folds": self.form.folds,
-            "task": {**({"num_classes": len(names)} if names and self._called else {}), **self.form.task},
+            "task": {**counted, **self.form.task},
             "notes": self.notes,
             "versions": versions,
             "sites": sites,

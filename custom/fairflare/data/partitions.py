@@ -38,8 +38,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     Source:
         Spec README 4.2.
     """
-    y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
+    y, sites = _labels(labels), _whole("num_sites", num_sites)
     turn = cycle(range(sites))
     return _by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
 
@@ -293,7 +292,9 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
     from sklearn.model_selection import StratifiedKFold
 
     y = _labels(labels)
-    folds = StratifiedKFold(_whole("num_folds", num_folds, low=2), shuffle=True, random_state=_seed(seed) % 2**32)
+    folds = StratifiedKFold(
+        _whole("num_folds", num_folds, low=2), shuffle=True, random_state=_whole("seed", seed, low=0) % 2**32
+    )
     return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
 
 
@@ -328,12 +329,8 @@ def _by_owner(owner: Indices, parts: int) -> list[Indices]:
     return [np.flatnonzero(owner == part) for part in range(parts)]
 
 
-def _seed(seed: Any) -> int:
-    return _whole("seed", seed, low=0)
-
-
 def _generator(seed: Any, *more: int) -> np.random.Generator:
-    return np.random.default_rng([_seed(seed), *more])
+    return np.random.default_rng([_whole("seed", seed, low=0), *more])
 
 
 def _whole(name: str, value: Any, low: int = 1) -> int:

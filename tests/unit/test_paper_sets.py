@@ -441,7 +441,7 @@ def test_rsna_windows_rescaled_values(tmp_path: Path) -> None:
     slope = dicom(tmp_path / "c.dcm", values, "p", RescaleSlope=2, RescaleIntercept=-2048)
     assert windowed(slope, 40, 160).tolist() == [[0, 64, 128], [191, 255, 255]]
     (tmp_path / "d.dcm").write_bytes(b"no DICOM")
-    with pytest.raises(DataError, match=r"d\.dcm' cannot be read"):
+    with pytest.raises(DataError, match=r"d\.dcm' .*it is no DICOM file"):
         windowed(tmp_path / "d.dcm", 40, 80)
 
 

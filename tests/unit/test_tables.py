@@ -170,7 +170,7 @@ def test_labels_by_value(labels: list[str], given: list[str] | None, names: list
         (["-1", "0", "1"], None, "numbers from -1 to 1; those of classes begin at 0"),
         (["0", "20240131"], None, "numbers from 0 to 20240131"),
         (["1", "1.0"], None, "expected at least two classes, found 1"),
-        (["1", "0"], ["1", "1.0"], "classes must be different numbers"),
+        (["1", "0"], ["1", "1.0"], "classes must be different names or numbers"),
         (["x", "0"], ["x", "y"], "an image has the label '0'"),
     ],
 )

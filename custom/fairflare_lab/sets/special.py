@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice, number, whole
 from fairflare.data.corruptions import image_seed
-from fairflare.data.datalist import PICTURES, DataError
+from fairflare.data.datalist import PICTURES, DataError, Sample
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
 from fairflare.data.preparers.items import Item, Pixels
@@ -25,6 +25,7 @@ from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, read_table
 from fairflare.data.preparers.trees import Case
+from fairflare.data.reading import Reading, read_image
 from fairflare_lab.sets.layouts import all_pairs, find_folder, find_table, say_counts, site_folders
 
 log = logging.getLogger(__name__)
@@ -186,21 +187,13 @@ def windowed(path: Path, centre: float, width: float) -> Pixels:
     Args:
         path: of the file.
         centre, width: in the units that the file's rescaling gives (Hounsfield).
-    """
-    import pydicom
-    from pydicom.pixels import apply_modality_lut
 
-    try:
-        slice_ = pydicom.dcmread(path)
-        values = np.asarray(apply_modality_lut(slice_.pixel_array, slice_), np.float32)
-    except Exception as error:  # pydicom raises what it likes for a damaged file
-        raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-    if values.ndim != 2:
-        raise DataError(f"'{path}' has the shape {values.shape}; expected one slice")
-    scaled: npt.NDArray[np.float32] = np.clip((values - (centre - width / 2)) / width, 0, 1)
-    if getattr(slice_, "PhotometricInterpretation", "") == "MONOCHROME1":  # high values are dark
-        scaled = 1 - scaled
-    return np.round(scaled * 255).astype(np.uint8)
+    Raises:
+        DataError: it cannot be read.
+    """
+    how = Reading(orientation="stored", intensity="window", window=(centre, width))
+    scaled = read_image(Sample(path, 0), site="source", split="none", how=how)
+    return np.round(scaled[:, :, 0] * 255).astype(np.uint8)
 
 
 def rsna(

@@ -225,17 +225,15 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     Raises:
         DataError: there are fewer than two, a label is none of those that are given, or numbers are no classes' ones.
     """
-    if given and len(set(given)) != len(given):
-        raise ValueError(f"classes must be different names, got {list(given)}")
     plain = by_value([*labels, *(given or ())])
     found, names = plain[: len(labels)], plain[len(labels) :]
-    if names and len(set(names)) == len(names):
+    if len(set(names)) != len(names):
+        raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")
+    if names:
         strange = next((label for label, own in zip(labels, found, strict=True) if own not in names), None)
         if strange is not None:
             raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
         return list(given or ()), [names.index(label) for label in found]
-    if names:
-        raise ValueError(f"classes must be different numbers, got {list(given or ())}")
     names = sorted(set(found))
     if len(names) < 2:
         raise DataError(f"expected at least two classes, found {listing(names)}")

@@ -254,7 +254,8 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     (masks / "p05_0_seg.nii.gz").unlink()
     told = refused(tmp_path / "out", source_dir=tmp_path / "s")
     for words in (
-        "7 of 10 volume(s) cannot be used", "1 x it has values that are NaN or infinite; repair the file: 's/images/p09",
+        "7 of 10 volume(s) cannot be used",
+        "1 x it has values that are NaN or infinite; repair the file: 's/images/p09",
         "it covers a part (from row 0, column 0, slice 0; 12 x 10 x 9 of 12 x 10 x 8)",
         "it is shifted by (0.6, 0, 0) mm",
         "are not whole numbers", "it holds 2 volumes", "images/p04_0.nii.gz'",

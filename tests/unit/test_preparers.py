@@ -153,7 +153,7 @@ def test_only_the_middle_of_each_image(tmp_path: Path) -> None:
     assert not list((tmp_path / "other").glob("fluo*"))
 
 
-@pytest.mark.parametrize("fails", range(12))
+@pytest.mark.parametrize("fails", [0, 5, 8, 11])
 def test_what_was_there_is_put_back_when_it_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
@@ -184,12 +184,13 @@ def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
 
 def test_preparing_again(tmp_path: Path) -> None:
     source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
-    first = {
-        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "a").items()
-    }
-    again = {
-        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "b").items()
-    }
+    first, again = (
+        {
+            site: (folder / "datalist.json").read_text()
+            for site, folder in prepare_nuclei(source, tmp_path / out).items()
+        }
+        for out in "ab"
+    )
     assert first == again
     with pytest.raises(DataError, match="is there already"):
         prepare_nuclei(source, tmp_path / "a")
@@ -216,16 +217,10 @@ def test_white_cell_targets(tmp_path: Path, target: str, structures: list[int]) 
     _, labels = next(iter(both.open_site("BCCD", plain).batches("training", batch_size=50)))
     expected = labels[:, [label - 1 for label in structures]].amax(1, keepdim=True)
     assert torch.equal(targets, expected)
-
-
-def test_white_cells_with_both_structures(tmp_path: Path) -> None:
-    source = npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2)
-    prepare_white_cells(source, tmp_path / "out", target="both")
-    assert "mask_values" not in (tmp_path / "out/fairflare.json").read_text()
-    with pytest.raises(
-        ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean 'cell'"
-    ):
-        prepare_white_cells(source, tmp_path / "x", target="cells")
+    prepare_white_cells(tmp_path / "s", tmp_path / "both", target="both")
+    assert "mask_values" not in (tmp_path / "both/fairflare.json").read_text()
+    with pytest.raises(ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean"):
+        prepare_white_cells(tmp_path / "s", tmp_path / "x", target="cells")
 
 
 def test_bad_npz(tmp_path: Path) -> None:
@@ -278,11 +273,7 @@ def test_prostate_volumes_become_slices(tmp_path: Path) -> None:
     assert list(written) == ["BMC", "HK"]
     groups = groups_by_split(written["HK"], "_")
     assert_disjoint(groups)
-    assert {split: len(cases) for split, cases in groups.items()} == {
-        "training": 3,
-        "validation": 1,
-        "test": 1,
-    }
+    assert {split: len(cases) for split, cases in groups.items()} == {"training": 3, "validation": 1, "test": 1}
     assert len(list((written["HK"] / "images").iterdir())) == 15
     mask = np.asarray(Image.open(written["HK"] / "masks/case01_002.png"))
     assert mask.shape == (20, 24)
@@ -451,18 +442,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["folders", *site, "--out", str(tmp_path / "o")]) == 0
     assert main(["folders", *site, *site, "--out", str(tmp_path / "oo")]) == 1
     assert "--site names a site twice: x, x" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "white-cells",
-                "--source",
-                str(npz(tmp_path / "w", "wbc_", WHITE_CELLS, 2)),
-                "--out",
-                str(tmp_path / "p"),
-            ]
-        )
-        == 0
-    )
+    cells = npz(tmp_path / "w", "wbc_", WHITE_CELLS, 2)
+    assert main(["white-cells", "--source", str(cells), "--out", str(tmp_path / "p")]) == 0
     mri = volumes(tmp_path / "mri", {"UCL": 3})
     assert main(["prostate-mri", "--source", str(mri), "--out", str(tmp_path / "q"), "--sites", "UCL"]) == 0
 
@@ -500,11 +481,7 @@ def test_real_nuclei(real_data: Path, tmp_path: Path) -> None:
 def test_real_white_cells(real_data: Path, tmp_path: Path) -> None:
     written = prepare_white_cells(real_data, tmp_path / "out", target="both")
     task = SegmentationTask(
-        image_size=(96, 96),
-        in_channels=3,
-        num_classes=2,
-        labels=[[1, 2], [2]],
-        class_names=["cell", "nucleus"],
+        image_size=(96, 96), in_channels=3, num_classes=2, labels=[[1, 2], [2]], class_names=["cell", "nucleus"]
     )
     counts, share = {}, {}
     for site, folder in written.items():

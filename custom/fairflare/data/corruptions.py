@@ -75,7 +75,7 @@ def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
 
 
 def blur_kernel(severity: int, *, size: int = REFERENCE_SIZE) -> npt.NDArray[np.float64]:
-    """The weights k_i of :func:`motion_blur`, sum 1.
+    """Return the weights k_i of :func:`motion_blur`, sum 1.
 
     >>> blur_kernel(3).size, round(float(blur_kernel(3)[0]), 6)
     (31, 0.095011)
@@ -103,7 +103,7 @@ def corrupt(image: Image, kind: str, severity: int, seed: int) -> Image:
 
 
 def image_seed(image_id: str | int, seed: int = 0) -> int:
-    """A seed for one image from a hash of its id: independent of order, of other images and of the machine."""
+    """Return a seed for one image from a hash of its id: independent of order, of other images and of the machine."""
     digest = hashlib.sha256(f"{seed}/{image_id}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 

@@ -22,7 +22,7 @@ PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
 
 def kind_of_problem(text: str, *names: str) -> str:
-    """The same for messages that differ in names and numbers alone.
+    """Return the same for messages that differ in names and numbers alone.
 
     Args:
         text: the message.
@@ -95,7 +95,7 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 
 def _values(path: Path) -> int | None:
-    """Number of different values of a file, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
+    """Return how many values a file has, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
     from fairflare.data.reading import read_mask  # numpy, which commands that say problems need not wait for
 
     try:

@@ -129,7 +129,7 @@ def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -
 def _large_enough(
     deal: Callable[[np.random.Generator], Indices], sites: int, least: float, seed: int, what: str
 ) -> list[Indices]:
-    """The first draw of a site for each sample that leaves every site ``least`` samples."""
+    """Return the first draw of a site for each sample that leaves every site ``least`` samples."""
     best = 0
     for attempt in range(TRIES):
         owner = deal(_generator(seed, attempt))
@@ -282,7 +282,7 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
 
 
 def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
-    """The test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
+    """Return the test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
 
     A class with fewer samples than folds is missing from some of them, and scikit-learn warns.
 
@@ -307,7 +307,7 @@ def _labels(labels: npt.ArrayLike) -> Indices:
 
 
 def _classes(y: Indices) -> list[Indices]:
-    """The indices of each class that occurs, in the order of the classes, each in file order."""
+    """Return the indices of each class that occurs, in the order of the classes, each in file order."""
     return [np.flatnonzero(y == c) for c in np.unique(y)]
 
 

@@ -418,7 +418,7 @@ def tiles(
 
 
 def find_table(source: Path, names: Sequence[str]) -> Path:
-    """The file of one of these names (``/`` for folders) in the source folder.
+    """Return the file of one of these names (``/`` for folders) in the source folder.
 
     Raises:
         DataError: there is none; names what was expected and what is there.
@@ -429,7 +429,7 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
 
 
 def find_below(source: Path, name: str) -> Path | None:
-    """The file of this name, small or capital, anywhere below a folder, the one that lies highest; None: there is none.
+    """Find the file of this name, small or capital, that lies highest below a folder; None: there is none.
 
     Of tables that come by themselves, and lie where the one who fetched them put them.
     """
@@ -438,7 +438,7 @@ def find_below(source: Path, name: str) -> Path | None:
 
 
 def find_folder(source: Path, names: Sequence[str]) -> Path:
-    """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
+    """Return the folder of one of these names; where it holds nothing but a folder of the same name, that one."""
     if found := next((source / name for name in names if (source / name).is_dir()), None):
         return inner if (inner := found / found.name).is_dir() else found
     raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
@@ -461,7 +461,7 @@ def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
 
 
 def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
-    """A warning in the log where a data set has other numbers of images than the published one.
+    """Warn in the log where a data set has other numbers of images than the published one.
 
     Args:
         what: the data set.

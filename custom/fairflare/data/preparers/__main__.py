@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def make_app(prog: str = PROG) -> typer.Typer:
-    """Every preparer as a command of its own."""
+    """Return an app with every preparer as a command of its own."""
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
@@ -58,7 +58,7 @@ def make_app(prog: str = PROG) -> typer.Typer:
 
 
 def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
-    """A function with the options of one preparer as its arguments."""
+    """Return a function with the options of one preparer as its arguments."""
 
     def run(**options: Any) -> None:
         try:
@@ -92,7 +92,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def counting_files() -> Iterator[Callable[[int], None]]:
-    """Says in a terminal how many files are written."""
+    """Say in a terminal how many files are written."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -67,15 +67,15 @@ class Contents:
 
     @cached_property
     def series(self) -> list[Path]:
-        """The folders below with DICOM files in them."""
+        """Return the folders below with DICOM files in them."""
         return [folder for folder in self.folders if files_of_series(folder)]
 
     def key(self, path: Path) -> str:
-        """Path of a file below the folder without its ending, letters composed: under it files are compared."""
+        """Return the path of a file below the folder without its ending, letters composed: under it files are compared."""
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
-        """What is not read, in words: number, three names and a converter of each ending; empty: nothing."""
+        """Say what is not read: number, three names and a converter of each ending; empty: nothing."""
         by_ending: dict[str, list[Path]] = {}
         for path in self.unread:
             ending = suffix_of(path)
@@ -84,7 +84,7 @@ class Contents:
         return "; ".join(_told(ending, paths, self.folder) for ending, paths in sorted(by_ending.items()))
 
     def notes(self) -> list[str]:
-        """The same as a note; none where nothing is passed over."""
+        """Return the same as a note; none where nothing is passed over."""
         return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
 
 
@@ -151,12 +151,12 @@ def sites_below(
 
 
 def known_ending(path: Path) -> str:
-    """The ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
+    """Return the ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
     return ending if (ending := suffix_of(path)) in SUFFIXES else ""
 
 
 def without_ending(name: str) -> str:
-    """A name without an ending that the reader knows."""
+    """Return a name without an ending that the reader knows."""
     return name[: len(name) - len(known_ending(Path(name)))]
 
 

@@ -84,7 +84,7 @@ def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) ->
 
 
 def pixels_of(source: Source) -> Pixels:
-    """The pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
+    """Return the pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
     if isinstance(source, Path):
         pixels = np.round(read_image(Sample(source, 0), site="source", split="none") * 255).astype(np.uint8)
         return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
@@ -92,7 +92,7 @@ def pixels_of(source: Source) -> Pixels:
 
 
 def mask_of(source: Source) -> Pixels:
-    """The values of a mask, 0 to 255; those of a file as training reads it."""
+    """Return the values of a mask, 0 to 255; those of a file as training reads it."""
     if not isinstance(source, Path):
         return source() if callable(source) else source
     values = read_mask(Sample(source, source), site="source", split="none")
@@ -102,7 +102,7 @@ def mask_of(source: Source) -> Pixels:
 
 
 def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:
-    """By Pillow's bilinear filter, which is a low-pass where it shrinks; 0: as it is."""
+    """Resize pixels by Pillow's bilinear filter, which is a low-pass where it shrinks; 0: as they are."""
     if not height or pixels.shape[:2] == (height, width):
         return pixels
     from PIL import Image

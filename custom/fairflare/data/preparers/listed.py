@@ -37,7 +37,7 @@ Groups = str | Sequence[str] | Mapping[str, str] | None
 
 
 def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | None]:
-    """The expression of every site.
+    """Return the expression of every site.
 
     Args:
         given: one for all; ``SITE=EXPRESSION`` texts, perhaps with one for all others; or by site; ``None``: none.
@@ -66,7 +66,7 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
 
 
 def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
-    """The patient of an image, by the expression of its site in a text, else by a DICOM header; None: nobody says.
+    """Return the patient of an image, by the expression of its site in a text, else by a DICOM header.
 
     Raises:
         DataError: the expression does not match; says the ``site`` and the ``image``.
@@ -85,7 +85,7 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
-    """A key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
+    """Return a key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
     import pydicom
 
     try:
@@ -125,7 +125,7 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
 
 
 def by_value(labels: Sequence[str]) -> list[str]:
-    """Labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
+    """Return labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
 
     >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
     (['0', '1', '2'], ['00', 'x'])
@@ -138,7 +138,7 @@ def by_value(labels: Sequence[str]) -> list[str]:
 
 
 def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, list[float]]]:
-    """Column and inner edges of the bins of each attribute; without edges it is a category.
+    """Return the column and inner edges of the bins of each attribute; without edges it is a category.
 
     Raises:
         ValueError: edges that are no numbers; an attribute without a column.
@@ -159,7 +159,7 @@ def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, lis
 def attributes_of(
     attributes: Mapping[str, str] | None, rows: Sequence[Row]
 ) -> tuple[dict[str, Any], list[dict[str, str | float]]]:
-    """How the attributes are declared in a datalist, and those of each row; what is not known is left out.
+    """Return how the attributes are declared in a datalist, and those of each row; what is not known is left out.
 
     Args:
         attributes: as in :func:`columns_of`.
@@ -201,7 +201,7 @@ def _as_number(text: str, where: str) -> float:
 
 
 def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """What each known column is called in a file.
+    """Return what each known column is called in a file.
 
     Raises:
         ValueError: a column that is not known.
@@ -213,14 +213,14 @@ def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, 
 
 
 def split_name(text: str, row: Row) -> str:
-    """A split by one of its usual names; nothing stays nothing."""
+    """Return a split by one of its usual names; nothing stays nothing."""
     if text and text.lower() not in SPLIT_NAMES:
         raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
 
 
 def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tuple[list[str], list[int]]:
-    """The names of the classes, in the order of their numbers, and the number of each image's class.
+    """Return the names of the classes, in the order of their numbers, and the number of each image's class.
 
     Raises:
         DataError: there are fewer than two, a label is none of those that are given, or numbers are no classes' ones.

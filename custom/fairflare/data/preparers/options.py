@@ -21,7 +21,7 @@ Made = Callable[[Any], Any] | None
 def option(
     name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str, made: Made = None, **more: Any
 ) -> Parameter:
-    """An option as the keyword argument of a function.
+    """Return an option as the keyword argument of a function.
 
     Args:
         name: of the argument; the flag is the same with dashes, unless ``flags`` say otherwise.
@@ -38,7 +38,7 @@ def option(
 
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function of a command gets of what was given."""
+    """Return what the function of a command gets of what was given."""
     made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
 
@@ -88,7 +88,7 @@ class Command(TyperCommand):
 
 
 def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
-    """``["image=id_code"]`` as a dict.
+    """Return ``["image=id_code"]`` as a dict.
 
     Raises:
         ValueError: one is no pair.
@@ -108,7 +108,7 @@ DRAWN_ON = option(
 
 
 def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
-    """The folders of each ``--site``.
+    """Return the folders of each ``--site``.
 
     Raises:
         ValueError: one has not three words, or a name is there twice.

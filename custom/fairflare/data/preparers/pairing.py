@@ -19,7 +19,7 @@ Pair = tuple[Path, Path]
 def keyed(
     files: Iterable[tuple[str, Path]], only: Literal["images", "masks"] | None = None, channel: bool = False
 ) -> dict[str, Path]:
-    """Files by their names without what marks a mask.
+    """Return the files by their names without what marks a mask.
 
     Args:
         files: name without an ending, and place.
@@ -44,12 +44,12 @@ def keyed(
 
 
 def alone(images: Mapping[str, Path], masks: Mapping[str, Path]) -> list[tuple[str, str]]:
-    """Name of each file without a partner, and what it lacks."""
+    """Return the name of each file without a partner, and what it lacks."""
     found = [(shown(image), "without a mask of its name") for key, image in images.items() if key not in masks]
     return found + [(shown(mask), "a mask without an image") for key, mask in masks.items() if key not in images]
 
 
 def pair_in(folder: Path) -> Pair | None:
-    """The folders of images and masks in a folder."""
+    """Return the folders of images and masks in a folder."""
     masks = next((folder / name for name in MASK_FOLDERS if (folder / name).is_dir()), None)
     return (folder / "images", masks) if (folder / "images").is_dir() and masks is not None else None

@@ -79,7 +79,7 @@ def read_table(
 
 
 def _text_of(file: Path, notes: list[str] | None) -> str:
-    """The text of a table, with ``\\n`` at the ends of lines.
+    """Return the text of a table, with ``\\n`` at the ends of lines.
 
     Raises:
         DataError: it is no text; says what to save it as.
@@ -125,7 +125,7 @@ def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int,
 def _columns(
     file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Names of the columns and rows of as many texts.
+    """Return the names of the columns and rows of as many texts.
 
     R's ``write.table`` gives the column of row numbers no name: rows are then longer than the head by one in front.
 
@@ -165,7 +165,7 @@ class Images:
                 self._known.setdefault(name, []).append(path)
 
     def find(self, name: str) -> Path | None:
-        """The image of this path, or of the path that this one ends with, or of this name; None: there is none.
+        """Find the image of this path, of the path that this one ends with, or of this name; None: there is none.
 
         The ending may be written otherwise, in capitals, or be missing; letters may be composed or not.
 
@@ -184,12 +184,12 @@ class Images:
         return None
 
     def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
-        """Whether the folders of a path and those that a table says are the same, as far as both say any."""
+        """Tell whether the folders of a path and those that a table says are the same, as far as both say any."""
         own = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
         return all(a == b for a, b in zip(own, asked[-2::-1], strict=False))
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
-        """The image of each name.
+        """Return the image of each name.
 
         Raises:
             DataError: some are not there; says which, and how many.
@@ -207,12 +207,12 @@ class Images:
 
 
 def _spellings(name: str) -> list[str]:
-    """A name, with a small ending, and without one that is an image's: tables and disks differ in these."""
+    """Return a name, with a small ending, and without one that is an image's: tables and disks differ in these."""
     name = composed(name)
     stem = without_ending(name)
     return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a path as a table of any system writes it."""
+    """Return the parts of a path as a table of any system writes it."""
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]

@@ -71,7 +71,7 @@ class Tree:
 
 
 def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | None = None) -> dict[str, Tree]:
-    """The tree of a source folder (of one site without a name), else those of the folders in it, by their names.
+    """Return the tree of a source folder (of one site without a name), else those of the folders in it, by their names.
 
     Args:
         source: the folder.
@@ -105,7 +105,7 @@ def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
 
 
 def _label_names(file: Path) -> dict[int, str]:
-    """Of a Decathlon's ``dataset.json``: ``{"0": "background", ...}``, or nnU-Net's ``{"background": 0, ...}``."""
+    """Read the labels of a ``dataset.json``: ``{"0": "background", ...}``, or nnU-Net's ``{"background": 0, ...}``."""
     try:
         labels = json.loads(file.read_bytes()).get("labels", {})
         by_value = labels if all(key.isdigit() for key in labels) else {value: name for name, value in labels.items()}
@@ -163,7 +163,7 @@ def pictures_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tup
 
 
 def volumes_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Path below the folder, without an ending, and place of every NIfTI file and DICOM series; notes.
+    """Return the path below the folder, without an ending, and place of every NIfTI file and DICOM series; notes.
 
     Raises:
         DataError: it is no folder, or holds DICOM files itself.
@@ -177,7 +177,7 @@ def volumes_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tupl
 
 
 def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree:
-    """``sub-*/[ses-*/]anat/*.nii.gz``, with masks beside them or in ``derivatives``; people by ``participants.tsv``."""
+    """Read ``sub-*/[ses-*/]anat/*.nii.gz``, masks beside them or in ``derivatives``; people by ``participants.tsv``."""
     images: dict[str, list[Path]] = {}
     masks: dict[str, list[Path]] = {}
     seen = contents(folder, WANTED)
@@ -209,7 +209,7 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
 
 
 def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dict[str, Row], list[str]]:
-    """The rows of a BIDS tree's table of people by the number of the subject, and notes.
+    """Return the rows of a BIDS tree's table of people by the number of the subject, and notes.
 
     Raises:
         DataError: attributes are asked for, and it cannot be read or lacks a column.

@@ -84,7 +84,7 @@ def write_pool(
     items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
     form: Form | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """As :func:`write_sites`, but the images are dealt to sites first; what is dealt is split each class alike."""
+    """Deal the images to sites and write these as :func:`write_sites` does; what is dealt is split each class alike."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
     form = form or Form()
     dealt = replace(
@@ -101,7 +101,7 @@ def write_sites(
     form: Form | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """A folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all of it or nothing.
+    """Write a folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all or nothing.
 
     Everything goes into a hidden folder first and is then moved into place; what an earlier call wrote is put back
     when that fails.
@@ -148,7 +148,7 @@ def write_sites(
 
 
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
-    """What is to be replaced: what is there of the new result, and what else an earlier one has."""
+    """Return what is to be replaced: what is there of the new result, and what else an earlier one has."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     earlier = _sites_of(out / MANIFEST)
     files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS)), *out.glob("fairflare_fold*.json")]
@@ -161,7 +161,7 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
 
 
 def _sites_of(manifest: Path) -> list[Path]:
-    """The sites' folders of an earlier result that are still there."""
+    """Return the sites' folders of an earlier result that are still there."""
     try:
         names = list(json.loads(manifest.read_text(encoding="utf-8"))["sites"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -171,7 +171,7 @@ def _sites_of(manifest: Path) -> list[Path]:
 
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
-    """All or none."""
+    """Move all of these, or none."""
     done: list[tuple[Path, Path]] = []
     try:
         for here, there in moves:
@@ -190,7 +190,7 @@ class _Entry:
     label: str | int
 
     def contents(self, whose: str = "") -> list[dict[str, Any]]:
-        """As in a datalist, one for each slice; ``whose``: put before the patient's key."""
+        """Return the entries of a datalist, one for each slice; ``whose``: put before the patient's key."""
         item = self.item
         patient = item.patient and whose + item.patient
         more = {

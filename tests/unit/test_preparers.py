@@ -450,6 +450,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
+    assert {"images", "masks", "folders", "volumes", *PREPARERS} == set(preparers())
     for name, preparer in preparers().items():
         assert preparer.name == name
         assert f"fairflare prepare {name} " in text

@@ -71,7 +71,7 @@ class Contents:
         return [folder for folder in self.folders if files_of_series(folder)]
 
     def key(self, path: Path) -> str:
-        """Return the path of a file below the folder without its ending, letters composed: under it files are compared."""
+        """Return the path of a file below the folder without its ending, letters composed, to compare files by."""
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:

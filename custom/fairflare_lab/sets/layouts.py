@@ -333,7 +333,7 @@ class Pairs:
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
                 for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
-                    drawn = Path(case.label)
+                    drawn = Path(str(case.label))
                     mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
                     name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
                     item = Item(name, case.name, case.image, mask, splits=splits)

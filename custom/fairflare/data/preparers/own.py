@@ -60,43 +60,47 @@ def write_own(
         raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
     declared, people = attributes_of(attributes, rows)
     expressions = groups_by_site(group, {case.site for case in cases})
-    looks = looks_of(cases, look)
-    good = [(c, f, p, n) for c, f, p, n in zip(cases, looks, people, labels, strict=True) if isinstance(f, Look)]
-    bad: list[tuple[str, str | Misfit]] = [found for tree in trees.values() for found in tree.alone]
-    bad += [(shown(case.image), found) for case, found in zip(cases, looks, strict=True) if not isinstance(found, Look)]
+    cases = [replace(c, label=label, people=own) for c, label, own in zip(cases, labels, people, strict=True)]
+    found = list(zip(cases, looks_of(cases, look), strict=True))
+    good = [(case, seen) for case, seen in found if isinstance(seen, Look)]
+    bad: list[tuple[str, str | Misfit]] = [problem for tree in trees.values() for problem in tree.alone]
+    bad += [(shown(case.image), problem) for case, problem in found if not isinstance(problem, Look)]
     if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
         notes.append(said)
-    refuse_empty({case.site for case in cases}, {case.site for case, *_ in good})
-    notes += notes_of(note for _, found, *_ in good for note in found.notes)
+    refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
+    looks = [seen for _, seen in good]
+    notes += notes_of(note for seen in looks for note in seen.notes)
     called = {value: name for tree in trees.values() for value, name in tree.names.items()}
-    values = {value for _, found, *_ in good for value in found.values}
+    values = {value for seen in looks for value in seen.values}
     task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values)
-    if not all(found.own_plane for _, found, *_ in good):
+    if not all(seen.own_plane for seen in looks):
         task["orientation"] = plane
     if mask_drawn_on is not None:
         settings["mask_drawn_on"] = mask_drawn_on
-    empty, kept = (sum(found.empty for _, found, *_ in good), sum(len(found.slices or ()) for _, found, *_ in good))
-    if empty:
-        notes.append(f"{empty} of {empty + kept} slices have no label and are left out (--keep-empty keeps them)")
-    items = []
-    for case, found, person, label in good:
-        text = case.text or case.name
-        own = expressions[case.site]
-        patient = case.patient or patient_of(text, own, case.site, case.image, writing.get("seed", 0))
-        name = file_name(case.name)
-        item = Item(
-            name, f"{case.site}/{patient}" if patient else name, case.image, label, patient, case.site,
-            (case.split,) if case.split else (), None if found.slices is None else name, found.spacing,
-            slices=found.slices, attributes=person,
-        )  # fmt: skip
-        items += [] if found.slices == () else [item]
+    if empty := sum(seen.empty for seen in looks):
+        slices = empty + sum(len(seen.slices or ()) for seen in looks)
+        notes.append(f"{empty} of {slices} slices have no label and are left out (--keep-empty keeps them)")
+    seed = writing.get("seed", 0)
+    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
     refuse_one_patient(items, group)
     if what == "volume":
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
-        figures = _in_figures((case, found) for case, found, *_ in good)
-        writing["record"] = {**writing.get("record", {}), **kind, "volumes": figures}
+        writing["record"] = {**writing.get("record", {}), **kind, "volumes": _in_figures(good)}
     form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
+
+
+def _item(case: Case, seen: Look, expression: str | None, seed: int) -> Item:
+    """Return a case as it is written; ``expression``: that of its site, which says whose it is."""
+    patient = case.patient or patient_of(case.text or case.name, expression, case.site, case.image, seed)
+    name = file_name(case.name)
+    splits = (case.split,) if case.split else ()
+    volume = None if seen.slices is None else name
+    mask: Any = case.label
+    return Item(
+        name, f"{case.site}/{patient}" if patient else name, case.image, mask, patient, case.site, splits, volume,
+        seen.spacing, slices=seen.slices, attributes=case.people,
+    )  # fmt: skip
 
 
 def _labels(cases: Sequence[Case], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:

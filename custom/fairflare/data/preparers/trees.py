@@ -37,20 +37,22 @@ class Case:
     Attributes:
         name: path below its folder, without the ending.
         image: a file, or the folder of a DICOM series.
-        label: its mask, or the name of its class.
+        label: its mask, or the name of its class, later the number of this.
         text: what patients are searched in; empty: the name.
         patient, site, split: where the source says them.
         row: of a table, for attributes; None: there is none.
+        people: attributes of the person.
     """
 
     name: str
     image: Path
-    label: Path | str
+    label: Path | str | int
     text: str = ""
     patient: str | None = None
     site: str = ""
     split: str = ""
     row: Row | None = None
+    people: Mapping[str, str | float] = field(default_factory=dict)
 
 
 @dataclass

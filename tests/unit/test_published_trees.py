@@ -25,7 +25,7 @@ from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.sets.layouts import Keys, Listed, Pairs, PublicSet
+from fairflare_lab.sets.layouts import Keys, Listed, Pairs, public_set
 from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
@@ -434,7 +434,7 @@ def test_fed_lwrs_cases_in_file_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
     """Names of its table, columns and classes are all that is said; no code of its own."""
-    made_up = PublicSet(
+    made_up = public_set(
         "moles", "moles of two clinics, benign or not",
         Listed(
             tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
@@ -488,7 +488,7 @@ def test_a_made_up_set_with_masks(tmp_path: Path) -> None:
             small(tmp_path / f"s/{site}/scans/i{i}.png", i)
             (tmp_path / f"s/{site}/drawn").mkdir(exist_ok=True)
             Image.fromarray(np.full((4, 4), i % 2, np.uint8)).save(tmp_path / f"s/{site}/drawn/i{i}_mask.png")
-    written = PublicSet("scans", "scans of two sites", layout).prepare(tmp_path / "s", tmp_path / "out")
+    written = public_set("scans", "scans of two sites", layout).prepare(tmp_path / "s", tmp_path / "out")
     assert list(written) == ["a", "b"]
     for site, folder in zip(("alpha", "beta"), written.values(), strict=True):
         found = lists(folder)

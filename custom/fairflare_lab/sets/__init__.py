@@ -20,7 +20,7 @@
 entry in :mod:`fairflare_lab.sets.published`.
 """
 
-from fairflare_lab.sets.layouts import PublicSet
+from fairflare_lab.sets.layouts import public_set
 from fairflare_lab.sets.published import PREPARERS
 
-__all__ = ["PREPARERS", "PublicSet"]
+__all__ = ["PREPARERS", "public_set"]

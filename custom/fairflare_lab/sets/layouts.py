@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from fairflare.data.preparers.items import Item, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
+from fairflare.data.preparers.options import Preparer
 from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.trees import Case, pairs
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
@@ -63,33 +64,26 @@ class People:
         return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
 
 
-@dataclass(frozen=True)
-class PublicSet:
-    """One published data set.
+def public_set(
+    name: str, text: str, read: Callable[..., Found], usual: Dealing | None = None, form: Form | None = None,
+    options: Sequence[Parameter] = (), people: People | None = None,
+    targets: Mapping[str, Mapping[str, int] | None] | None = None,
+) -> Preparer:  # fmt: skip
+    """Return the preparer of one published data set.
 
-    Attributes:
+    Args:
         name: of the command.
         text: what it is.
         read: a layout, or a function ``(source, seed, folds, **options)``.
-        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
+        usual: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
         form: what the datalists say: class names, settings of the task, what says whose an image is.
         options: what only this set has.
         people: a table of their attributes.
         targets: by the value of the option ``target``, what ``fairflare.json`` makes of the masks; None: nothing.
     """
 
-    name: str
-    text: str
-    read: Callable[..., Found]
-    dealing: Dealing | None = None
-    form: Form = field(default_factory=Form)
-    options: Sequence[Parameter] = ()
-    people: People | None = None
-    has_source: ClassVar = True
-    targets: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-
     def prepare(
-        self, source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **more: Any
+        source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **more: Any
     ) -> dict[str, Path]:
         """Bring the set into the form that sites read.
 
@@ -106,22 +100,23 @@ class PublicSet:
             DataError: the source is not as expected; says what was expected and what was found.
         """
         writing: Writing = {k: more.pop(k) for k in Writing.__annotations__ if k in more}  # type: ignore[assignment]
-        options = {p.name: p.default for p in self.options if p.default is not Parameter.empty} | more
-        source, dealing, form, settings = Path(source_dir), dealing or self.dealing, self.form, {}
-        if self.targets:
-            values = self.targets[choice("target", options.pop("target"), self.targets)]
+        given = {p.name: p.default for p in options if p.default is not Parameter.empty} | more
+        source, dealing, said, settings = Path(source_dir), dealing or usual, form or Form(), {}
+        if targets:
+            values = targets[choice("target", given.pop("target"), targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
-        found = self.read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **options)
-        if dealing is None and self.people is None and isinstance(found, Mapping):
-            return write_sites(found, out_dir, settings, form, **writing)  # one image at a time
+        found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
+        if dealing is None and people is None and isinstance(found, Mapping):
+            return write_sites(found, out_dir, settings, said, **writing)  # one image at a time
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
-        if self.people is not None:
-            declared, items = self.people.add_to(items, source)
-            form = replace(form, attributes=declared)
-        return write_pool(
-            items, out_dir, dealing or Dealing(fractions=tuple(form.fractions)), settings, form, **writing
-        )
+        if people is not None:
+            declared, items = people.add_to(items, source)
+            said = replace(said, attributes=declared)
+        dealing = dealing or Dealing(fractions=tuple(said.fractions))
+        return write_pool(items, out_dir, dealing, settings, said, **writing)
+
+    return Preparer(name, text, prepare, options, dealing=usual)
 
 
 # ------------------------------------------------------------------------------------------------------ layouts

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Literal
 
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.options import option
+from fairflare.data.preparers.options import Preparer, option
 from fairflare.data.preparers.writing import Form
 from fairflare_lab.sets import special
-from fairflare_lab.sets.layouts import Arrays, ClassFolders, Keys, Listed, Pairs, People, PublicSet, tiles
+from fairflare_lab.sets.layouts import Arrays, ClassFolders, Keys, Listed, Pairs, People, public_set, tiles
 
 # Classes in the order of their numbers, each with its images in the published set.
 ISIC2018 = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
@@ -70,7 +70,7 @@ RED_CELLS = (
 )  # fmt: skip
 
 SETS = (
-    PublicSet(
+    public_set(
         "prostate-mri", "T2 prostate MRI, six sites", special.prostate,
         options=(
             option("sites", list[str] | None, f"Default: {' '.join(special.PROSTATE_SITES)}.", None, metavar="SITE"),
@@ -80,7 +80,7 @@ SETS = (
             option("order", Literal[special.ORDERS], "Of the cases: drawn, or as the files.", "drawn"),
         ),
     ),
-    PublicSet(
+    public_set(
         "rif", "optic disc and cup, four sites",
         Pairs(
             RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
@@ -92,7 +92,7 @@ SETS = (
             task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
         ),
     ),
-    PublicSet(
+    public_set(
         "messidor2", "grades of diabetic retinopathy (Messidor-2)",
         Listed(
             ("messidor_data.csv",), tuple(GRADES), keys=Keys("messidor-2.csv", ("left", "right")),
@@ -108,7 +108,7 @@ SETS = (
             keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
         ),
     ),
-    PublicSet(
+    public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
         Listed(
             (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), tuple(ISIC2018),
@@ -117,8 +117,8 @@ SETS = (
         ),
         FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
     ),
-    PublicSet("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
-    PublicSet(
+    public_set("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
+    public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
         Listed(
             ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), tuple(ISIC2019),
@@ -128,7 +128,7 @@ SETS = (
         ),
         BY_CENTRE, FORM_2019, people=PEOPLE_2019,
     ),
-    PublicSet(
+    public_set(
         "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
         BY_TONE, FORM_2019, people=PEOPLE_2019,
         options=(
@@ -136,7 +136,7 @@ SETS = (
             option("sites_per_tone", int, "How many.", 2),
         ),
     ),
-    PublicSet(
+    public_set(
         "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
         ClassFolders(
             "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR), "HyperKvasir",
@@ -144,7 +144,7 @@ SETS = (
         ),
         FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
     ),
-    PublicSet(
+    public_set(
         "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,
         Form(
             special.KINDS, stratified=True,
@@ -156,26 +156,26 @@ SETS = (
             option("split_unit", Literal[special.RSNA_UNITS], "What stays together.", "patient"),
         ),
     ),
-    PublicSet(
+    public_set(
         "nuclei", "nucleus segmentation, five acquisition groups",
         Arrays("nuclei_", NUCLEI, ("masks", "ids"), partial(tiles, values=(0, 1))),
         options=(
             option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),
         ),
     ),
-    PublicSet(
+    public_set(
         "white-cells", "white blood cells, three laboratories",
         Arrays("wbc_", WHITE_CELLS, ("masks", "ids"), partial(tiles, values=(0, 1, 2))),
         options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
         targets=WHITE_CELL_TARGETS,
     ),
-    PublicSet(
+    public_set(
         "cell-types", "white blood cells by type, three laboratories",
         Arrays("wbc_", WHITE_CELLS, ("labels", "ids"), special.cell_types), Dealing(), Form(CELL_TYPES),
     ),
-    PublicSet(
+    public_set(
         "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
         Arrays("rbc12_", ("chula",), ("labels", "image_no", "site"), special.red_cells), Dealing(), Form(RED_CELLS),
     ),
 )  # fmt: skip
-PREPARERS: Mapping[str, PublicSet] = {entry.name: entry for entry in SETS}
+PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in SETS}

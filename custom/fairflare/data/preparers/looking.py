@@ -147,7 +147,8 @@ def look_at_volume(
     if len(facts.shape) != 3:
         raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
     found, labels = (None, None) if mask is None else _labels_on(facts, mask, drawn_on)
-    if bounds_of(file.decode(is_mask=False, limit=MAX_IMAGE_BYTES), "range", facts.padded) is None:
+    volume = file.decode(is_mask=False, limit=MAX_IMAGE_BYTES)
+    if volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None:
         raise ValueError("it has values that are NaN or infinite; repair the file")
     affine = facts.affine if found is None else found.affine
     turn = None if plane is None else turn_of(affine, plane, facts.shape[2])

@@ -128,8 +128,7 @@ def write_sites(
     form = form or Form()
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
-    numbered = writing.get("number", False)
-    names = site_names(sites, numbered)
+    names = site_names(sites, writing.get("number", False))
     targets = {site: out / name for site, name in names.items()}
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))

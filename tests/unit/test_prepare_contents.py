@@ -456,6 +456,9 @@ def test_folders_with_a_table_of_all_sites(tmp_path: Path) -> None:
     assert people_of(written["A"])["p3"] == {"sex": "M", "age": 60.0}
     assert people_of(written["B"])["p3"] is None
     assert "1 of 8 images are not in" in notes(tmp_path / "out")
+    table.write_text("file,clinic,split,sex,age\np2.png,A,test,F,30\np3.png,A,test,M,50\n")
+    held = json.loads((prepare_folders(sites, tmp_path / "y", **more)["A"] / "datalist.json").read_text())["test"]
+    assert [Path(entry["image"]).stem for entry in held] == ["p2", "p3"]
     table.write_text("file,sex,age\np0.png,F,3\n")
     with pytest.raises(DataError, match=r"line 2: 'p0.png' is at several sites"):
         prepare_folders(sites, tmp_path / "x", csv=table, columns={"image": "file"}, attributes=asked)
@@ -484,6 +487,12 @@ def test_folders_with_classes(tmp_path: Path) -> None:
         assert found.class_names == ("y", "x")
         for split in SPLITS:
             assert all(sample.label == int(sample.image.stem[1:]) % 2 for sample in found.splits[split])
+    (tmp_path / "A/t.csv").write_text("image,label,site\np0,x,A\np1,y,B\n")
+    for prepare in (prepare_folders, lambda given, out: prepare_volumes(out, folders=given)):
+        with pytest.raises(DataError, match="line 3: the site is 'B', in the table of site 'A'"):
+            prepare(sites, tmp_path / "x")
+        volume(tmp_path / "A/p0.nii", 0)
+        volume(tmp_path / "A/p1.nii", 1)
     pairs(tmp_path / "C", list("abcd"))
     with pytest.raises(ValueError, match="--classes are those of a table of classes"):
         prepare_folders({"C": (tmp_path / "C/images", tmp_path / "C/masks")}, tmp_path / "x", classes=["y", "x"])

@@ -22,8 +22,8 @@ from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
-from fairflare.data.geometry import Misfit, by_kind, notes_of
-from fairflare.data.kinds import odd_pair, shown
+from fairflare.data.geometry import Misfit, notes_of
+from fairflare.data.kinds import by_kind, odd_pair, shown
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask

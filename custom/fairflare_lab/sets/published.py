@@ -1,7 +1,7 @@
 """Published data sets: what differs between them, as entries of one table. Their sources: docs/published_sets.md.
 
-A further one is an entry here: a layout of :mod:`fairflare.data.preparers.engine`, names of its classes, and perhaps
-how it is dealt to sites. What no layout reads is a function in :mod:`fairflare.data.preparers.special`.
+A further one is an entry here: a layout of :mod:`fairflare_lab.sets.layouts`, names of its classes, and perhaps
+how it is dealt to sites. What no layout reads is a function in :mod:`fairflare_lab.sets.special`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from fairflare.data.preparers import special
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.engine import Arrays, ClassFolders, Keys, Listed, Pairs, People, PublicSet, tiles
-from fairflare.data.preparers.options import option
+from fairflare.data.preparers.options import Preparer, option
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019, ISIC2019_COUNTS
-from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
-from fairflare_lab.phantoms.fundus import GRADE_COUNTS, GRADES
+from fairflare_lab.sets import special
+from fairflare_lab.sets.layouts import Arrays, ClassFolders, Keys, Listed, Pairs, People, public_set, tiles
+
+# Classes in the order of their numbers, each with its images in the published set.
+ISIC2018 = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
+ISIC2019 = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
+GRADES = {"no-dr": 1017, "mild-dr": 270, "moderate-dr": 347, "severe-dr": 75, "proliferative-dr": 35}
+HYPERKVASIR = {
+    "bbps-2-3": 1148, "polyps": 1028, "cecum": 1009, "dyed-lifted-polyps": 1002, "pylorus": 999,
+    "dyed-resection-margins": 989, "z-line": 932, "retroflex-stomach": 764, "bbps-0-1": 646,
+    "ulcerative-colitis-grade-2": 443, "esophagitis-a": 403, "retroflex-rectum": 391, "esophagitis-b-d": 260,
+    "ulcerative-colitis-grade-1": 201, "ulcerative-colitis-grade-3": 133, "impacted-stool": 131,
+    "barretts-short-segment": 53, "barretts": 41, "ulcerative-colitis-grade-0-1": 35,
+    "ulcerative-colitis-grade-2-3": 28, "ulcerative-colitis-grade-1-2": 11, "ileum": 9, "hemorrhoids": 6,
+}  # fmt: skip
 
 # The papers' protocols.
 FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))
@@ -34,14 +44,14 @@ LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
 TRUTH_2018, TRUTH_2019 = "ISIC2018_Task3_Training_GroundTruth", "ISIC_2019_Training_GroundTruth"
 INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata.csv"
 LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
-FORM_2019 = Form(ISIC2019, stratified=True, keys=LESIONS.replace("{}", META_2019))
+FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
 # Inner edges of the groups of age, in years.
 PEOPLE_2018 = People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"})
 PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60"})
 KEYS_2019 = Keys(META_2019, person="lesion_id")
 LAYOUT_2019 = Listed(
-    (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), ISIC2019, (INPUT_2019,), keys=KEYS_2019,
-    title="ISIC 2019", counts=ISIC2019_COUNTS,
+    (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), tuple(ISIC2019), (INPUT_2019,), keys=KEYS_2019,
+    title="ISIC 2019", counts=tuple(ISIC2019.values()),
 )  # fmt: skip
 CENTRES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias")
 RIF_SITES = {
@@ -60,7 +70,7 @@ RED_CELLS = (
 )  # fmt: skip
 
 SETS = (
-    PublicSet(
+    public_set(
         "prostate-mri", "T2 prostate MRI, six sites", special.prostate,
         options=(
             option("sites", list[str] | None, f"Default: {' '.join(special.PROSTATE_SITES)}.", None, metavar="SITE"),
@@ -70,7 +80,7 @@ SETS = (
             option("order", Literal[special.ORDERS], "Of the cases: drawn, or as the files.", "drawn"),
         ),
     ),
-    PublicSet(
+    public_set(
         "rif", "optic disc and cup, four sites",
         Pairs(
             RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
@@ -82,42 +92,43 @@ SETS = (
             task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
         ),
     ),
-    PublicSet(
+    public_set(
         "messidor2", "grades of diabetic retinopathy (Messidor-2)",
         Listed(
-            ("messidor_data.csv",), GRADES, keys=Keys("messidor-2.csv", ("left", "right")),
+            ("messidor_data.csv",), tuple(GRADES), keys=Keys("messidor-2.csv", ("left", "right")),
             columns=[
                 {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
                 {"image": "id_code", "label": "diagnosis", "usable": "adjudicated_gradable"},
             ],
-            title="Messidor-2", counts=GRADE_COUNTS,
+            title="Messidor-2", counts=tuple(GRADES.values()),
         ),
         FEDMRL,
         Form(
-            GRADES, stratified=True,
+            tuple(GRADES), stratified=True,
             keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
         ),
     ),
-    PublicSet(
+    public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
         Listed(
-            (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), ISIC2018, ("ISIC2018_Task3_Training_Input",),
-            keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=ISIC2018_COUNTS,
+            (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), tuple(ISIC2018),
+            ("ISIC2018_Task3_Training_Input",),
+            keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=tuple(ISIC2018.values()),
         ),
-        FEDMRL, Form(ISIC2018, stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
+        FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
     ),
-    PublicSet("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
-    PublicSet(
+    public_set("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
+    public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
         Listed(
-            ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), ISIC2019,
+            ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), tuple(ISIC2019),
             (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=CENTRES, keys=KEYS_2019,
             columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
             title="Fed-ISIC2019 by centre", counts=(12413, 3954, 3363, 2259, 819, 439),  # training and test together
         ),
         BY_CENTRE, FORM_2019, people=PEOPLE_2019,
     ),
-    PublicSet(
+    public_set(
         "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
         BY_TONE, FORM_2019, people=PEOPLE_2019,
         options=(
@@ -125,14 +136,15 @@ SETS = (
             option("sites_per_tone", int, "How many.", 2),
         ),
     ),
-    PublicSet(
+    public_set(
         "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
         ClassFolders(
-            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), HYPERKVASIR, "HyperKvasir", HYPERKVASIR_COUNTS
+            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR), "HyperKvasir",
+            tuple(HYPERKVASIR.values()),
         ),
-        FED_MAS, Form(HYPERKVASIR, stratified=True, keys="The data set does not say whose an image is"),
+        FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
     ),
-    PublicSet(
+    public_set(
         "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,
         Form(
             special.KINDS, stratified=True,
@@ -144,26 +156,26 @@ SETS = (
             option("split_unit", Literal[special.RSNA_UNITS], "What stays together.", "patient"),
         ),
     ),
-    PublicSet(
+    public_set(
         "nuclei", "nucleus segmentation, five acquisition groups",
         Arrays("nuclei_", NUCLEI, ("masks", "ids"), partial(tiles, values=(0, 1))),
         options=(
             option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),
         ),
     ),
-    PublicSet(
+    public_set(
         "white-cells", "white blood cells, three laboratories",
         Arrays("wbc_", WHITE_CELLS, ("masks", "ids"), partial(tiles, values=(0, 1, 2))),
         options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
         targets=WHITE_CELL_TARGETS,
     ),
-    PublicSet(
+    public_set(
         "cell-types", "white blood cells by type, three laboratories",
         Arrays("wbc_", WHITE_CELLS, ("labels", "ids"), special.cell_types), Dealing(), Form(CELL_TYPES),
     ),
-    PublicSet(
+    public_set(
         "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
         Arrays("rbc12_", ("chula",), ("labels", "image_no", "site"), special.red_cells), Dealing(), Form(RED_CELLS),
     ),
 )  # fmt: skip
-PUBLIC: Mapping[str, PublicSet] = {entry.name: entry for entry in SETS}
+PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in SETS}

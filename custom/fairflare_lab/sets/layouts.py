@@ -7,11 +7,13 @@ seed and whether folds are drawn, and gives items: a list, or by site. A functio
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,46 +22,20 @@ from fairflare.base.checks import choice, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import without_ending
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.items import Item, Made, Pixels, relabelled
+from fairflare.data.preparers.items import Item, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
+from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
-from fairflare.data.preparers.pairing import pair_rows
-from fairflare.data.preparers.tables import (
-    Images,
-    Row,
-    find_below,
-    find_folder,
-    find_table,
-    one_hot,
-    read_table,
-    say_counts,
-)
+from fairflare.data.preparers.options import Preparer
+from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare.data.preparers.trees import Case, pairs
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
 
 log = logging.getLogger(__name__)
 
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
+
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
-
-
-@dataclass(frozen=True)
-class Preparer:
-    """A command for one's own files.
-
-    Attributes:
-        name: of the command.
-        text: what it is.
-        prepare: the function; gets the options by name.
-        options: what only this one has.
-        has_source: whether it reads one folder of source files, ``source_dir``.
-        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
-    """
-
-    name: str
-    text: str
-    prepare: Callable[..., dict[str, Path]]
-    options: Sequence[Parameter] = ()
-    has_source: bool = True
-    dealing: Dealing | None = None
 
 
 @dataclass(frozen=True)
@@ -81,40 +57,33 @@ class People:
         file = find_below(source, self.table)
         rows = read_table(file, [self.image]) if file is not None else []
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
-        declared, people = attributes_of(there, rows, "")
+        declared, people = attributes_of(there, rows)
         declared = {name: said for name, said in declared.items() if said.get("values") != []}
         known = {row[self.image]: person for row, person in zip(rows, people, strict=True)}
         own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
         return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
 
 
-@dataclass(frozen=True)
-class PublicSet:
-    """One published data set.
+def public_set(
+    name: str, text: str, read: Callable[..., Found], usual: Dealing | None = None, form: Form | None = None,
+    options: Sequence[Parameter] = (), people: People | None = None,
+    targets: Mapping[str, Mapping[str, int] | None] | None = None,
+) -> Preparer:  # fmt: skip
+    """Return the preparer of one published data set.
 
-    Attributes:
+    Args:
         name: of the command.
         text: what it is.
         read: a layout, or a function ``(source, seed, folds, **options)``.
-        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
+        usual: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
         form: what the datalists say: class names, settings of the task, what says whose an image is.
         options: what only this set has.
         people: a table of their attributes.
         targets: by the value of the option ``target``, what ``fairflare.json`` makes of the masks; None: nothing.
     """
 
-    name: str
-    text: str
-    read: Callable[..., Found]
-    dealing: Dealing | None = None
-    form: Form = field(default_factory=Form)
-    options: Sequence[Parameter] = ()
-    people: People | None = None
-    has_source: ClassVar = True
-    targets: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
-
     def prepare(
-        self, source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **more: Any
+        source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **more: Any
     ) -> dict[str, Path]:
         """Bring the set into the form that sites read.
 
@@ -131,22 +100,23 @@ class PublicSet:
             DataError: the source is not as expected; says what was expected and what was found.
         """
         writing: Writing = {k: more.pop(k) for k in Writing.__annotations__ if k in more}  # type: ignore[assignment]
-        options = {p.name: p.default for p in self.options if p.default is not Parameter.empty} | more
-        source, dealing, form, settings = Path(source_dir), dealing or self.dealing, self.form, {}
-        if self.targets:
-            values = self.targets[choice("target", options.pop("target"), self.targets)]
+        given = {p.name: p.default for p in options if p.default is not Parameter.empty} | more
+        source, dealing, said, settings = Path(source_dir), dealing or usual, form or Form(), {}
+        if targets:
+            values = targets[choice("target", given.pop("target"), targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
-        found = self.read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **options)
-        if dealing is None and self.people is None and isinstance(found, Mapping):
-            return write_sites(found, out_dir, settings, form, **writing)  # one image at a time
+        found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
+        if dealing is None and people is None and isinstance(found, Mapping):
+            return write_sites(found, out_dir, settings, said, **writing)  # one image at a time
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
-        if self.people is not None:
-            declared, items = self.people.add_to(items, source)
-            form = replace(form, attributes=declared)
-        return write_pool(
-            items, out_dir, dealing or Dealing(fractions=tuple(form.fractions)), settings, form, **writing
-        )
+        if people is not None:
+            declared, items = people.add_to(items, source)
+            said = replace(said, attributes=declared)
+        dealing = dealing or Dealing(fractions=tuple(said.fractions))
+        return write_pool(items, out_dir, dealing, settings, said, **writing)
+
+    return Preparer(name, text, prepare, options, dealing=usual)
 
 
 # ------------------------------------------------------------------------------------------------------ layouts
@@ -320,6 +290,17 @@ def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str =
     return {site: folder for site, folder in found.items() if folder is not None}
 
 
+def all_pairs(site: str, images: Path, masks: Path) -> list[Case]:
+    """Return the images of a folder with the masks of their names in another one, which may be the same.
+
+    Raises:
+        DataError: there is none, or a file has no partner.
+    """
+    tree = pairs(images, masks, pictures=True)
+    refuse_bad(tree.alone, len(tree.cases) + len(tree.alone), f"image(s) of site '{site}'", None, tree.notes)
+    return tree.cases
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Images and masks of the same names, in two folders of each part of each site.
@@ -346,11 +327,11 @@ class Pairs:
         parts: list[int] = []
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
-                for row in pair_rows(site, folder / part / self.images, folder / part / self.masks, []):
-                    image, mask = Path(row["path"]), Path(row["mask"])
-                    made = Made(mask, relabelled, (self.tops, self.labels)) if self.labels else mask
-                    name = f"{file_name(part)}_{file_name(row['text'])}".lstrip("_")
-                    item = Item(name, row["text"], image, made, splits=splits)
+                for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
+                    drawn = Path(str(case.label))
+                    mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
+                    name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
+                    item = Item(name, case.name, case.image, mask, splits=splits)
                     found.setdefault(site, []).append(item)
                     parts.append(place)
         say_counts(self.title, parts, self.counts)
@@ -426,3 +407,63 @@ def tiles(
     for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):
         grey: Pixels = image[:, :, 0] if (image == image[:, :, :1]).all() else image
         yield Item(file_name(name), name.split("_t")[0], grey[middle], mask[middle].astype(np.uint8))
+
+
+# ------------------------------------------------------------------------------------------------- tables and folders
+
+
+def find_table(source: Path, names: Sequence[str]) -> Path:
+    """Return the file of one of these names (``/`` for folders) in the source folder.
+
+    Raises:
+        DataError: there is none; names what was expected and what is there.
+    """
+    if found := next((source / name for name in names if (source / name).is_file()), None):
+        return found
+    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
+
+
+def find_below(source: Path, name: str) -> Path | None:
+    """Find the file of this name, small or capital, that lies highest below a folder; None: there is none.
+
+    Of tables that come by themselves, and lie where the one who fetched them put them.
+    """
+    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
+    return min(found, key=lambda path: (len(path.parts), path), default=None)
+
+
+def find_folder(source: Path, names: Sequence[str]) -> Path:
+    """Return the folder of one of these names; where it holds nothing but a folder of the same name, that one."""
+    if found := next((source / name for name in names if (source / name).is_dir()), None):
+        return inner if (inner := found / found.name).is_dir() else found
+    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
+
+
+def _content(source: Path) -> str:
+    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
+
+
+def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """Return the class of each row from columns of 0 and 1, one for each class.
+
+    Raises:
+        DataError: a row has none or several.
+    """
+    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
+    return [number for (number,) in found]
+
+
+def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
+    """Warn in the log where a data set has other numbers of images than the published one.
+
+    Args:
+        what: the data set.
+        found: class (site) of each image.
+        expected: images of each class; none: nobody says.
+    """
+    counts = [sum(number == place for number in found) for place in range(len(expected))]
+    if expected and counts != list(expected):
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,17 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice, number, whole
 from fairflare.data.corruptions import image_seed
-from fairflare.data.datalist import PICTURES, DataError
+from fairflare.data.datalist import PICTURES, DataError, Sample
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
-from fairflare.data.preparers.engine import site_folders
-from fairflare.data.preparers.items import Item, Made, Pixels
+from fairflare.data.preparers.items import Item, Pixels
 from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
-from fairflare.data.preparers.pairing import pair_rows
 from fairflare.data.preparers.splitting import group_labels
-from fairflare.data.preparers.tables import Images, Row, find_folder, find_table, read_table, say_counts
+from fairflare.data.preparers.tables import Images, read_table
+from fairflare.data.preparers.trees import Case
+from fairflare.data.reading import Reading, read_image
+from fairflare_lab.sets.layouts import all_pairs, find_folder, find_table, say_counts, site_folders
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +69,20 @@ def prostate(
         raise ValueError("order='file' is of whole cases; it needs split_unit='patient'")
     wanted = PROSTATE_SITES if sites is None else {s: PROSTATE_SITES[choice("site", s, PROSTATE_SITES)] for s in sites}
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
-    cases = {site: pair_rows(site, folder, folder, []) for site, folder in folders.items()}
+    cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
-        places = [place for place, rows in enumerate(cases.values()) for _ in rows]
+        places = [place for place, pairs in enumerate(cases.values()) for _ in pairs]
         say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
     how = (split_unit == "patient", neighbours, window == "volume", order == "file")
-    return {site: _slices(site, rows, *how) for site, rows in cases.items()}
+    return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
 
 
 def _slices(
-    site: str, rows: Sequence[Row], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
+    site: str, pairs: Sequence[Case], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
 ) -> Iterator[Item]:
-    trained = int(FILE_ORDER_SHARE * len(rows))
+    trained = int(FILE_ORDER_SHARE * len(pairs))
     validated = max(1, round(trained / 4))
-    cases = {row["text"].lower(): row for row in rows}
+    cases = {case.name.lower(): case for case in pairs}
     for place, stem in enumerate(sorted(cases)):
         split = "training" if place < trained - validated else "validation" if place < trained else "test"
         volume, inside, spacing = _volumes(site, cases[stem])
@@ -105,16 +107,16 @@ def _window(volume: npt.NDArray[np.float32], of_volume: bool) -> tuple[float, fl
     return 0.0, np.divide(255.0, top, out=np.zeros_like(top), where=top > 0)
 
 
-def _volumes(site: str, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
+def _volumes(site: str, case: Case) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
     """Return intensities and prostate (columns, rows, slices), and the spacing of rows, columns and slices in mm."""
     import nibabel
 
-    where = f"site '{site}': '{row['path']}'"
+    where = f"site '{site}': '{case.image}'"
     try:
-        opened = nibabel.load(row["path"])
+        opened = nibabel.load(case.image)
         volume = np.asarray(opened.dataobj, np.float32)
         zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
-        inside = np.asarray(nibabel.load(row["mask"]).dataobj) > 0
+        inside = np.asarray(nibabel.load(case.label).dataobj) > 0
     except Exception as error:  # nibabel raises what it likes for a damaged file
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
     if volume.ndim != 3 or volume.shape != inside.shape:
@@ -125,7 +127,7 @@ def _volumes(site: str, row: Row) -> tuple[npt.NDArray[np.float32], npt.NDArray[
     if not np.isfinite(volume).all():
         raise DataError(f"{where} has values that are NaN or infinite; repair the file")
     if not inside.any():
-        raise DataError(f"site '{site}': '{row['mask']}' has no prostate in it; repair or remove the case")
+        raise DataError(f"site '{site}': '{case.label}' has no prostate in it; repair or remove the case")
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 
@@ -185,21 +187,13 @@ def windowed(path: Path, centre: float, width: float) -> Pixels:
     Args:
         path: of the file.
         centre, width: in the units that the file's rescaling gives (Hounsfield).
-    """
-    import pydicom
-    from pydicom.pixels import apply_modality_lut
 
-    try:
-        slice_ = pydicom.dcmread(path)
-        values = np.asarray(apply_modality_lut(slice_.pixel_array, slice_), np.float32)
-    except Exception as error:  # pydicom raises what it likes for a damaged file
-        raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-    if values.ndim != 2:
-        raise DataError(f"'{path}' has the shape {values.shape}; expected one slice")
-    scaled = np.clip((values - (centre - width / 2)) / width, 0, 1)
-    if getattr(slice_, "PhotometricInterpretation", "") == "MONOCHROME1":  # high values are dark
-        scaled = 1 - scaled
-    return np.round(scaled * 255).astype(np.uint8)
+    Raises:
+        DataError: it cannot be read.
+    """
+    how = Reading(orientation="stored", intensity="window", window=(centre, width))
+    scaled = read_image(Sample(path, 0), site="source", split="none", how=how)
+    return np.round(scaled[:, :, 0] * 255).astype(np.uint8)
 
 
 def rsna(
@@ -235,7 +229,7 @@ def rsna(
             people = list(threads.map(lambda path: person_in_header(path, seed), paths))
     return [
         Item(
-            file_name(name), person or name, Made(path, windowed, (centre, width)) if is_dicom else path, label, person
+            file_name(name), person or name, partial(windowed, path, centre, width) if is_dicom else path, label, person
         )
         for (name, label), path, person, is_dicom in zip(chosen.items(), paths, people, dicom, strict=True)
     ]

@@ -25,7 +25,7 @@ def prepare_phantom(
     name: str, out_dir: str | Path, *, sites: int | Sequence[str] = 6, image_size: int | None = None,
     cases: float = 1.0, plan: PhantomPlan | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """The images that a task draws for its sites, as PNG files with datalists that say that they are synthetic.
+    """Write the images that a task draws for its sites, as PNG files, with datalists that say that they are synthetic.
 
     ``"volumes3d"`` no task draws: NIfTI volumes with labels, for a MONAI bundle.
 
@@ -72,7 +72,7 @@ def prepare_phantom(
 def _volumes(
     sites: Sequence[str], size: int, seed: int, cases: float, out_dir: str | Path, writing: Writing
 ) -> dict[str, Path]:
-    """Drawn as files first, since a preparer's own pixels become PNG."""
+    """Draw volumes as files first, since a preparer's own pixels become PNG."""
     with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
         drawn: dict[str, list[Item]] = {}
         for site in sites:

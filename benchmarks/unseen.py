@@ -25,7 +25,7 @@ from fairflare.reporting.results import read_results
 from fairflare_lab.compare.comparison import compare
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import differences
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 
 FEW = {"training": 60, "validation": 12}
 Value = tuple[float, list[float | None]]  # of the test split, and on the draws of its images

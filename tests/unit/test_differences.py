@@ -15,6 +15,7 @@ from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of, row_table
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import MEASURES, Difference, differences, paired
+from fairflare_lab.compare.runs import Contrast
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def test_the_interval_covers_the_truth(seeds: int) -> None:
     hits = 0
     for _ in range(2000):
         values = dict(enumerate(rng.normal(0.02, 0.01, seeds)))
-        found = paired("x", "average", values, higher_is_better=True)
+        found = paired("x", "average", Contrast(values), higher_is_better=True)
         hits += found.low <= 0.02 <= found.high
     assert 0.93 <= hits / 2000 <= 0.97
 
@@ -198,7 +199,7 @@ def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
                 runs.append(scored(label, seed, {s: x + rng.normal(0, 0.02, len(x)) for s, x in images.items()}, 60))
         found = of(differences(runs, "fed_avg"), "average")
         hits += found.low <= 0.02 <= found.high
-        alone = paired("fair", "average", found.values, higher_is_better=True)
+        alone = paired("fair", "average", Contrast(found.values), higher_is_better=True)
         over_seeds += alone.low <= 0.02 <= alone.high
     assert 0.90 <= hits / 400 <= 0.98
     assert over_seeds < hits

@@ -27,7 +27,7 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import RUN_DIR
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.results import read_results
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 
 BATCH = 32  # images, for the statistics
 NO_MODEL = "it has no common model, as each site keeps parts of it, or all"

@@ -22,7 +22,7 @@ from fairflare.cli.run.simulate import RUN_FOLDER
 from fairflare.federation.plan.series import Run, Series
 from fairflare.reporting.results import PROGRESS_FILE, find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds for a run that is told to end

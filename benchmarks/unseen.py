@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fairflare.federation.transports import unseen
+from fairflare.federation.transports.local import RUN_DIR
 from fairflare.reporting.results import read_results
 from fairflare_lab.compare.comparison import compare
 from fairflare_lab.compare.difference_table import difference_table
@@ -50,9 +50,9 @@ def rows(folder: Path, out: Path) -> None:
     sites = sorted({json.loads((place / "run.json").read_text())["held_out"] for place in places})
     for place in places:
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
-        if not (place / unseen.RUN_DIR / "fairflare" / "unseen.json").exists():
+        if not (place / RUN_DIR / "fairflare" / "unseen.json").exists():
             continue
-        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_results, Unseen.read))
+        run, found = (read(place / RUN_DIR / "fairflare") for read in (read_results, Unseen.read))
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
         units |= run["resampled_units"]
         kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}

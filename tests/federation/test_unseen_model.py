@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.plan.series import Entry, Series, leaving_out
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
-from fairflare.federation.transports.unseen import at_unseen
+from fairflare_lab.cli.compare.series import Entry, Series, leaving_out
+from fairflare_lab.compare.at_left_out import at_unseen
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_table
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fairflare.base import checks
 from fairflare.base.disk.files import safe_name
+from fairflare.cli.options import value_of
 from fairflare.federation.plan.plan import Plan, make_plan
 
 ALONE_METHOD = "solo"
@@ -206,14 +207,6 @@ def read_entry(text: str) -> Entry:
             raise ValueError(f"{text!r} gives {name.strip()!r} twice")
         found[name.strip()] = value_of(value)
     return Entry(method, found)
-
-
-def value_of(text: str) -> Any:
-    """JSON where it parses, else the text."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def read_file(path: Path) -> dict[str, Any]:

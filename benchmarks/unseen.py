@@ -22,9 +22,8 @@ from typing import Any
 
 from fairflare.federation.transports.local import RUN_DIR
 from fairflare.reporting.results import read_results
-from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import differences
 from fairflare_lab.compare.left_out import Unseen
 
 FEW = {"training": 60, "validation": 12}
@@ -113,7 +112,9 @@ def rows(folder: Path, out: Path) -> None:
                 if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
             ]
         )
-        parts.append(difference_table(differences(pairs, reference), reference, style="csv").splitlines())
+        parts.append(
+            difference_table(comparison_of(pairs, None, reference).differences, reference, style="csv").splitlines()
+        )
     (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
     used = {place.name for place in places if _label(place) in {label.removesuffix(", seen") for label in labels}}

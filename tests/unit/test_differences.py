@@ -14,7 +14,7 @@ from fairflare.base.cases.resampling import draws, units_of
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of, row_table
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import MEASURES, Difference, differences, paired
+from fairflare_lab.compare.differences import MEASURES, Difference, paired
 from fairflare_lab.compare.runs import Contrast
 
 
@@ -27,6 +27,10 @@ def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "
 
 
 REFERENCE = [run("fed_avg", seed, {"a": 0.8, "b": 0.6}) for seed in (0, 1, 2)]
+
+
+def differences(runs: list[dict[str, Any]], reference: str) -> list[Difference]:
+    return comparison_of(runs, reference=reference).differences
 
 
 def of(found: list[Difference], measure: str, label: str = "fair") -> Difference:
@@ -113,11 +117,13 @@ def test_only_common_seeds_and_measured_sites_are_paired() -> None:
 
 
 def test_runs_that_cannot_be_paired_are_refused() -> None:
-    with pytest.raises(ValueError, match="two runs of 'fed_avg' have seed 0"):
-        differences([*REFERENCE, REFERENCE[0]], "fed_avg")
-    with pytest.raises(ValueError, match="no complete run of 'other'; there are fed_avg"):
+    again = {**REFERENCE[0], "started": "later"}
+    found = comparison_of([*REFERENCE, again, run("fair", 0, {"a": 0.8})])
+    assert found.problem == "no differences: two runs of 'fed_avg' have seed 0; compare them one at a time"
+    assert found.differences == []
+    with pytest.raises(ValueError, match=r"--reference.*'other'"):
         differences(REFERENCE, "other")
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="none of the 1 runs is complete"):
         differences([{**REFERENCE[0], "status": "failed"}], "fed_avg")
 
 

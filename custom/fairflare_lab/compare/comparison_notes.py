@@ -6,18 +6,14 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from fairflare.base.settings import by_name
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
 from fairflare.reporting.standing import tested
 from fairflare.reporting.values import Results, label_of
-
-if TYPE_CHECKING:
-    from fairflare_lab.compare.comparison import Row
+from fairflare_lab.compare.rows import Row, named, settings_of
 
 TASK_SETTINGS = "the task's settings"
 MOST = 200  # letters of a line
@@ -139,28 +135,3 @@ def _conditions(runs: Sequence[Results]) -> dict[str, set[str]]:
             if value is not None or what != "the task's file":  # older results do not say it
                 found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
     return found
-
-
-def named(run: Results) -> str:
-    """A run as its user knows it."""
-    info = run["info"] or {}
-    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
-    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
-
-
-def settings_of(run: Results) -> dict[str, Any]:
-    """Every setting by its dotted name but the seed."""
-    config = dict((run["info"] or {}).get("config") or {})
-    config.pop("seed", None)
-    found = by_name(config)
-    found.pop("task.path", None)  # the same file has another module name in a job
-    return found
-
-
-def setting_difference(run: Results, alike: Sequence[Results]) -> str:
-    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
-    own, others = settings_of(run), [settings_of(other) for other in alike]
-    names = {name for other in others for name in other}
-    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
-    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
-    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")

@@ -32,7 +32,7 @@ def difference_table(
     """The measures of every row against the reference; sites only in CSV.
 
     Args:
-        found: of :func:`differences`.
+        found: of :func:`.differences.differences_of`.
         reference: label.
         style: ``text``, ``markdown`` or ``csv``.
         width: of the text.

@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.base import checks
 from fairflare.core.statistics.intervals import LEVEL, Estimate, holm, of_sites
 from fairflare.reporting.layout import PLACES, number
-from fairflare.reporting.values import Results, direction_of, label_of, measured, metrics_of, primary_of
+from fairflare.reporting.values import Results, measured, primary_of
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
@@ -125,50 +125,30 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
     return [replace(d, verdict=_verdict(d)) for d in result]
 
 
-def differences(
-    runs: Sequence[Results], reference: str, metric: str | None = None, *, last: bool = False
+def differences_of(
+    rows: Mapping[str, Sequence[Results]], reference: str, metric: str, higher: bool, *, last: bool = False
 ) -> list[Difference]:
-    """Every other label against ``reference``: average, standard deviation and worst of the sites, and each site.
+    """Compare every other row with ``reference``: average, standard deviation and worst of the sites, and each site.
 
     Args:
-        runs: documents of :func:`fairflare.reporting.results.read_results`; those that did not complete are left out.
+        rows: complete runs by label.
         reference: a label.
-        metric: of the test splits; the primary one of the first complete run when ``None``.
-        last: as :func:`fairflare.reporting.table.measured`.
+        metric: of the test splits.
+        higher: whether more of the metric is better.
+        last: as :func:`fairflare.reporting.values.measured`.
 
     Returns:
-        In the order of the runs; nothing for labels that share no seed with the reference.
-
-    Raises:
-        ValueError: no complete run of the reference, or two of one label and seed.
-    """
-    by_label: dict[str, list[Results]] = {}
-    for run in runs:
-        if run["status"] == "completed":
-            by_label.setdefault(label_of(run), []).append(run)
-    if reference not in by_label:
-        raise ValueError(f"no complete run of {reference!r}; there are {', '.join(by_label) or 'none'}")
-    return differences_of(by_label, reference, metric, last=last)
-
-
-def differences_of(
-    rows: Mapping[str, Sequence[Results]], reference: str, metric: str | None = None, *, last: bool = False
-) -> list[Difference]:
-    """As :func:`differences`, of complete runs that are in rows already.
+        In the order of the rows; nothing of those that share no seed with the reference.
 
     Raises:
         ValueError: two runs of one row and seed, or one without a seed.
     """
     by_seed = {label: _by_seed(label, runs) for label, runs in rows.items()}
-    first = next(iter(by_seed.values()))
-    run = next(iter(first.values()))
-    chosen = metric or metrics_of(run)[0]
-    higher = direction_of(run, chosen)
     found = []
     for label, own in by_seed.items():
         pairs = {seed: (own[seed], by_seed[reference][seed]) for seed in sorted({*own} & {*by_seed[reference]})}
         if label != reference and pairs:
-            found += _against(label, reference, pairs, chosen, higher, last)
+            found += _against(label, reference, pairs, metric, higher, last)
     return corrected(found)
 
 
@@ -215,7 +195,8 @@ def _against(
         def figure(values: Array, measure: str = name if total else MEASURES[0]) -> Array:
             each = of_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
             tested = np.isfinite(each[:, :, :1])  # runs may have different numbers of last models
-            return each[:models].mean(0, where=tested[:models]) - each[models:].mean(0, where=tested[models:])
+            own, other = each[:models].mean(0, where=tested[:models]), each[models:].mean(0, where=tested[models:])
+            return np.asarray(own - other)
 
         contrast = over.contrast(figure)
         about = {
@@ -230,7 +211,7 @@ def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
     """Says which sites lost where a row's spread is smaller, a line for each such row.
 
     Args:
-        found: of :func:`differences`, measures and sites.
+        found: of :func:`differences_of`, measures and sites.
         higher_is_better: of the metric.
     """
     lines = []

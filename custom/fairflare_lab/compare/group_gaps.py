@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
-from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds, shared_variance
+from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
@@ -331,7 +331,7 @@ def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
         return Contrast(differ)
     if all(len(of.without) == FOLDS for of in both):
         drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs.values()])
-        return Contrast(differ, float(shared_variance(drawn)), degrees_of_folds(FOLDS, fewest))
+        return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))
     halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs.values()]
     shared = float(np.square(halves).sum(1).mean()) / NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
     return Contrast(differ, shared, fewest - 1)

@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.core.fairness import summarize
 from fairflare.reporting.layout import MISSING, Table, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, label_of, measured
-from fairflare_lab.compare.comparison import complete_runs
+from fairflare_lab.compare.rows import complete_runs
 
 
 def paper_table(

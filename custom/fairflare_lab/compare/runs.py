@@ -38,6 +38,12 @@ class Contrast(NamedTuple):
     shared: float = math.nan
     df: float = math.inf
 
+    @classmethod
+    def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
+        """Return a figure with what (seeds, draws) of it say; too few draws that have it say nothing."""
+        usable = drawn[:, np.isfinite(drawn).all(0)]
+        return cls(values, float(shared_variance(usable)), df) if usable.shape[1] >= LEAST else cls(values)
+
     @property
     def estimate(self) -> Estimate:
         return estimate([self.values[seed] for seed in sorted(self.values)], self.shared, self.df)
@@ -92,24 +98,28 @@ class Runs:
         It is known how far the patients move it where all sites have the same draws: its variance is taken apart by
         site, with the draws of one and the others as they were measured.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a seed or a model may have no value: NaN
-            found = figure(self.values)
-            by_site = [figure(self._of_site(rank)) for rank in range(len(self.sites))]
+        found = _quiet(figure, self.values)
         has = np.isfinite(found[:, VALUE])
         values = {seed: float(found[k, VALUE]) for k, seed in enumerate(self.seeds) if has[k]}
-        drawn = found[has][:, DRAWS]
-        usable = drawn[:, np.isfinite(drawn).all(0)]
-        if not values or usable.shape[1] < LEAST:
+        if not values or len(self.units) < len(self.sites):
             return Contrast(values)
-        parts = [np.nanvar(one[has][:, DRAWS].mean(0)) for one in by_site] if len(by_site) > 1 else [1.0]
-        counts = [self.units[site][1] or math.inf for site in self.sites]
-        return Contrast(values, float(shared_variance(usable)), float(degrees(parts, counts, drawn.shape[1])))
+        drawn, counts, parts = found[has][:, DRAWS], [self.units[site][1] or math.inf for site in self.sites], [1.0]
+        if len(self.sites) > 1:
+            by_site = [_quiet(figure, self._of_site(rank)) for rank in range(len(self.sites))]
+            parts = [float(np.nanvar(one[has][:, DRAWS].mean(0))) for one in by_site]
+        return Contrast.drawn(values, drawn, float(degrees(parts, counts, drawn.shape[1])))
 
     def _of_site(self, rank: int) -> Array:
         """Return the values with the draws of one site, and the others as they were measured."""
         of_site = (np.arange(len(self.sites)) == rank)[:, None]
         return np.where(of_site, self.values, self.values[..., :1])
+
+
+def _quiet(figure: Figure, values: Array) -> Array:
+    """Return a figure, NaN where a seed or a model has no value, without NumPy's warning of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return figure(values)
 
 
 def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws | None]]:

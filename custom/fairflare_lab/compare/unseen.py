@@ -126,11 +126,11 @@ def _row(
     def at(kind: str, by: Mapping[str, Pair]) -> list[float]:
         return [_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
-    worst = [(np.min if higher else np.max)(at("metrics", by)) for by in whole.values()]
+    worst = [float((np.min if higher else np.max)(at("metrics", by))) for by in whole.values()]
     return UnseenRow(
         label, len(by_seed), worst=spread(worst),
         **{name: spread([*of.values.values()]) for name, of in contrasts.items()},
-        **{kind: spread([np.mean(at(kind, by)) for by in whole.values()]) for kind in ("adapted", "best")},
+        **{kind: spread([float(np.mean(at(kind, by))) for by in whole.values()]) for kind in ("adapted", "best")},
         each={site: spread([_left_out(pair, "metrics", metric)[0] for pair in every if pair[1].site == site])
               for site in sites},
         sure=sure, over=" and ".join(over) + " of one seed" * (len(known.values) == 1),

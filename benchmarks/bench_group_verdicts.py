@@ -1,13 +1,13 @@
 """How often ``fairflare compare`` calls a gap between groups smaller or larger: where it is not, and where it is.
 
-Two methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference
-for some of them, which all of its seeds share; and each seed has its luck. A repeat goes the whole way: from the cases
-at each site through the sums that leave it (:class:`fairflare.federation.site.groups.GroupTable` with its floor of
-cases) and what the server takes from them (:mod:`fairflare.core.statistics.group_sums` and its neighbours) to the
-verdict of :mod:`fairflare_lab.compare.group_gaps`.
+Methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference for
+some of them, which all of its seeds share; and each seed has its luck. It goes the whole way: from the cases at each
+site through the sums that leave it (:class:`fairflare.federation.site.groups.GroupTable` with its floor of cases) and
+what the server takes from them (:mod:`fairflare.core.statistics.group_sums` and its neighbours) to the verdict of
+:mod:`fairflare_lab.compare.group_gaps`. Five methods make ten comparisons of two, with one reference four.
 
     python benchmarks/bench_group_verdicts.py --figures           # the table of docs/groups.md, a minute
-    python benchmarks/bench_group_verdicts.py --smaller 0         # where nothing differs: four measures, 20 minutes
+    python benchmarks/bench_group_verdicts.py --smaller 0         # where nothing differs: four measures, 5 minutes
     python benchmarks/bench_group_verdicts.py --repeats 50        # quicker, and rougher
     python benchmarks/bench_group_verdicts.py --images 4          # of each case
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import combinations
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
 from fairflare_lab.compare.differences import corrected
 from fairflare_lab.compare.group_gaps import Key, Value, Values, difference_of
 
-CHUNK = 50  # repeats of one job
+METHODS = 5
 BINS, NAMES = 20, ["sex=F", "sex=M"]
 SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # of a comparison; of each group, over all sites
 MEASURES = {True: ("dice_gap",), False: ("accuracy_gap", "auc_gap", "equalised_odds")}  # of masks, of classes
@@ -36,12 +37,12 @@ MEASURES = {True: ("dice_gap",), False: ("accuracy_gap", "auc_gap", "equalised_o
 def federation(
     rng: np.random.Generator, cases: int, masks: bool, smaller: float, args: argparse.Namespace
 ) -> dict[Key, Values]:
-    """Return what the server knows of two methods' gaps after each of their runs.
+    """Return what the server knows of the methods' gaps after each of their runs.
 
     Args:
         cases: of each group over all sites.
         masks: Dice of a structure; else two classes and their probabilities.
-        smaller: by how much the second method's true gap is smaller, in standard deviations of the cases.
+        smaller: by how much the true gap of all methods but the first is smaller, in standard deviations of the cases.
         args: of the command line.
     """
     number = 2 * cases
@@ -51,8 +52,8 @@ def federation(
     hard = rng.normal(size=number)
     found: dict[Key, Values] = {}
     whose = np.repeat(np.arange(number), args.images)
-    for method, gap in (("first", args.apart), ("second", args.apart - smaller)):
-        taste = 0.7 * rng.normal(size=number)
+    for method in range(METHODS):
+        taste, gap = 0.7 * rng.normal(size=number), args.apart - smaller * (method > 0)
         for seed in range(max(SEEDS)):
             level = 0.8 + hard + taste + 0.1 * rng.normal() - (gap + 0.1 * rng.normal()) * group
             level = (level + 0.4 * rng.normal(size=number))[whose] + 0.3 * rng.normal(size=len(whose))
@@ -73,40 +74,37 @@ def federation(
                 stats = {field.name: told.get(field.name) for field in FIELDS}
                 sums.append(read_groups(name, stats, ["sex"], scores.shape[1], BINS, 5) or {})
             for measure, value in at_the_server(sums).items():
-                found.setdefault((method, "sex", measure), {})[seed] = value
+                found.setdefault((str(method), "sex", measure), {})[seed] = value
     return found
 
 
 def at_the_server(sites: list[dict[str, Sums]]) -> dict[str, Value]:
     """Return gaps over all sites, and what each is without every part of the cases in turn."""
-
-    def gaps(parts: list[dict[str, Sums]]) -> dict[str, float]:
-        groups = {name: added([of[name] for of in parts]) for name in NAMES}
-        return gaps_of(groups, added([*groups.values()]))
-
-    whole = [{name: in_one(of) for name, of in own.items()} for own in sites]
-    groups = {name: added([of[name] for of in whole]) for name in NAMES}
-    ends, cases = gap_intervals(groups), min(map(cases_of, groups.values()))
-    apart = [{name: without_each(of) for name, of in own.items()} for own in sites]
-    each = [gaps([{name: of[fold] for name, of in own.items()} for own in apart]) for fold in range(FOLDS)]
-    nan = (np.nan, np.nan)
-    return {
-        name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps(whole).items()
-    }
+    groups = {name: added([of[name] for of in sites]) for name in NAMES}  # of each part of the cases
+    whole, nan = {name: in_one(of) for name, of in groups.items()}, (np.nan, np.nan)
+    ends, cases = gap_intervals(whole), min(map(cases_of, whole.values()))
+    without = [dict(zip(NAMES, of, strict=True)) for of in zip(*map(without_each, groups.values()), strict=True)]
+    gaps, *each = (gaps_of(of, added([*of.values()])) for of in (whole, *without))
+    return {name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps.items()}
 
 
 def counted(
-    masks: bool, smaller: float, cases: int, first: int, args: argparse.Namespace
+    masks: bool, smaller: float, cases: int, number: int, args: argparse.Namespace
 ) -> dict[tuple[str, int], Counter[str]]:
-    """Count the verdicts on each measure by number of seeds, as if it were the only one; ``first``: of the repeats."""
+    """Count the verdicts of one federation on each measure by number of seeds, each as if it were the only one."""
     found: dict[tuple[str, int], Counter[str]] = {(m, n): Counter() for m in MEASURES[masks] for n in SEEDS}
-    for repeat in range(first, min(first + CHUNK, args.repeats)):
-        values = federation(np.random.default_rng([7, repeat]), cases, masks, smaller, args)
-        for measure, many in found:
-            some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items() if key[2] == measure}
-            told = difference_of(("second", "sex", measure), some, "first")
+    values = federation(np.random.default_rng([7, number]), cases, masks, smaller, args)
+    for measure, many in found:
+        some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items() if key[2] == measure}
+        for reference, method in pairs_of(smaller):
+            told = difference_of((method, "sex", measure), some, reference)
             found[measure, many][corrected([told])[0].verdict if told else ""] += 1
     return found
+
+
+def pairs_of(smaller: float) -> list[tuple[str, str]]:
+    """Name the comparisons of one federation: all pairs where no method differs, else those with the first."""
+    return [pair for pair in combinations(map(str, range(METHODS)), 2) if smaller == 0 or pair[0] == "0"]
 
 
 def of_figures(smaller: float, cases: int, args: argparse.Namespace) -> dict[int, Counter[str]]:
@@ -156,18 +154,20 @@ def main() -> None:
     totals = {job: {(m, n): Counter[str]() for m in MEASURES[job[0]] for n in SEEDS} for job in jobs}
     with ProcessPoolExecutor(args.processes) as pool:
         parts = {
-            pool.submit(counted, *job, first, args): job for first in range(0, args.repeats, CHUNK) for job in jobs
+            pool.submit(counted, *job, number, args): job
+            for job in jobs
+            for number in range(-(-args.repeats // len(pairs_of(job[1]))))
         }
         for future in as_completed(parts):
             for of, verdicts in future.result().items():
                 totals[parts[future]][of] += verdicts
-    print("| measure | truly smaller by | cases of a group | seeds | repeats | smaller | larger | not known |")
+    print("| measure | truly smaller by | cases of a group | seeds | comparisons | smaller | larger | not known |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for (_, smaller, cases), found in totals.items():
         for (measure, many), of_verdict in found.items():
-            repeats = of_verdict.total()
-            shares = " | ".join(f"{of_verdict[verdict] / repeats:.3f}" for verdict in ("better", "worse", "not known"))
-            print(f"| {measure} | {smaller} | {cases} | {many} | {repeats} | {shares} |")
+            total = of_verdict.total()
+            shares = [f"{of_verdict[verdict] / total:.3f}" for verdict in ("better", "worse", "not known")]
+            print(f"| {measure} | {smaller} | {cases} | {many} | {total} | {' | '.join(shares)} |")
 
 
 if __name__ == "__main__":

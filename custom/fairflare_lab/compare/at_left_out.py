@@ -132,7 +132,7 @@ def _statistics(network: torch.nn.Module) -> set[str]:
 def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
-    """Test a model as any site tests one that it is sent: same code, same floor of cases, nothing of its own in the model."""
+    """Test a model as any site tests one that it is sent: same code and floor of cases, nothing of its own in it."""
     rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in OF_GROUPS}
     request = SiteTask(
         name=TASK_VALIDATE, state=dict(state), current_round=rounds, num_rounds=rounds, seed=plan.run.seed,

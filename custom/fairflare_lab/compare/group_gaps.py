@@ -97,17 +97,12 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
     body: list[list[Cell]] = []
     for key in order:
-        ends, of = over_seeds(list(values[key].values())), judged.get(key)
-        told = interval(*ends)
-        about = [MISSING, MISSING, MISSING]
-        if of is not None:
-            p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
-            about = [interval(of.low, of.high, of.mean), p, of.verdict]
-        gaps = [of_seed.value for of_seed in values[key].values()]
-        figures = [math.nan] * 3 if of is None else [of.mean, of.low, of.high]
         label, attribute, measure = key
+        found = list(values[key].values())
+        ends = over_seeds(found)
+        gaps = spread([of.value for of in found])
         body.append([
-            measure, attribute, label, len(gaps), spread(gaps), Shown(told, ends), Shown(about[0], figures), *about[1:],
+            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_cells(judged.get(key)),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -116,6 +111,14 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         f"equity-scaled metrics ({EQUITY}...) larger."
     )
     return Table("group_gaps", caption, HEADS, body, csv_columns=heads, lead=3)
+
+
+def _cells(of: Difference | None) -> list[Cell]:
+    """Show a difference with its interval, its p-value and its verdict; ``None``: of the reference itself."""
+    if of is None:
+        return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
+    p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
+    return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), p, of.verdict]
 
 
 def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:

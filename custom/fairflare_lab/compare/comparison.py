@@ -43,14 +43,14 @@ class Comparison:
 
     @property
     def of_all(self) -> list[str]:
-        """Metrics of the global test that any row has."""
+        """Return the metrics of the global test that any row has."""
         return list(dict.fromkeys(name for row in self.rows for name in row.of_all))
 
 
 def comparison_of(
     runs: Sequence[Results], metric: str | None = None, reference: str | None = None, *, last: bool = False
 ) -> Comparison:
-    """Rows of runs that differ in nothing but the seed, and how they differ from one of them.
+    """Compare runs: a row for those that differ in nothing but the seed, and how each differs from one of them.
 
     Args:
         runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted, and so
@@ -86,7 +86,7 @@ def compare(
     per_site: bool = True,
     width: int | None = None,
 ) -> str:
-    """Methods side by side: mean ± population standard deviation over runs that differ in nothing but the seed.
+    """Show methods side by side: mean ± population standard deviation over runs that differ in nothing but the seed.
 
     Of every run the sites' values, their average, their standard deviation and the value of the worst site are taken
     first. Runs of one label with different settings get a row each, and a note says what differs.
@@ -107,7 +107,7 @@ def compare(
 
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
-    """As :func:`compare`, of a comparison."""
+    """Show a comparison as :func:`compare` does."""
     return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
 
 
@@ -115,7 +115,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
 
 
 def _table(found: Comparison, sites: Sequence[str]) -> Table:
-    """A row for each row, with mean and deviation of each site's values and of what is over the sites."""
+    """Return the table: mean and deviation of each site's values and of the figures over the sites, row by row."""
     names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
     rows: list[list[Cell]] = []
     for row in found.rows:

@@ -111,7 +111,7 @@ def _verdict(d: Difference) -> str:
 
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:
-    """With p-values for as many tests as there are: all rows and measures together, and all rows and sites."""
+    """Correct p-values for the number of tests: all rows and measures together, and all rows and sites."""
     families: dict[bool, list[int]] = {}
     for index, d in enumerate(found):
         if not d.lacking and not math.isnan(d.p) and not math.isnan(d.images_sd):
@@ -208,7 +208,7 @@ def _against(
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
-    """Says which sites lost where a row's spread is smaller, a line for each such row.
+    """Say which sites lost where a row's spread is smaller, a line for each such row.
 
     Args:
         found: of :func:`differences_of`, measures and sites.

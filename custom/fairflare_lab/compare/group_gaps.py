@@ -77,17 +77,17 @@ HEADS = [
 
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
-    """Whether any run asked for groups of people."""
+    """Return whether any run asked for groups of people."""
     return any(_people(run) for runs in rows.values() for run in runs)
 
 
 def _people(run: Run) -> list[str]:
-    """The attributes of a run, without that of everybody."""
+    """Return the attributes of a run, without that of everybody."""
     return [name for name in (run.get("groups") or NONE)["pooled"] if name != EVERYBODY]
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
-    """A row for each attribute, measure and method over all sites: gaps, and equity-scaled metrics.
+    """Return gaps and equity-scaled metrics over all sites, a row for each attribute, measure and method.
 
     Args:
         rows: complete runs by label.
@@ -161,7 +161,7 @@ def _mean(values: Sequence[Value]) -> Value:
 
 
 def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
-    """Who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
+    """Say who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
     values, judged = _judged(rows, reference)
     return " ".join(
         _lead(rows, reference, attribute, values, judged)
@@ -202,12 +202,12 @@ def _lead(
 
 
 def _named(labels: Sequence[str]) -> str:
-    """Labels side by side; those of settings and of left-out sites have commas of their own."""
+    """List labels; those of settings and of left-out sites have commas of their own."""
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
 def _lowest(runs: Sequence[Run], attribute: str) -> str:
-    """Which group is the worst one, and in how many runs where there are several; empty: none is."""
+    """Name the group that is the worst one, and in how many of several runs; empty: none is."""
     asked = [run for run in runs if run.get("groups")]
     worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
@@ -217,7 +217,7 @@ def _lowest(runs: Sequence[Run], attribute: str) -> str:
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
-    """How to read the table, who has the lowest values, and which runs say nothing of groups."""
+    """Say how to read the table, who has the lowest values, and which runs say nothing of groups."""
     notes = [
         "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
         f"images, divided by 1 plus its distances to the groups'). '{WITHIN}': between the groups at each site, on "
@@ -244,7 +244,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
 def gaps_in_words(
     rows: Mapping[str, Sequence[Run]], reference: str, *more: str, style: str = "text", width: int | None = None
 ) -> str:
-    """The table with its notes, ``more`` in front of them; in CSV without."""
+    """Show the table with its notes, ``more`` in front of them; in CSV without."""
     return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
@@ -283,8 +283,9 @@ def _nobody_worst(pooled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
-    """The row of :func:`of_left_out` that others are compared with: the first method's at sites that were not there;
-    empty: no method hands a model over.
+    """Return the row of :func:`of_left_out` that others are compared with; empty: no method hands a model over.
+
+    It is the first method's at sites that were not there.
     """
     return next((name for name in rows if not name.endswith(SEEN)), "")
 
@@ -294,7 +295,7 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def over_seeds(found: Sequence[Value]) -> Ends:
-    """Interval of the mean of a gap over the seeds; NaN: none is known.
+    """Return the interval of the mean of a gap over the seeds; NaN: none is known.
 
     All seeds are tested on the same cases, so that the scatter over these shrinks with no seed: the mean distances of
     the ends are added to Student's interval over the seeds, by squares.

@@ -20,7 +20,7 @@ def paper_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """What a paper prints of its methods, from the runs of a comparison: percent, mean ± population standard deviation.
+    """Show runs as a paper prints its methods: percent, mean ± population standard deviation.
 
     Args:
         title: of the paper's table.
@@ -74,7 +74,7 @@ def paper_table(
 
 
 def _values(runs: Sequence[Mapping[str, Any]], metric: str, of: str, last: bool) -> dict[str, list[float]]:
-    """``{site, or nothing: a value for each model}``."""
+    """Return ``{site, or nothing: a value for each model}``."""
     tested = [by_site for run in runs for by_site in measured(run, metric, last=last)]
     if of == "site":
         return {site: [by_site[site] for by_site in tested if site in by_site] for site in tested[0]}

@@ -49,31 +49,31 @@ class Row(Generic[R]):
     of_all: dict[str, list[float]] = field(default_factory=dict)
 
     def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
-        """``{site: which of the models have no value of it}``."""
+        """Return ``{site: which of the models have no value of it}``."""
         found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
         return {site: missing for site, missing in found.items() if missing}
 
     def at(self, site: str) -> Spread:
-        """What a site gets."""
+        """Return mean and deviation of a site's values."""
         return spread([values.get(site, math.nan) for values in self.values])
 
     def over(self, attribute: str) -> Spread:
-        """A figure over the sites."""
+        """Return mean and deviation of a figure over the sites."""
         return spread([getattr(summary, attribute) for summary in self.summaries])
 
     @property
     def suppressed(self) -> list[str]:
-        """Sites that keep their value in any of the runs, sorted."""
+        """Return the sites that keep their value in any of the runs, sorted."""
         return sorted({site for summary in self.summaries for site in summary.suppressed})
 
     def cell(self, site: str) -> Cell:
-        """What a site gets, or the word for what it keeps."""
+        """Show mean and deviation of a site's values, or the word for values that the site keeps."""
         found = self.at(site)
         return SUPPRESSED if math.isnan(found.mean) and site in self.suppressed else found
 
 
 def complete_runs(runs: Sequence[Results]) -> list[Results]:
-    """Those that completed; the same run given twice (its folder and its file, a copy) counts once.
+    """Return the runs that completed; one that is given twice (its folder and its file, a copy) counts once.
 
     Raises:
         ValueError: there is none.
@@ -88,7 +88,7 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
 
 
 def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list[Row[Results]]:
-    """Runs that differ in nothing but the seed together; ``last``: values of each of their last models.
+    """Return a row for runs that differ in nothing but the seed; ``last``: values of each of their last models.
 
     Raises:
         ValueError: a run without the metric (names it).
@@ -132,14 +132,14 @@ def _values(run: Results, metric: str, last: bool) -> list[dict[str, float]]:
 
 
 def named(run: Results) -> str:
-    """A run as its user knows it."""
+    """Name a run as its user knows it."""
     info = run["info"] or {}
     begun = f", begun {run['started'][:19]}" if run.get("started") else ""
     return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
 
 
 def settings_of(run: Results) -> dict[str, Any]:
-    """Every setting by its dotted name but the seed."""
+    """Return every setting but the seed by its dotted name."""
     config = dict((run["info"] or {}).get("config") or {})
     config.pop("seed", None)
     found = by_name(config)
@@ -148,7 +148,7 @@ def settings_of(run: Results) -> dict[str, Any]:
 
 
 def setting_difference(run: Results, alike: Sequence[Results]) -> str:
-    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
+    """Say the settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
     own, others = settings_of(run), [settings_of(other) for other in alike]
     names = {name for other in others for name in other}
     differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)

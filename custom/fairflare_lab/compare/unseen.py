@@ -207,7 +207,7 @@ def _certainty(found: Contrast) -> Certainty:
 
 
 def _in_words(row: UnseenRow, tests: Sequence[Unseen]) -> list[str]:
-    """What an unseen site gets of a method."""
+    """Say what an unseen site gets of a method."""
     notes = [f"{row.label}: no figure: {reason}." for reason in row.reason.split("; ") if reason]
     if row.reason and math.isfinite(row.adapted.mean):
         notes.append(
@@ -229,7 +229,7 @@ def unseen_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """Rows side by side at sites they saw and sites they did not: mean ± population standard deviation over the seeds.
+    """Show methods at sites they saw and sites they did not: mean ± population standard deviation over the seeds.
 
     Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
     are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
@@ -256,7 +256,7 @@ def unseen_table(
 
 
 def unseen_cells(found: UnseenSites) -> Table:
-    """The table of :func:`unseen_table`."""
+    """Return the table of :func:`unseen_table`."""
     rows: list[list[Cell]] = []
     for row in found.rows:
         ends = {name: [c.mean - c.half, c.mean + c.half] for name, c in row.sure.items()}
@@ -282,7 +282,7 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """What the intervals are over, said once where it is the same for all, and which figures have none."""
+    """Say what the intervals are over, once where it is the same for all, and which figures have none."""
     over = {row.label: row.over for row in found.rows if row.over}
     notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
     if len({*over.values()}) == 1:

@@ -142,7 +142,7 @@ def compare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Runs several methods on the same data, with the same training and the same seeds, and compares them.
+    """Run several methods on the same data, with the same training and the same seeds, and compare them.
 
     Every seed starts all methods from the same model. A comparison that was stopped goes on with the same command:
     what is done is not repeated, what was interrupted continues. Exit code 1 when a run failed.
@@ -203,7 +203,7 @@ def compare(
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
-    """Whose settings the rows have, and what they still have to be given."""
+    """Say whose settings the rows have, and what they still have to be given."""
     from fairflare.methods.base.catalog import all_methods
 
     plans = [run.make() for run in series.runs()[: len(series.entries)]]
@@ -217,7 +217,7 @@ def _say_what_is_run(series: Series, own_data: bool) -> None:
 
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
-    """A paper's table as a plan file would say it; with ``--paper`` its rows are trained as the paper has each."""
+    """Return a paper's table as a plan file; with ``--paper`` its rows are trained as the paper has each."""
     from fairflare_lab.cli.compare.series import entries_of
 
     plan = table.as_plan(small=told.get("small", True))
@@ -225,7 +225,7 @@ def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_metric(metric: str, task: LearnedTask) -> None:
-    """Before hours of training: what the tables are asked for is measured at all.
+    """Check before hours of training that what the tables are asked for is measured at all.
 
     Raises:
         ValueError: the task has no such metric (suggests the nearest).
@@ -242,7 +242,7 @@ def _check_metric(metric: str, task: LearnedTask) -> None:
 def _series(
     rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
 ) -> tuple[Series, dict[str, Any]]:
-    """What is compared, and the sites' private settings; the command line goes before the plan.
+    """Return what is compared, and the sites' private settings; the command line goes before the plan.
 
     As it suits the sites' own images, where there are such and nothing else is said.
     """

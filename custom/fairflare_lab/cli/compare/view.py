@@ -21,7 +21,7 @@ MOST_LINES = 10  # of a run that goes on
 
 
 def plan_in_words(runner: Runner) -> str:
-    """``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
+    """Say ``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
     rows = counted(len({p.run.entry.label for p in runner.all}), "row")
     seeds = counted(len({p.run.seed for p in runner.all}), "seed")
     left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
@@ -34,7 +34,7 @@ def plan_in_words(runner: Runner) -> str:
 
 
 def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -> list[str]:
-    """A line for a run that ended, with its figure and the time left; one more for a row that is complete."""
+    """Return a line for a run that ended, with its figure and the time left; one more for a row that is complete."""
 
     def of(one: RunProgress) -> tuple[str, FairnessSummary]:
         results = read_results(find_results(runner.place(one.run)))

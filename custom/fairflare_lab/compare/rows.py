@@ -99,36 +99,42 @@ def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list
     labels = [label for label, _ in groups]
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):
-        tested = [(run, by_site) for run in group for by_site in _values(run, metric, last)]
-        higher = direction_of(group[0], metric)
-        summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(r, metric)) for r, v in tested]
-        row = Row(label, group, [by_site for _, by_site in tested], summaries)
-        row.measured = (group[0]["info"] or {}).get("measured") or ""
+        for run in group:
+            _check_metric(run, metric)
+        row = row_of(label, group, metric, last)
         names = dict.fromkeys(name for run in group for name in global_metrics(run, metric))
         row.of_all = {name: [v for run in group for v in global_values(run, name, last=last)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
-            row.settings = setting_difference(
-                group[0], [others[0] for (other, _), others in groups.items() if other == label]
-            )
+            alike = [others[0] for (other, _), others in groups.items() if other == label]
+            row.settings = setting_difference(group[0], alike)
         rows.append(row)
     return rows
 
 
-def _values(run: Results, metric: str, last: bool) -> list[dict[str, float]]:
-    if all(math.isnan(value) for value in by_site_of(run, metric).values()):
-        if kept := suppressed_of(run, metric):
-            raise ValueError(
-                f"the run {named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
-                f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
-            )
-        known = sorted({name for values in (run.get("test") or {}).values() for name in values})
+def row_of(label: str, runs: Sequence[Results], metric: str, last: bool) -> Row[Results]:
+    """Return a row of runs; ``last``: values of each of their last models."""
+    tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
+    higher = direction_of(runs[0], metric)
+    summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric)) for run, v in tested]
+    which = (runs[0]["info"] or {}).get("measured") or ""
+    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
+
+
+def _check_metric(run: Results, metric: str) -> None:
+    if not all(math.isnan(value) for value in by_site_of(run, metric).values()):
+        return
+    if kept := suppressed_of(run, metric):
         raise ValueError(
-            f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
-            f"{' ...' if len(known) > 8 else ''}. "
-            "Compare runs of one task, or choose a metric that all have with --metric"
+            f"the run {named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
+            f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
         )
-    return measured(run, metric, last=last)
+    known = sorted({name for values in (run.get("test") or {}).values() for name in values})
+    raise ValueError(
+        f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
+        f"{' ...' if len(known) > 8 else ''}. "
+        "Compare runs of one task, or choose a metric that all have with --metric"
+    )
 
 
 def named(run: Results) -> str:

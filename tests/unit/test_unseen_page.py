@@ -55,6 +55,14 @@ def test_the_intervals_are_over_the_seeds() -> None:
     assert row.over == "3 seeds"
 
 
+def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> None:
+    found = runs()
+    found[0][0]["test"] = {site: {"dice": None} for site in found[0][0]["test"]}
+    (row,) = unseen_of(found).rows
+    assert row.gap.mean == pytest.approx(0.2 + np.mean([2 * noise for noise in NOISE[1:]])), "of the other two seeds"
+    assert {*row.sure} == {"unseen", "gain"}
+
+
 def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
     """A site's luck with its patients is in seen and unseen alike, so it is not in the gap."""
     luck = np.random.default_rng(0).normal(0, 0.1, (3, 200))

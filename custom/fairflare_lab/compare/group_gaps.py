@@ -183,7 +183,7 @@ def _lead(
         how_sure(pooled, "") if math.isnan(low) else f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
     )
     mean = number(float(np.mean([of.value for of in found])))
-    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)} has the lowest "
+    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)[1]} has the lowest "
     told += f"{called}, {mean} below the best{sure}"
     if inside := values.get((reference, attribute, f"{metric}_gap{WITHIN}")):
         told += f", and {number(float(np.mean([of.value for of in inside.values()])))} within the sites"
@@ -206,14 +206,14 @@ def _named(labels: Sequence[str]) -> str:
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
-def _lowest(runs: Sequence[Run], attribute: str) -> str:
-    """Name the group that is the worst one, and in how many of several runs; empty: none is."""
+def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
+    """Name the metric and the group that is the worst one, and in how many of several runs; empty: none is."""
     asked = [run for run in runs if run.get("groups")]
     worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
     of = [one[metric] for one in worst if metric in one]
     found = sorted(Counter(of).items(), key=lambda one: (-one[1], one[0]))
-    return ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
+    return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
@@ -234,10 +234,9 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):
             notes.append(f"{label}: groups or classes of them stay at {listed(kept)} and are in no figure.")
         for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"]):
-            pooled = [run["groups"]["pooled"].get(attribute) or {} for run in asked]
-            metric = next((name for one in pooled for name in reversed(one.get("worst") or {})), "")
+            metric, groups = _lowest(asked, attribute)
             if metric:
-                lowest.setdefault(f"lowest {metric} by {attribute}: {_lowest(asked, attribute)}.", []).append(label)
+                lowest.setdefault(f"lowest {metric} by {attribute}: {groups}.", []).append(label)
     return notes + [f"{_named(labels)}: {text}" for text, labels in lowest.items()]
 
 

@@ -124,11 +124,10 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:
     content = json.loads((root / datalist).read_bytes())
-    every = hashlib.sha256()
     files = sorted({file for file in _texts(content) if (root / file).is_file()})
-    for file in files:
-        every.update(f"{sha256_of(root / file)}  {file}\n".encode())
-    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": every.hexdigest()}
+    lines = "".join(f"{sha256_of(root / file)}  {file}\n" for file in files)
+    of_all = hashlib.sha256(lines.encode()).hexdigest()
+    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": of_all}
 
 
 def _texts(content: Any) -> Iterator[str]:

@@ -156,17 +156,13 @@ class Runner:
             )
         if differing:
             shutil.rmtree(place)
-        elif _outcome(place, 0)[0] == DONE and self._tested(progress.run):
+        elif _outcome(place, 0)[0] == DONE and (not progress.run.held_out or Unseen.is_in(find_results(place).parent)):
             progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
 
     def _wanted(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
         wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out}
         return json.loads(json.dumps(wanted))
-
-    def _tested(self, run: Run) -> bool:
-        """Return whether nothing is left to test."""
-        return not run.held_out or Unseen.is_in(find_results(self.place(run)).parent)
 
     def _start(self, progress: Progress) -> tuple[Progress, BaseProcess, Connection]:
         """Begin a run in a process that ends when the returned connection is closed, or this process is no more."""

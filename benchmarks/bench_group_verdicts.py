@@ -85,7 +85,8 @@ def at_the_server(sites: list[dict[str, Sums]]) -> dict[str, Value]:
     ends, cases = gap_intervals(whole), min(map(cases_of, whole.values()))
     without = [dict(zip(NAMES, of, strict=True)) for of in zip(*map(without_each, groups.values()), strict=True)]
     gaps, *each = (gaps_of(of, added([*of.values()])) for of in (whole, *without))
-    return {name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps.items()}
+    found = {name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps.items()}
+    return {name: value for name, value in found.items() if np.isfinite(value.value)}  # below a floor some stay
 
 
 def counted(
@@ -97,7 +98,8 @@ def counted(
     for measure, many in found:
         some = {key: {s: of_seed[s] for s in range(many)} for key, of_seed in values.items() if key[2] == measure}
         for reference, method in pairs_of(smaller):
-            told = difference_of((method, "sex", measure), some, reference)
+            key = (method, "sex", measure)
+            told = difference_of(key, some, reference) if key in some else None
             found[measure, many][corrected([told])[0].verdict if told else ""] += 1
     return found
 

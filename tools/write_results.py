@@ -421,7 +421,7 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     Raises:
         ValueError: the folder lacks something (says what), or was made with several codes or data.
     """
-    from fairflare_lab.compare.comparison_page import what_ran
+    from fairflare_lab.cli.compare.page import what_ran
 
     values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]

@@ -589,7 +589,7 @@ def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
 
 
 def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
-    from fairflare.federation.transports.unseen import at_unseen
+    from fairflare_lab.compare.at_left_out import at_unseen
     from fairflare_lab.compare.group_gaps import of_left_out
 
     settings = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2, "attributes": True, "groups": ["zone"]}

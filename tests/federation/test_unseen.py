@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.plan.series import Entry, Run, Series, leaving_out
 from fairflare.federation.transports.local import run_local
-from fairflare.federation.transports.unseen import RUN_DIR, at_unseen, without
-from fairflare_lab.compare.unseen import Unseen, unseen_table
+from fairflare_lab.cli.compare.series import Entry, Run, Series, leaving_out
+from fairflare_lab.compare.at_left_out import RUN_DIR, at_unseen, without
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_table
 
 SMALL = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2}
 

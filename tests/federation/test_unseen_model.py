@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.plan.series import Entry, Series, leaving_out
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
-from fairflare.federation.transports.unseen import at_unseen
-from fairflare_lab.compare.unseen import Unseen, unseen_table
+from fairflare_lab.cli.compare.series import Entry, Series, leaving_out
+from fairflare_lab.compare.at_left_out import at_unseen
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "phantom_sites": 3}

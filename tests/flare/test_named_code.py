@@ -416,7 +416,6 @@ def test_a_checkpoint_of_the_job_is_one_that_it_carries(tmp_path: Path, trap: Tr
 #: Every place of the package where a text that is no literal is imported, run, matched as a pattern or filled in, and
 #: whose text it is. A new one fails the test below until somebody has said so.
 PLACES = {
-    "fairflare_lab/cli/compare/ahead.py importlib.import_module": "a list of the module",
     "fairflare/cli/completion.py subprocess.run": "our own interpreter and module",
     "fairflare_lab/cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
     "fairflare/cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",

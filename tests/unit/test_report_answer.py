@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairflare.reporting.layout import Table, interval, number
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.page import words, write
 from fairflare_lab.page.material import read_material
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import differences
 
 from ..loaded import loaded
 
@@ -188,7 +187,8 @@ def comparison(tmp_path: Path) -> Path:
             (place / "run.json").write_text(json.dumps({"plan": {"label": label, "method": "solo", "seed": seed}}))
             (place / "fairflare" / "results.json").write_text(json.dumps(runs[-1]))
     (folder / "table.csv").write_text(compare(runs, style="csv") + "\n")
-    (folder / "differences.csv").write_text(difference_table(differences(runs, "FedAvg"), "FedAvg", style="csv") + "\n")
+    found = comparison_of(runs, reference="FedAvg").differences
+    (folder / "differences.csv").write_text(difference_table(found, "FedAvg", style="csv") + "\n")
     session = {
         "started": "2026-01-02T03:04:05+00:00", "command": ["fairflare", "compare", "a b"], "commit": "c0ffee",
         "processor": "a processor", "accelerator": None, "versions": {"torch": "2"},

@@ -31,7 +31,8 @@ from fairflare.reporting.table import fairness_table
 from fairflare.reporting.values import in_words, title_of
 from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
-from fairflare_lab.compare.unseen import Unseen, unseen_of
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.groups import worded
 from fairflare_lab.page.lines import frame, lines, panels_of
 from fairflare_lab.page.material import of_one, of_several, page_run

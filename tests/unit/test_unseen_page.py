@@ -12,7 +12,8 @@ from scipy import stats
 from fairflare.core.statistics.group_sums import sums_of
 from fairflare.reporting.layout import MISSING
 from fairflare_lab.compare.group_gaps import gap_table, of_left_out
-from fairflare_lab.compare.unseen import Unseen, unseen_of
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build, write_report
@@ -52,6 +53,14 @@ def test_the_intervals_are_over_the_seeds() -> None:
         assert row.sure[name].mean == pytest.approx(values.mean())
         assert row.sure[name].half == pytest.approx((high - low) / 2)
     assert row.over == "3 seeds"
+
+
+def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> None:
+    found = runs()
+    found[0][0]["test"] = {site: {"dice": None} for site in found[0][0]["test"]}
+    (row,) = unseen_of(found).rows
+    assert row.gap.mean == pytest.approx(0.2 + np.mean([2 * noise for noise in NOISE[1:]])), "of the other two seeds"
+    assert {*row.sure} == {"unseen", "gain"}
 
 
 def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
@@ -230,9 +239,10 @@ def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None
         assert of["gaps"]["accuracy_gap"] == pytest.approx(shares[0] - shares[1], abs=1e-12)
         assert of["groups"]["M"]["images"] == (groups == 1).sum()
         assert of["worst"]["accuracy"] == "M"
-        seen = rows["fed_avg, seen"][seed]["groups"]["pooled"]["sex"]
-        assert seen["gaps"] == pytest.approx({"accuracy_gap": 0.06})  # on average over the runs
-        assert seen["gap_intervals"]["accuracy_gap"] == pytest.approx([0.0, 0.1])
+    seen = next(row for row in gap_table(rows, "fed_avg").rows if row[2] == "fed_avg, seen")
+    assert seen[3] == 2  # seeds
+    assert (seen[4].mean, seen[4].sd) == (pytest.approx(0.06), pytest.approx(0.0))  # type: ignore[union-attr]
+    assert seen[5].values == pytest.approx([0.0, 0.1])  # type: ignore[union-attr]
     assert of_left_out([one[:2] for one in found[:-1]])["fed_avg"][0]["info"]["seed"] == 0
     assert len(of_left_out([one[:2] for one in found[:-1]])["fed_avg"]) == 1  # seed 1 lacks a site
     table = gap_table(rows, "fed_avg")

@@ -14,8 +14,9 @@ from pydantic import BaseModel
 from fairflare.cli.data.doctor import Finding
 from fairflare.reporting.layout import spread
 from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
-from fairflare_lab.compare.comparison import Comparison, Row
+from fairflare_lab.compare.comparison import Comparison
 from fairflare_lab.compare.difference_table import notes_of_differences
+from fairflare_lab.compare.rows import Row
 
 if TYPE_CHECKING:
     from fairflare.checking.images import DataReport

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare.federation.plan.series calls the rows of a sweep
+SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare_lab.cli.compare.series calls the rows of a sweep
 PANELS = {"mean": "average", "worst": "worst site"}
 Lines = dict[str, list[tuple[float, PageRow]]]
 

@@ -19,9 +19,11 @@ from fairflare.reporting.reading import cut, read_head, read_rounds
 from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
-from fairflare_lab.compare.comparison import Row, comparison_of, complete_runs
+from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.differences import Difference
-from fairflare_lab.compare.unseen import Unseen, UnseenSites, unseen_of
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.rows import Row, complete_runs
+from fairflare_lab.compare.unseen import UnseenSites, unseen_of
 from fairflare_lab.page.layers import LayerSums
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.

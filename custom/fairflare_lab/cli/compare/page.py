@@ -19,7 +19,7 @@ def comparison_page(
     groups: str = "",
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """What is needed to believe a table and to make it again.
+    """Write down what is needed to believe a table and to make it again.
 
     Args:
         command: arguments of the command line.
@@ -45,7 +45,7 @@ def comparison_page(
 
 
 def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Rows, seeds, rounds, sites and time of completed runs, in a sentence."""
+    """Say rows, seeds, rounds, sites and time of completed runs in a sentence."""
     ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
     took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
     told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
@@ -65,7 +65,7 @@ def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each code and machine that runs were made with, and one for each site's data."""
+    """Return a line for each code and machine that runs were made with, and one for each site's data."""
     machines = dict.fromkeys(
         f"Code: commit {told.get('commit') or 'not recorded'}; processor: {told.get('processor') or 'not recorded'}"
         + (f"; GPU: {told['accelerator']}." if told.get("accelerator") else ".")

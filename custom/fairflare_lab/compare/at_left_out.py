@@ -1,10 +1,9 @@
-"""A run's model at a site that was no part of the run."""
+"""Test a run's model at the site that was left out of the run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
-from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteReply, SiteTask
+from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -27,14 +26,14 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import RUN_DIR
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.reporting.results import read_results
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 
 BATCH = 32  # images, for the statistics
 NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
 
 
 def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
-    """Takes a site's block out of the content of ``local/fairflare.json``."""
+    """Take a site's block out of the content of ``local/fairflare.json``."""
     blocks = local.get("sites")
     if not isinstance(blocks, Mapping):
         return dict(local)
@@ -42,7 +41,7 @@ def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
 
 
 def completed(workspace: Path) -> bool:
-    """Whether the run in this folder has completed."""
+    """Return whether the run in this folder has completed."""
     try:
         return bool(read_results(workspace / RUN_DIR / RESULTS_FOLDER)["status"] == "completed")
     except (OSError, ValueError):
@@ -56,7 +55,7 @@ def at_unseen(
     local: Mapping[str, Any],
     should_stop: Callable[[], bool | str] = lambda: False,
 ) -> Unseen:
-    """Tests the last common model of a run on the test split of a site that was not there; keeps the result beside it.
+    """Test the last common model of a run on the test split of a site that was not there; keep the result beside it.
 
     A network with batch norms is tested once more with statistics of the site's own training images, without their
     labels, as ``fairflare adapt`` measures them; of ``norm_statistics=site`` that is the only way.
@@ -97,7 +96,7 @@ def at_unseen(
 def common_model(
     plan: Plan, workspace: Path, local: Mapping[str, Any], name: str = MODEL_FILE
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """The network of a run and a common model of it, whole, which is loaded in it.
+    """Return the network of a run and a common model of it, whole, which is loaded in it.
 
     Args:
         plan: of the run.
@@ -114,7 +113,7 @@ def common_model(
 def _best(
     plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> tuple[dict[str, float | None], bool]:
-    """Figures of the model that the sites of the run validated best, and whether that is the last one."""
+    """Return figures of the model that the sites of the run validated best, and whether that is the last one."""
     told = read_results(workspace / RUN_DIR / RESULTS_FOLDER)["best"]
     if told is None or told["value"] is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
         return {}, False
@@ -125,7 +124,7 @@ def _best(
 
 
 def _statistics(network: torch.nn.Module) -> set[str]:
-    """Names of what batch norms measure, of every name that a norm has."""
+    """Return the names of what batch norms measure, of every name that a norm has."""
     names = [name for same in registered_names(network).values() for name in same]
     return {f"{name}.{kind}" for name in names for kind in (MEAN, VARIANCE, "num_batches_tracked")}
 
@@ -133,8 +132,12 @@ def _statistics(network: torch.nn.Module) -> set[str]:
 def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
-    """As any site tests a model that it is sent: same code, same floor of cases, nothing of its own in the model."""
-    request = replace(request_of(plan, state), **{name: getattr(plan.run, name) for name in OF_GROUPS})
+    """Test a model as any site tests one that it is sent: same code and floor of cases, nothing of its own in it."""
+    rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in OF_GROUPS}
+    request = SiteTask(
+        name=TASK_VALIDATE, state=dict(state), current_round=rounds, num_rounds=rounds, seed=plan.run.seed,
+        measure=(SPLIT_TEST,), resample=plan.run.bootstrap, min_cases=plan.run.min_cases, as_sent=True, **asked,
+    )  # fmt: skip
     with OwnedFolder("unseen") as temporary, one_thread():
         worker = SiteWorker(
             site, plan.task, plan.training, own_settings(local, site), temporary.path, num_threads=1, tells_all=True
@@ -142,7 +145,7 @@ def _tested(
         reply = worker.perform(request, lambda: bool(stop()))
     if reply.status != STATUS_OK:
         raise RuntimeError(f"the left-out site {site!r} could not test the model: {reply.reason}")
-    metrics = figures_of(reply)
+    metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
     reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
     said = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
@@ -159,24 +162,3 @@ def _tested(
         groups={name: {kind: values.tolist() for kind, values in of.items()} for name, of in (sums or {}).items()},
         groups_kept=suppressed_in(said, IN_GROUPS),
     )
-
-
-def request_of(plan: Plan, state: Mapping[str, torch.Tensor]) -> SiteTask:
-    """The question how a model does on a site's test split, without anything of the site's own in it."""
-    rounds = plan.run.rounds_in_all
-    return SiteTask(
-        name=TASK_VALIDATE,
-        state=dict(state),
-        current_round=rounds,
-        num_rounds=rounds,
-        seed=plan.run.seed,
-        measure=(SPLIT_TEST,),
-        resample=plan.run.bootstrap,
-        min_cases=plan.run.min_cases,
-        as_sent=True,
-    )
-
-
-def figures_of(reply: SiteReply) -> dict[str, float | None]:
-    """What a site measured; ``None`` where it is undefined."""
-    return {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}

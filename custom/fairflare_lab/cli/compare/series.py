@@ -11,6 +11,7 @@ from typing import Any
 
 from fairflare.base import checks
 from fairflare.base.disk.files import safe_name
+from fairflare.cli.options import value_of
 from fairflare.federation.plan.plan import Plan, make_plan
 
 ALONE_METHOD = "solo"
@@ -48,12 +49,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Return the name of the run's folder."""
         without = f"-without-{_file_name(self.held_out)}" if self.held_out else ""
         return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}{without}")
 
     def make(self) -> Plan:
-        """The plan.
+        """Make the plan.
 
         Raises:
             ValueError: there is none of this row (names it).
@@ -119,7 +120,7 @@ class Series:
             checks.choice("reference", self.reference, [entry.label for entry in self.entries])
 
     def runs(self) -> list[Run]:
-        """Every run, seed by seed, so that an early look finds all rows."""
+        """Return every run, seed by seed, so that an early look finds all rows."""
         return [
             Run(entry, seed, self._plan(entry, seed, site), site)
             for seed in self.seeds
@@ -128,7 +129,7 @@ class Series:
         ]
 
     def refers_to(self) -> str:
-        """Label of the row that differences are taken to."""
+        """Return the label of the row that differences are taken to."""
         return self.reference or self.entries[0].label
 
     def _plan(self, entry: Entry, seed: int, held_out: str) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class Series:
 
 
 def leaving_out(series: Series, told: str) -> Series:
-    """The series with a run for each left-out site in place of every run.
+    """Return the series with a run for each left-out site in place of every run.
 
     Synthetic data stay dealt to all sites, so that every site has the images that it has in a run of all.
 
@@ -189,7 +190,7 @@ FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "si
 
 
 def read_entry(text: str) -> Entry:
-    """``fed_lwr:preset=authors,mix=0.5`` as a row.
+    """Read ``fed_lwr:preset=authors,mix=0.5`` as a row.
 
     Raises:
         ValueError: no method, or a setting without ``=`` or twice.
@@ -208,16 +209,8 @@ def read_entry(text: str) -> Entry:
     return Entry(method, found)
 
 
-def value_of(text: str) -> Any:
-    """JSON where it parses, else the text."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 def read_file(path: Path) -> dict[str, Any]:
-    """A comparison from a YAML or JSON file: see ``docs/compare.md``.
+    """Read a comparison from a YAML or JSON file: see ``docs/compare.md``.
 
     Returns:
         ``{"entries": [...], ...}``: arguments of :class:`Series`, and ``data``.
@@ -250,7 +243,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def seeds_of(given: Any) -> list[int]:
-    """``3`` -> ``[0, 1, 2]``; a list stays.
+    """Read ``3`` as ``[0, 1, 2]``; a list stays.
 
     Raises:
         ValueError: neither.
@@ -261,7 +254,7 @@ def seeds_of(given: Any) -> list[int]:
 
 
 def entries_of(path: str, rows: Sequence[Any], sweep: Any = None) -> list[Entry]:
-    """The rows of a plan; one with a ``sweep`` (its own, or that of all rows) becomes one for each value.
+    """Read the rows of a plan; one with a ``sweep`` (its own, or that of all rows) becomes one for each value.
 
     Raises:
         ValueError: a row or a sweep that cannot be read (names the file).
@@ -305,7 +298,7 @@ def _known(what: str, found: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no bracket and no quotes."""
+    """Split at the commas that are in no bracket and no quotes."""
     parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text)
     return [part for part in parts if part.strip()]
 

@@ -404,7 +404,7 @@ def edited(key: str, value: Any) -> Any:
         ("sex", edited("sexx", "F"), "site 'site-2'.*entry 3 of 'test': an attribute is not declared"),
         ("age", edited("age", "Secret"), "site 'site-2'.*attribute 'age' must be a finite number"),
         ("sex", lambda c: c["attributes"]["sex"].update(values=["male", "female"]), "the attributes differently"),
-        ("sex", lambda c: c.update(attributes=["Secret"]), "site 'site-2'.*'attributes' are not declared"),
+        ("sex", lambda c: c.update(attributes=["Secret"]), "site 'site-2'.*'attributes' must give each attribute as"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words: str, tmp_path: Path) -> None:

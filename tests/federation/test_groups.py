@@ -579,7 +579,7 @@ def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
             assert torch.equal(a, b)
     assert plain.attributes == {}
     assert more.attributes == {"zone": ("small", "enlarged", "unknown")}
-    from fairflare_lab.phantoms.prostate_groups import zones
+    from fairflare_lab.phantoms.prostate import zones
 
     shares = {site: np.concatenate([*zones(site, cases=20).values()]).mean() for site in ("site-3", "site-5")}
     assert shares["site-3"] == pytest.approx(0.15, abs=0.06)

@@ -206,17 +206,14 @@ def typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-#: Names and meaning of one or several settings under ``Args:``, with the indented lines that go on.
-ENTRY = r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))"
-
-
 def meanings(cls: type) -> dict[str, str]:
     """Return ``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
         block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
-        for names, meaning in re.findall(ENTRY, block[1] if block else "", re.MULTILINE):
+        entries = block[1] if block else ""
+        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
             plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
             found = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **found}
     return found

@@ -47,6 +47,7 @@ class Method:
             another one.
         paper: the published setting of the experiments, for a method of another package; those of ours are in
             ``fairflare/papers``.
+        kinds: of task on pictures that it can learn.
         preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
@@ -69,6 +70,7 @@ class Method:
     paper: Paper | None = None
     page: str | None = ""
     preinstalled: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ("segmentation", "classification")
 
     @property
     def papers(self) -> dict[str, Paper]:

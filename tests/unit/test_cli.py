@@ -228,7 +228,7 @@ def test_markdown_is_a_table_of_every_setting(name: str) -> None:
 
 
 def test_describe_suggests_the_method() -> None:
-    assert "unknown method 'fedmrl'; did you mean 'fed_mrl'?" in one_line(fairflare("describe", "fedmrl"))
+    assert "unknown method 'fedmrl'; did you mean 'fed_mrl' or " in one_line(fairflare("describe", "fedmrl"))
     assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'; `fairflare list` has all ")
 
 
@@ -258,7 +258,7 @@ WRONG = [
     ("fed_avg", ["max_grad_norm=0"], "max_grad_norm must be a number > 0 or nothing, got 0"),
     ("fed_avg", ["learning_rate=null"], "learning_rate must be a number > 0, got None"),
     ("fed_avg", ["learning_rate=NaN"], "learning_rate must be a number > 0, got nan"),
-    ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate'?"),
+    ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate' or "),
     (
         "fed_avg",
         ["min_sites=2"],
@@ -266,7 +266,7 @@ WRONG = [
     ),
     ("fed_avg", ["rounds=2"], "'rounds' is no setting of method 'fed_avg' but an option of the run: --rounds on the"),
     ("fed_avg", ["max_missed=2"], "but an option of the run: an argument of the recipe"),
-    ("fed_mrl", ["wieghting.grid=[2,2]"], "has no setting 'wieghting.grid'; did you mean 'weighting.grid'?"),
+    ("fed_mrl", ["wieghting.grid=[2,2]"], "has no setting 'wieghting.grid'; did you mean 'weighting.grid' or "),
     ("fed_mrl", ["weighting.gird=[2,2]"], "weighting=som: BySom has no setting 'gird'; did you mean 'grid'?"),
     ("fed_mrl", ["weighting=somm"], "must be one of 'samples', 'uniform', 'som', got 'somm'; did you mean 'som'?"),
     ("fed_mrl", ["mu_policy=5"], "mu_policy must be one of 'fixed', 'random', 'qmix', 'vdn', got 5"),

@@ -251,8 +251,11 @@ def test_every_declared_range_is_the_one_that_holds() -> None:
         ({"offers": {"egg": 0}}, "offers must be a dict of a text to an integer >= 1 or nothing; entry 'egg' is 0"),
         ({"pair": (0.1, 0.2, 0.3)}, "pair must be 2 entries, each a number in [0, 1), got (0.1, 0.2, 0.3)"),
         ({"size": "smal"}, "size must be one of 'small', 'large', got 'smal'; did you mean 'small'?"),
-        ({"minute": 1}, "Soup has no setting 'minute'; did you mean 'minutes'? Available: cold, guests, layers, "),
-        ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; Available: cold, "),
+        (
+            {"minute": 1},
+            "Soup has no setting 'minute'; did you mean 'minutes' or 'note'? `fairflare describe METHOD` has all",
+        ),
+        ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; `fairflare describe METHOD` has all"),
         ({"minutes": 61}, "minutes: nobody waits that long"),
     ],
 )
@@ -352,6 +355,8 @@ def test_every_setting_of_every_method_has_a_meaning() -> None:
     [
         (Any, "anything"),
         (Kettle, "Kettle"),
+        (Soup | None, "Soup or nothing"),
+        (Soup, "Soup"),
         (dict, "a dict"),
         (list, "a list"),
         (dict[int, float], "a dict of an integer to a number"),

@@ -29,12 +29,12 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
-from pydantic_core.core_schema import DictSchema
+from pydantic_core.core_schema import DataclassSchema, DictSchema, IsInstanceSchema
 
 from fairflare.base import checks
 from fairflare.base.for_types import dataclass_transform
@@ -232,20 +232,24 @@ def in_words(hint: Any) -> str:
     """Return a type as a person reads it, by its JSON schema."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
-    try:
-        return _schema_in_words(TypeAdapter(hint).json_schema(schema_generator=_WithKeys))
-    except PydanticUserError:  # a class that JSON does not have
-        return getattr(hint, "__name__", str(hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return hint.__name__
+    schema = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    return _schema_in_words(schema.json_schema(schema_generator=_InWords))
 
 
-class _WithKeys(GenerateJsonSchema):
-    """A JSON schema that says of what type the keys of a dict are; in JSON they are all texts."""
+class _InWords(GenerateJsonSchema):
+    """A JSON schema that also says of what type a dict's keys are (in JSON all texts), and names classes."""
 
     def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
-        found = super().dict_schema(schema)
-        return (
-            {**found, "propertyNames": self.generate_inner(schema["keys_schema"])} if "keys_schema" in schema else found
-        )
+        keys = {"propertyNames": self.generate_inner(schema["keys_schema"])} if "keys_schema" in schema else {}
+        return super().dict_schema(schema) | keys
+
+    def is_instance_schema(self, schema: IsInstanceSchema) -> JsonSchemaValue:
+        return {"title": schema["cls"].__name__}
+
+    def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
+        return {"title": schema["cls"].__name__}
 
 
 PLAIN = {
@@ -264,7 +268,7 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
         return repr(schema["const"])
     if "prefixItems" in schema:
         return f"{len(schema['prefixItems'])} entries, each {_schema_in_words(schema['prefixItems'][0])}"
-    words = PLAIN.get(schema.get("type", ""), "anything")
+    words: str = PLAIN.get(schema.get("type", ""), schema.get("title", "anything"))
     if "multipleOf" in schema:
         words = f"a multiple of {schema['multipleOf']:g}"
     if isinstance(values := schema.get("additionalProperties"), Mapping):
@@ -303,8 +307,8 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
         known = [field.name for field in dataclasses.fields(cls)]
-        near = checks.nearest(place[0], known) or ";"
-        rest = f"{near} Available: {', '.join(sorted(known))}" if known else "; it has none"
+        where = "`fairflare describe METHOD` has all of a method"
+        rest = checks.unknown(place[0], known, where) if known else "; it has none"
         return f"{cls.__name__} has no setting {place[0]!r}{rest}"
     if kind.startswith("missing") and len(place) == 1:
         return f"{cls.__name__} needs the setting {place[0]!r}"

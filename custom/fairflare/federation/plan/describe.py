@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fairflare.base.acting import needs_of
-from fairflare.base.checks import nearest
+from fairflare.base.checks import unknown
 from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
@@ -140,8 +140,8 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
     known = [setting.name for found in groups.values() for setting in found]
     for wanted in only:
         if wanted not in known:
-            hint = nearest(wanted, known, most=3) or f"; `fairflare describe {name}` lists them"
-            raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
+            where = f"`fairflare describe {name}` has all {len(known)}"
+            raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
     quick = make_plan(name, shown=True)
     paper = make_plan(name, small=False, shown=True) if get_method(name).papers else quick
     found: dict[str, list[InUse]] = {}

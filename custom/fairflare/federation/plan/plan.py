@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.acting import idle
-from fairflare.base.checks import choice, different, nearest, whole
+from fairflare.base.checks import choice, different, unknown, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, grouped
 from fairflare.base.machine.child import in_child
 from fairflare.base.settings import build, field_names
@@ -416,7 +416,7 @@ def route_settings(
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             if owner in OF_SITES:
                 raise ValueError(f"{key!r} is the site's own: it stands in the site's local/fairflare.json (--data)")
-            hint = nearest(key, [name + dot + rest for name in known], most=3) or ";"
-            all_of_them = f"`fairflare describe {method.name}` has all {len(known)}"
-            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} {all_of_them}")
+            where = f"`fairflare describe {method.name}` has all {len(known)}"
+            hint = unknown(key, [name + dot + rest for name in known], where)
+            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint}")
     return parts

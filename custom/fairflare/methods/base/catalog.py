@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import fairflare.methods
-from fairflare.base.checks import choice, nearest
+from fairflare.base.checks import choice, unknown
 from fairflare.base.settings import build
 from fairflare.methods.base.papers import Paper as Paper
 from fairflare.methods.base.papers import experiments, papers_of
@@ -170,8 +170,7 @@ def get_method(name: str) -> Method:
     """
     methods = all_methods()
     if name not in methods:
-        hint = nearest(name, methods, most=3) or ";"
-        raise ValueError(f"unknown method {name!r}{hint} `fairflare list` has all {len(methods)}")
+        raise ValueError(f"unknown method {name!r}{unknown(name, methods, f'`fairflare list` has all {len(methods)}')}")
     return methods[name]
 
 

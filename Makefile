@@ -83,6 +83,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_trips.py --bounded
 	$(BIN)/python benchmarks/bench_idle.py
 	$(BIN)/python benchmarks/bench_imports.py --repeat 1
+	$(BIN)/python benchmarks/bench_answers.py
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2 --sites 100 1000
 	$(BIN)/python benchmarks/bench_compare.py --rounds 1

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fairflare.core.aggregation.low_rank import pairs_of
-from fairflare.core.features.group_adapter import VALUES
 from fairflare.exchange.staging import Staging
 from fairflare.federation.transports.local import run_local
+from fairflare.methods.fair_lora import VALUES
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import read_results
 

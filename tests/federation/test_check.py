@@ -122,7 +122,7 @@ def run_of(folder: Path, local: dict[str, Any], **options: Any) -> dict[str, Any
     [
         ({}, "the site file names data for other sites, but not for this one; did you mean 'hospital-b'?"),
         ({"hospital-c": {}}, "the site file names data for other sites, but not for this one"),
-        ({"hospital-c": {"data_rot": "x"}}, "unknown key 'data_rot' in the site file; did you mean 'data_root'?"),
+        ({"hospital-c": {"data_rot": "x"}}, "unknown key 'data_rot' in the site file; did you mean 'data_root' or "),
         ({"hospital-c": {"phantom": False}}, "key 'phantom' in the site file is not usable"),
         ({"hospital-c": {"data_root": "/x", "phantom": True}}, "key 'phantom' in the site file is not usable"),
         ({"hospital-c": {"data_root": "/nowhere/at/all"}}, "the data folder does not exist"),

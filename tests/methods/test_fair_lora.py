@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fairflare.core.features.adapting import network_of
-from fairflare.core.features.group_adapter import VALUES, GroupAdapter, adapters_of, people, start_of
+from fairflare.core.features.group_adapter import GroupAdapter, adapters_of, people, start_of
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.rule import RoundInputs
-from fairflare.methods.fair_lora import FairLoRA, GroupAdapters
+from fairflare.methods.fair_lora import VALUES, FairLoRA, GroupAdapters
 from fairflare.prediction.predictor import load_predictor
 from fairflare.reporting.results import read_results
 from tests.federation.test_groups import SITES, SMALL, federation

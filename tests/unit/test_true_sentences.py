@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import choice, nearest, unknown
 from fairflare.cli.run.folder import last_errors
 from fairflare.cli.run.words import say_plan
 from fairflare.federation.collecting.transport import RoundRecord
@@ -235,10 +235,22 @@ def test_a_run_in_this_process_has_curves_for_tensorboard(tmp_path: Path) -> Non
 
 def test_the_nearest_names_take_the_place_of_all() -> None:
     known = ["learning_rate", "lowest_rate", "local_epochs", "batch_size", "momentum"]
-    assert nearest("learning_rat", known, most=3) == "; did you mean 'learning_rate'?"
-    assert nearest("lr", known, most=3) == "; did you mean 'learning_rate' or 'lowest_rate'?"
-    assert nearest("rate", known) == ""
-    assert nearest("zzz", known, most=3) == ""
+    assert nearest("learning_rat", known) == "; did you mean 'learning_rate'?"
+    assert nearest("lr", known, most=1) == "; did you mean 'learning_rate'?"
+    assert nearest("lr", known) == "; did you mean 'learning_rate' or 'lowest_rate'?"
+    assert nearest("rate", known) == nearest("zzz", known, far=True) == ""
+    assert nearest("rate", known, far=True) == "; did you mean 'lowest_rate' or 'learning_rate' or 'batch_size'?"
+    assert unknown("zzz", known) == "; Available: batch_size, learning_rate, local_epochs, lowest_rate, momentum"
+    many = [f"setting_{number}" for number in range(90)]
+    assert unknown("settin_1", many, "the docs have all") == (
+        "; did you mean 'setting_1' or 'setting_81' or 'setting_71'? the docs have all"
+    )
+    assert unknown("zzz", many, "the docs have all") == "; the docs have all"
+    assert unknown("zzz", many) == ""
+    with pytest.raises(
+        ValueError, match=r"^task must be one of 90 names, got 'setting_1x'; did you mean 'setting_1' or"
+    ):
+        choice("task", "setting_1x", many)
     with pytest.raises(ValueError, match=r"no setting 'zzz'; `fairflare describe fed_avg` has all \d+$"):
         make_plan("fed_avg", settings={"zzz": 1})
 

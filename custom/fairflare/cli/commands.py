@@ -15,6 +15,7 @@ from fairflare.cli.data.doctor import doctor
 from fairflare.cli.data.policies import policies
 from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
+from fairflare.cli.later import import_later
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.predict import predict
@@ -67,6 +68,7 @@ for name, more in plugged(COMMANDS).items():
 
 def main() -> None:
     """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
+    import_later()
     try:
         app()
     except Exception as error:

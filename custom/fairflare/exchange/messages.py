@@ -37,7 +37,7 @@ STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local mod
 STATUS_FAILED = "failed"
 
 
-Each = Callable[[str], Mapping[str, torch.Tensor]]  # a site's own tensors, by its name
+Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # a site's own tensors, by its name
 
 
 class NotSendable(TypeError):

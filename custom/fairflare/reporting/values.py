@@ -69,8 +69,9 @@ def known_metric(results: Results, metric: str) -> str:
     known += [GLOBAL + name for name in (results.get("global_test") or {}).get("metrics") or ()]
     for part in parts_of(metric, results["test"]):
         if part not in known:
-            hint = checks.nearest(part, known)
-            raise ValueError(f"{label_of(results)!r} has no metric {part!r}{hint or ';'} it has {', '.join(known)}")
+            raise ValueError(
+                f"{label_of(results)!r} has no metric {part!r}{checks.unknown(part, known, 'results.json has all')}"
+            )
     return metric
 
 

@@ -105,7 +105,7 @@ class Weighing:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class _Changing(Mapping[str, torch.Tensor]):
+class _Changing(Mapping[str, "torch.Tensor"]):
     def __init__(self, state: State, frozen: Collection[str]) -> None:
         self._state, self._names = state, [name for name in state if name not in frozen]
 

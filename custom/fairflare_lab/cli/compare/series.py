@@ -294,7 +294,7 @@ def _mapping(what: str, value: Any) -> dict[str, Any]:
 def _known(what: str, found: Mapping[str, Any], keys: Sequence[str]) -> None:
     for key in found:
         if key not in keys:
-            raise ValueError(f"{what}: unknown key {key!r}{checks.nearest(key, keys)} Known: {', '.join(keys)}")
+            raise ValueError(f"{what}: unknown key {key!r}{checks.unknown(key, keys, 'docs/compare.md has all')}")
 
 
 def _split(text: str) -> list[str]:

@@ -223,7 +223,7 @@ def test_phantom_of_a_site() -> None:
     drawn = phantom_site(plan, 4)
     assert data.synthetic
     assert data.test_splits == ("test", "test_clean", "test_common", "test_corrupted")
-    assert data.description.startswith("SYNTHETIC fundus-like images")
+    assert data.description.startswith("SYNTHETIC spots, classes of Messidor-2")
     assert "not patient data" in data.description
     for split in drawn.labels:
         inputs, targets = all_of(data, split)

@@ -52,8 +52,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for version in 3.10 3.12; do $(BIN)/mypy --python-version $$version --no-warn-unused-ignores || exit 1; done
-	for python in python3.10 python3.12; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
+	for version in 3.10 3.14; do $(BIN)/mypy --python-version $$version --no-warn-unused-ignores || exit 1; done
+	for python in python3.10 python3.12 python3.13 python3.14; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
 		[ast.parse(p.read_text(encoding='utf-8'), str(p)) for d in ('custom', 'tools', 'tests') for p in pathlib.Path(d).rglob('*.py')]" || exit 1; fi; done
 
 # All that is generated from the declarations: docs/methods.md, docs/privacy.md, jobs/. A test says it changes nothing.
@@ -67,7 +67,7 @@ docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/python -m mkdocs build --quiet
 
-# What docs/performance.md and the head of performance_whole.md are made of; one thread a process, on a machine that does nothing else. With Flower beside us:
+# What docs/performance.md is made of; one thread a process, on a machine that does nothing else. With Flower beside us:
 # python3 -m venv DIR; DIR/bin/pip install "flwr[simulation]" torch monai; make bench FLOWER=DIR/bin/python
 bench: export OMP_NUM_THREADS = 1
 bench: $(STAMP)
@@ -83,6 +83,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_trips.py --bounded
 	$(BIN)/python benchmarks/bench_idle.py
 	$(BIN)/python benchmarks/bench_imports.py --repeat 1
+	$(BIN)/python benchmarks/bench_answers.py
 	$(BIN)/python benchmarks/bench_results.py
 	$(BIN)/python benchmarks/bench_scale.py --rounds 2 --sites 100 1000
 	$(BIN)/python benchmarks/bench_compare.py --rounds 1

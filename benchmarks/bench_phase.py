@@ -38,12 +38,12 @@ from fairflare.core.similarity import parameter_layers
 from fairflare.core.similarity.layerwise import LEAST_PIXELS
 from fairflare.core.similarity.products import products_of_rows
 from fairflare.core.weighting import dissimilarity_weights
-from fairflare.data.preparers.public import PUBLIC, WHITE_CELLS
 from fairflare.exchange.messages import SiteTask
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import LocalTransport
 from fairflare.methods.base.training import SiteRun
+from fairflare_lab.sets.published import PREPARERS, WHITE_CELLS
 
 IMAGES = {"JTSC": 299, "CellaVision": 100, "BCCD": 367}  # of the real files
 Scores = dict[str, dict[str, float]]  # 1 - delta by site and layer
@@ -74,7 +74,7 @@ def opened(given: argparse.Namespace, folder: Path) -> list[Phase]:
         arrays = dict(files[i]) if files else made_up(name, IMAGES[name], drawn)
         cut = {key: value[: given.images] if value.ndim else value for key, value in arrays.items()}
         np.savez(folder / f"wbc_{name.lower()}.npz", **cut)
-    places = PUBLIC["white-cells"].prepare(folder, folder / "data")
+    places = PREPARERS["white-cells"].prepare(folder, folder / "data")
     task = {"image_size": [given.size] * 2, "in_channels": 3, "features": given.features, "local_epochs": 1}
     settings = {**task, **parse_settings(given.set)}
     plan = make_plan("fed_lwr", sites=list(places), num_rounds=1, settings=settings)

@@ -2,14 +2,13 @@
 
 Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply
 is made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables
-of ``docs/robustness_measured.md``.
+for all methods.
 
-    python benchmarks/liar.py [--into docs/robustness_measured.md]
+    python benchmarks/liar.py
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import math
@@ -52,7 +51,6 @@ LIAR = SITES[-1]
 PAIR = SITES[-2:]
 #: What a job for hospitals had before the bounds followed the number of sites.
 BEFORE = {"max_weight": 0.4, "max_samples": 100_000, "max_update_norm": 3.0}
-BEGIN, END = "<!-- begin: benchmarks/liar.py -->", "<!-- end: benchmarks/liar.py -->"
 State = dict[str, torch.Tensor]
 
 
@@ -468,17 +466,8 @@ def tables() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="one liar of six sites, by method, without and with bounds")
-    parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
-    args = parser.parse_args()
     logging.disable(logging.WARNING)  # of 200 runs
-    text = tables()
-    if args.into is None:
-        print(text)
-        return
-    before, rest = args.into.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    print(tables())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
 
 Real rounds with real training on a task of points: four Gaussian classes in 20 dimensions, shifted a little from site
-to site, with unequal classes and sizes. Prints the first half of the tables of ``docs/robustness_measured.md``, and how
-often an honest site is suspected. About ten minutes on one core.
+to site, with unequal classes and sizes. Prints the table of accuracies of
+``docs/robustness.md``, in about ten minutes on one core.
 
-    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE] [--into docs/robustness_measured.md]
+    python benchmarks/poison.py [--seeds 3] [--methods fed_avg ...] [--cache FILE]
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.local import LocalTransport
-from fairflare.methods.base.catalog import Method, all_methods
+from fairflare.methods.base.catalog import Method
 from fairflare.reporting.results import read_document
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier
 from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
 
-BEGIN, END = "<!-- begin: benchmarks/poison.py -->", "<!-- end: benchmarks/poison.py -->"
 CLASSES, WIDTH, ROUNDS = 4, 20, 6
 LEAD = ("fed_avg", "fed_ism_plus_l", "fed_lwr", "afl")
 
@@ -277,7 +276,7 @@ def quick() -> None:
         tempfile.tempdir = "/dev/shm"
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    journal.draw_pictures = journal.write_run_page = lambda *_: []  # type: ignore[assignment]
+    journal.tell_listeners = lambda _: []
 
 
 def accuracy(results: Mapping[str, Any], case: Case) -> float:
@@ -293,12 +292,8 @@ def accuracy(results: Mapping[str, Any], case: Case) -> float:
 COLUMNS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...] | None]] = {
     "default": (None, None),
     "exported": (FOR_HOSPITALS, None),
-    "exported, suspects=equal": ({**FOR_HOSPITALS, "suspects": "equal"}, LEAD),
-    "exported, suspects=out": ({**FOR_HOSPITALS, "suspects": "out"}, LEAD),
     "exported, aggregate=median": ({**FOR_HOSPITALS, "aggregate": "median"}, LEAD),
 }
-#: How unlike the honest sites are: shift, skew (of the Dirichlet distribution of their classes).
-UNLIKE = {"alike": (0.1, 10.0), "as in the table": (0.3, 2.0), "unlike": (0.6, 1.0), "very unlike": (1.0, 0.3)}
 
 
 class Cache:
@@ -348,43 +343,12 @@ def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]
     return rows
 
 
-def suspicions(cache: Cache, seeds: int) -> list[str]:
-    """How often sites are suspected, rightly and wrongly."""
-    rows = [
-        "| honest sites | runs | an honest site suspected | runs | labels off by one at one of six: found | honest |"
-    ]
-    rows.append("| --- |" + " ---: |" * 5)
-    for words, (shift, skew) in UNLIKE.items():
-        found: dict[str, list[list[str]]] = {}
-        for case in (NOBODY, TURNED):
-            for name in ("fed_avg", "fed_ism_plus_l", "fed_lwr"):
-                for seed in range(seeds if case is NOBODY else (seeds + 1) // 2):
-
-                    def measure(name: str = name, case: Case = case, seed: int = seed) -> list[str]:
-                        record = run(all_methods()[name], case, seed, shift=shift, skew=skew)  # noqa: B023
-                        told = (w for r in record["rounds"] for w in r["warnings"])
-                        return sorted({w["site"] for w in told if w["kind"] == "suspect"})
-
-                    found.setdefault(case.words, []).append(
-                        cache(("suspected", words, case.words, name, seed), measure)
-                    )
-        honest, turned = ([x for x in found.get(c.words, []) if x is not None] for c in (NOBODY, TURNED))
-        wrongly = sum(any(site != LIAR for site in sites) for sites in turned)
-        rows.append(
-            f"| {words} ({shift:g}, {skew:g}) | {len(honest)} | {sum(map(bool, honest))} | {len(turned)} | "
-            f"{sum(LIAR in sites for sites in turned)} | {wrongly} |"
-        )
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="accuracy at the honest sites under wrong labels and turned updates")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--honest-seeds", type=int, default=10, help="of the table of suspicions")
     parser.add_argument("--methods", nargs="*", help="default: all")
     parser.add_argument("--cache", type=Path, help="a file of what was measured, which a second command goes on with")
     parser.add_argument("--cached", action="store_true", help="measure nothing, write what the cache has")
-    parser.add_argument("--into", type=Path, help="a file with two marks, between which the tables are replaced")
     args = parser.parse_args()
     quick()
     cache, methods = (
@@ -395,15 +359,9 @@ def main() -> None:
     parts = [
         [f"Accuracy at the honest sites, mean of {args.seeds} seeds (chance: {1 / CLASSES:g}).", ""],
         accuracies(cache, methods, args.seeds),
-        ["", "Suspected sites (shift of the sites' centres, concentration of their classes); default settings.", ""],
-        suspicions(cache, args.honest_seeds),
     ]
     text = "\n".join(line for part in parts for line in part)
-    if args.into is None:
-        print(text)
-        return
-    before, rest = args.into.read_text(encoding="utf-8").split(BEGIN)
-    args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fairflare.federation.transports import unseen
+from fairflare.federation.transports.local import RUN_DIR
 from fairflare.reporting.documents import Results
 from fairflare.reporting.results import read_document
-from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import differences
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 
 FEW = {"training": 60, "validation": 12}
 Value = tuple[float, list[float | None]]  # of the test split, and on the draws of its images
@@ -51,9 +50,9 @@ def rows(folder: Path, out: Path) -> None:
     sites = sorted({json.loads((place / "run.json").read_text())["held_out"] for place in places})
     for place in places:
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
-        if not (place / unseen.RUN_DIR / "fairflare" / "unseen.json").exists():
+        if not (place / RUN_DIR / "fairflare" / "unseen.json").exists():
             continue
-        run, found = (read(place / unseen.RUN_DIR / "fairflare") for read in (read_document, Unseen.read))
+        run, found = (read(place / RUN_DIR / "fairflare") for read in (read_document, Unseen.read))
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
         units |= run["resampled_units"]
         kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}
@@ -115,7 +114,9 @@ def rows(folder: Path, out: Path) -> None:
                 if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
             ]
         )
-        parts.append(difference_table(differences(pairs, reference), reference, style="csv").splitlines())
+        parts.append(
+            difference_table(comparison_of(pairs, None, reference).differences, reference, style="csv").splitlines()
+        )
     (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
     used = {place.name for place in places if _label(place) in {label.removesuffix(", seen") for label in labels}}

@@ -46,6 +46,17 @@ def measured(packages: Path = PACKAGES) -> Budget:
     return sizes
 
 
+def trees(packages: Path = PACKAGES) -> dict[str, ast.Module]:
+    """Return the syntax tree of each module, by its dotted name; texts for users are left out."""
+    found = {}
+    for path in sorted(packages.rglob("*.py")):
+        where = path.relative_to(packages)
+        if not {"templates", "examples"} & set(where.parts):
+            name = ".".join(where.with_suffix("").parts).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
 def statements(tree: ast.AST) -> Iterator[ast.stmt]:
     """Yield every statement but imports."""
     return (n for n in ast.walk(tree) if isinstance(n, ast.stmt) and not isinstance(n, (ast.Import, ast.ImportFrom)))

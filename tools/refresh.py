@@ -10,7 +10,9 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fairflare.federation import privacy
 from fairflare.federation.plan import describe
@@ -22,12 +24,14 @@ ROOT = Path(__file__).parents[1]
 TABLE, PRIVACY, PAPERS, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("docs/papers.md"), Path("jobs")
 PAPERS_HEAD = """# The papers' experiments
 
-`fairflare run METHOD --paper` trains as the first of these papers whose table has the method, `--paper NAME` as the one
-that is named; `fairflare compare --preset TABLE` has the rows of a table and ends with its columns, in a quick job's
-size, or with `--paper` in the paper's. Made by `make refresh` from `custom/fairflare/papers/*.yaml`, where every value
-stands with its source: a place in the text, the authors' code, or "ours" with the reason. `tests/papers.md` has the
-values once more, entered from the papers; a test compares them with what each row's server and sites really get.
+`fairflare run METHOD --paper` trains as the first of these papers whose table has the method, `--paper NAME` as the
+named one. `fairflare compare --preset TABLE` has the rows of a table and ends with its columns, in a quick job's size,
+or with `--paper` in the paper's. `make refresh` writes this page from `custom/fairflare/papers/*.yaml`. Each value has
+its source: a place in the text, the authors' code, or "ours" with the reason. A test compares the values with
+`tests/papers.md`, which was entered from the papers once more.
 """
+Setting = tuple[str, str]  # method and name
+Value = tuple[str, str]  # value as JSON, and its source
 BEGIN, END = "<!-- methods: made by make refresh -->", "<!-- end of methods -->"
 MARKS = re.compile(f"(<!-- methods: [^>]*-->|{END})")
 
@@ -74,23 +78,38 @@ def with_table(text: str) -> str:
 
 
 def papers_page() -> str:
-    """Settings of every experiment, and the tables that presets are of."""
+    """Return the page of the papers: the tables that presets are of, and the settings of every experiment."""
     parts = [PAPERS_HEAD, "## Tables", "", "| preset | table | `--paper` | rows |", "| --- | --- | --- | --- |"]
     parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in papers.tables().values()]
+    earlier: dict[str, dict[Setting, Value]] = {}
     for name in papers.experiments():
         methods = {m.name: m.papers[name] for m in all_methods().values() if name in m.papers}
-        told = {of: {"rounds": p.num_rounds, "sites": p.num_sites, **p.settings} for of, p in methods.items()}
-        first, *others = told
-        common = [key for key, value in told[first].items() if all(told[of].get(key, ...) == value for of in others)]
-        listed = ", ".join(f"`{of}`" for of in methods)
-        parts += ["", f"## `--paper {name}`", "", f"{methods[first].source}. Methods: {listed}.", ""]
-        parts += ["| method | setting | value | source |", "| --- | --- | --- | --- |"]
-        lines = [("all", first, key) for key in common]
-        lines += [(f"`{of}`", of, key) for of in methods for key in told[of] if key not in common]
-        for called, of, key in lines:
-            value = json.dumps(told[of][key])
-            parts.append(f"| {called} | `{key}` | `{value}` | {methods[of].sources[key]} |")
+        settings = _settings(methods)
+        base = max(earlier, key=lambda other: len(earlier[other].items() & settings.items()), default="")
+        shared = earlier.get(base, {}).items() & settings.items()
+        earlier[name] = settings
+        listed, source = ", ".join(f"`{of}`" for of in methods), next(iter(methods.values())).source
+        parts += ["", f"## `--paper {name}`", "", f"{source}. Methods: {listed}.", ""]
+        if len(shared) > len(settings) / 2:
+            absent = [f"`{key}` ({of})" for of, key in earlier[base].keys() - settings.keys()]
+            parts += [f"As `--paper {base}`{', without ' * bool(absent)}{', '.join(sorted(absent))}, except:", ""]
+            settings = dict(setting for setting in settings.items() if setting not in shared)
+        parts += ["| method | settings | source |", "| --- | --- | --- |"]
+        by_source: dict[tuple[str, str], list[str]] = {}
+        for (of, key), (value, source) in settings.items():
+            by_source.setdefault((of, source), []).append(f"`{key}={value}`")
+        parts += [f"| {of} | {', '.join(pairs)} | {source} |" for (of, source), pairs in by_source.items()]
     return "\n".join(parts) + "\n"
+
+
+def _settings(methods: Mapping[str, Any]) -> dict[Setting, Value]:
+    """Return value and source of an experiment's settings, by method ("all": alike in every method) and name."""
+    told = {of: {"rounds": p.num_rounds, "sites": p.num_sites, **p.settings} for of, p in methods.items()}
+    first, *others = told
+    common = [key for key, value in told[first].items() if all(told[of].get(key, ...) == value for of in others)]
+    lines = [("all", first, key) for key in common]
+    lines += [(f"`{of}`", of, key) for of in methods for key in told[of] if key not in common]
+    return {(called, key): (json.dumps(told[of][key]), methods[of].sources[key]) for called, of, key in lines}
 
 
 def _rows(table: papers.PaperTable) -> str:

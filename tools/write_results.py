@@ -28,8 +28,8 @@ MEASURES = ("average", "std", "worst")
 SIGNS = {"better": "*", "worse": "!"}
 UNKNOWN = "not recorded"
 OVER = {
-    "seeds": "the seeds alone (Student's t): *seed noise*",
-    "seeds+images": "the seeds (Student's t) and the test images (bootstrap)",
+    "seeds": "the seeds alone (*seed noise*)",
+    "seeds+images": "the seeds and the test images (bootstrap)",
 }
 
 TABLE = re.compile(r"<!-- table: (?P<what>[^\n]*?) -->\n(?P<old>.*?)<!-- end of table -->", re.DOTALL)
@@ -185,13 +185,7 @@ def _made(what: str) -> str:
             return _measures(stored, table)
         case ["sites"]:
             return _sites(stored, table)
-        case ["seeds"]:
-            return _by_seed(stored, table)
-        case ["differences", reference]:
-            return _differences(stored, table, reference)
-    raise ValueError(
-        f"<!-- table: {what} -->: PAGE/TABLE measures, sites, seeds or differences ROW; PAGE[/TABLE] origin"
-    )
+    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures or sites; PAGE[/TABLE] origin")
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -213,17 +207,6 @@ def _measures(stored: Stored, table: str) -> str:
     return _markdown(head, rows) + "\n\n" + _legend(stored, table, about["reference"])
 
 
-def _differences(stored: Stored, table: str, reference: str) -> str:
-    rows = []
-    for row in stored.rows(table):
-        of = {f.measure: f for f in stored.figures if (f.table, f.row, f.reference) == (table, row, reference)}
-        if of:
-            rows.append([row, *(of[measure].text() if measure in of else UNKNOWN for measure in MEASURES)])
-    if not rows:
-        raise ValueError(f"{stored.page}/{table} has no differences to {reference!r}")
-    return _markdown(["method", *MEASURES], rows) + "\n\n" + _legend(stored, table, reference)
-
-
 def _sites(stored: Stored, table: str) -> str:
     names = [f.measure for f in stored.figures if f.table == table and not f.reference and f.measure not in MEASURES]
     names = list(dict.fromkeys(names))
@@ -231,50 +214,33 @@ def _sites(stored: Stored, table: str) -> str:
     return _markdown(["method", *names], rows)
 
 
-def _by_seed(stored: Stored, table: str) -> str:
-    own = [figure for figure in stored.figures if figure.table == table]
-    names = list(dict.fromkeys(figure.measure for figure in own))
-    rows = []
-    for row in stored.rows(table):
-        values = [[f"{f.mean:.3f}"[1:] for f in own if (f.row, f.measure) == (row, name)] for name in names]
-        rows.append([row, *(" ".join(found) for found in values)])
-    return _markdown(["", *names], rows, words=1 + len(names))
-
-
 def _legend(stored: Stored, table: str, reference: str) -> str:
+    """Say what a table's figures are; docs/results/README.md explains the marks."""
     about = stored.about(table)
     against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
     whole = [f for f in against if not math.isnan(f.low)]
     outside = sum(f.verdict in SIGNS for f in whole)
-    lines = [f"{about['metric']} on the test splits; ± is the population standard deviation over the seeds."]
+    lines = [f"{about['metric']} on the test splits, ± over the seeds."]
     if about.get("personal"):
         own = ", ".join(about["personal"])
         lines.append(f"Measured: each site's own model of {own}; of the others the common model.")
     lines += about.get("notes", [])
-    lines.append(f"Differences to {reference}, paired by seed: mean [95 % interval over {OVER[about['over']]}].")
+    lines.append(f"Differences to {reference}: mean [95 % interval over {OVER[about['over']]}].")
     if about.get("corrected"):
-        lines.append(
-            f"`*` better, `!` worse, after Holm's correction for all rows and measures: {outside} of {len(whole)}. "
-            "`?`: nothing can be said; all else is within noise, and behind it the true difference that would be "
-            "seen in 80 % of such comparisons."
-        )
+        lines.append(f"After Holm's correction for all rows and measures, {outside} of {len(whole)} have a mark.")
     else:
         lines.append(
-            f"`*` better, `!` worse, each by itself: {outside} of {len(whole)} intervals leave out 0, where luck alone "
-            f"would make about {max(1, round(len(whole) * 0.05))} do so. {_corrected(whole, about['over'])}"
+            f"Marks are each by itself: {outside} of {len(whole)} intervals exclude 0, about "
+            f"{max(1, round(len(whole) * 0.05))} would by chance. {_corrected(whole, about['over'])}"
         )
-    lines.append("The std holds the sampling noise of the test splits too.")
     return " ".join(lines)
 
 
 def _corrected(figures: Sequence[Figure], over: str) -> str:
     if over != "seeds":
-        return "Corrected for their number, as `fairflare compare` has it today, they cannot be: no p-values were kept."
+        return "No p-values were kept, so they cannot be corrected."
     kept = [f"{figure.row} ({figure.measure})" for figure in holm_keeps(figures)]
-    stay = ", ".join(kept) or "none"
-    return (
-        f"After Holm's correction for all rows and measures, as `fairflare compare` makes it today, there stay: {stay}."
-    )
+    return f"After Holm's correction: {', '.join(kept) or 'none'}."
 
 
 def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
@@ -328,19 +294,17 @@ def _lines_of_methods(methods: Sequence[str]) -> str:
                     continue
                 found = [stored.find(table, row, m, reference) for m in MEASURES]
                 where = f"[{about['title']}](results/{stored.page}.md), {about['metric']}"
-                over = about["over"].replace("+", ", ")
-                rows.append([where, row, reference, over, *(figure.text() for figure in found)])
+                rows.append([where, row, reference, *(figure.text() for figure in found)])
     if not rows:
         raise ValueError(f"no stored table has a row of {', '.join(methods)}")
-    head = ["data", "row", "against", "interval over", *(f"d {measure}" for measure in MEASURES)]
-    note = "Differences; `*` better, `!` worse; small runs ([how to read them](results/README.md))."
-    return _markdown(head, rows, words=4) + "\n\n" + note
+    head = ["data", "row", "against", *(f"d {measure}" for measure in MEASURES)]
+    note = "Differences; `*` better, `!` worse ([how to read them](results/README.md))."
+    return _markdown(head, rows, words=3) + "\n\n" + note
 
 
 def every() -> list[Stored]:
-    """All that is stored and stands, by name."""
-    found = [load(path.stem) for path in sorted(DATA.glob("*.csv"))]
-    return [stored for stored in found if not stored.origin.get("withdrawn")]
+    """Return the stored tables of every page, by name."""
+    return [load(path.stem) for path in sorted(DATA.glob("*.csv"))]
 
 
 def pages() -> list[Path]:
@@ -416,13 +380,11 @@ def _backed(claim: str, said: str) -> set[tuple[str, bool]]:
     """``{(beyond or within, seeds alone?)}`` of the figures that one claim names.
 
     Raises:
-        ValueError: a figure is not stored, is other than claimed, or its table was withdrawn.
+        ValueError: a figure is not stored, or is other than claimed.
     """
     place, row, *rest = shlex.split(claim.replace("\n", " "))
     page, _, table = place.partition("/")
     stored, table = load(page), table or "main"
-    if stored.origin.get("withdrawn"):
-        raise ValueError(f"{page} was withdrawn ({stored.origin['withdrawn']})")
     about, reference = stored.about(table), stored.about(table)["reference"]
     if rest[:1] == ["vs"]:
         reference, rest = rest[1], rest[2:]
@@ -459,7 +421,7 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     Raises:
         ValueError: the folder lacks something (says what), or was made with several codes or data.
     """
-    from fairflare_lab.compare.comparison_page import what_ran
+    from fairflare_lab.cli.compare.page import what_ran
 
     values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]

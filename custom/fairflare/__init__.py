@@ -1,3 +1,3 @@
 """FairFlare: fair federated learning for medical images on NVIDIA FLARE."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

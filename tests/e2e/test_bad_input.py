@@ -73,7 +73,7 @@ def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(job, simul
     assert run.results["rounds"] == []
     reason = run.results["reason"]
     assert "check, before any training: 2 of 3 site(s) cannot take part" in reason
-    assert "site 'site-2': unknown key 'data_rot' in the site file; did you mean 'data_root'?" in reason
+    assert "site 'site-2': unknown key 'data_rot' in the site file; did you mean 'data_root' or " in reason
     assert "site 'site-3': the site file names data for other sites, but not for this one; did you mean " in reason
     assert [(x["site"], x["phase"]) for x in run.results["left_out"]] == [("site-2", "check"), ("site-3", "check")]
     assert run.results["info"]["said"]["site-1"]["images"] == {"training": 4, "validation": 1, "test": 1}

@@ -18,7 +18,7 @@ import pytest
 
 from fairflare.base.disk.locks import locked
 from fairflare.base.disk.temporary import OWNER, OwnedFolder, sweep
-from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.results import find_results, read_document
 
 pytestmark = pytest.mark.e2e
 TINY = {
@@ -104,7 +104,7 @@ def rounds_done(workspace: Path) -> int:
 
 
 def results_of(workspace: Path) -> dict[str, Any]:
-    return read_results(find_results(workspace))
+    return read_document(find_results(workspace))
 
 
 def check_ended(run: Running, results: Mapping[str, Any], code: int, reason: str) -> None:

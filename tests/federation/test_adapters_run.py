@@ -24,7 +24,7 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 
 pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
@@ -48,7 +48,7 @@ def test_two_sites_with_ranks_of_their_own(method: str, tmp_path: Path) -> None:
     settings = {"warmup_rounds": 0} if method == "fed_lwr" else {}
     plan = plan_of(method, settings=settings, keep_local_models=True)
     folder = run_local(plan, tmp_path, LOCAL)
-    results = read_results(folder)
+    results = read_document(folder)
     assert results["status"] == "completed"
     final = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
     torch.manual_seed(plan.run.seed)
@@ -132,7 +132,7 @@ def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_
     models = {}
     for exchange in ("all", "trainable"):
         folder = run_local(plan_of(method, settings={**settings, "exchange": exchange}), tmp_path / exchange, LOCAL)
-        assert read_results(folder)["status"] == "completed"
+        assert read_document(folder)["status"] == "completed"
         models[exchange] = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
     sent, whole = models["trainable"], models["all"]
     factors = {name for pair in pairs_of(whole).values() for name in pair}
@@ -162,7 +162,7 @@ def test_a_site_without_peft_is_out_by_name_and_the_run_goes_on(
                    exchange=exchange)  # fmt: skip
     with pytest.raises(RoundFailed, match=f"1 of 3 site.s. cannot take part: {words}"):
         run_local(made(), tmp_path / "all")
-    results = read_results(run_local(made(require_all_sites=False), tmp_path / "most"))
+    results = read_document(run_local(made(require_all_sites=False), tmp_path / "most"))
     assert results["status"] == "completed"
     assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
     (out,) = results["rounds"][0]["left_out"]

@@ -15,8 +15,8 @@ import torch
 
 from fairflare import __version__
 from fairflare.base.settings import settings
-from fairflare.exchange import received_state as incoming
 from fairflare.exchange.messages import Message, num_bytes
+from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
 from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable, read_head, read_metrics, reasons
 from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
@@ -798,9 +798,24 @@ def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool
     with pytest.raises(ReportError, match="site 'a': it sent back the model that it received and counts no step"):
         collector.read_training("a", message)
     one = {**RECEIVED, "head.weight": RECEIVED["head.weight"].clone()}
-    one["head.weight"][1, 2] += 1e-3
+    one["head.weight"][1, 0] += 1e-3  # neither the first nor the last
     take(collector, "b", train_message("b", one, num_steps=num_steps))  # one number is enough
     assert collector.accepted == ["b"]
+
+
+def test_a_report_of_more_images_than_the_site_has_is_refused() -> None:
+    class Counts(FedAvg):
+        def counted(self, report: Any) -> dict[str, float]:
+            return {"validation": 20.0, "groups": 2.0}
+
+    for said, fits in (({"validation": 20}, True), ({"validation": 19}, False), ({"groups": 3}, False), ({}, True)):
+        collector = begun(Counts())
+        collector.said = {"b": said}
+        if fits:
+            take(collector, "b", train_message("b"))
+        else:
+            with pytest.raises(ReportError, match=r"its report is of (20 validation images|2 groups), it has (19|3)"):
+                take(collector, "b", train_message("b"))
 
 
 def test_counted_steps_that_change_nothing_are_said() -> None:

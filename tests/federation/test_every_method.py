@@ -272,7 +272,7 @@ def test_two_phase_rules_do_without_anchor_reports(method: Any, tmp_path: Path) 
 
 
 def test_what_is_recorded_fits_into_the_results(method: Any, tmp_path: Path) -> None:
-    from fairflare.reporting.results import ResultsStore, RoundRecord, read_results
+    from fairflare.reporting.results import ResultsStore, RoundRecord, read_document
 
     rule = make(method)
     _, weighing = whole_round(rule, tmp_path / "staging")
@@ -284,7 +284,7 @@ def test_what_is_recorded_fits_into_the_results(method: Any, tmp_path: Path) -> 
             reports=weighing.reports, values=weighing.values, details=weighing.details,
         )
     )  # fmt: skip
-    (record,) = read_results(store.folder)["rounds"]
+    (record,) = read_document(store.folder)["rounds"]
     assert record["site_weights"] is not None or record["layers"]
     fields = {field.name for field in rule.report_fields if field.kind in ("number", "whole")}
     for site in SITES:

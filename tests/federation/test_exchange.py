@@ -28,7 +28,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
 from fairflare.prediction.predictor import load_predictor
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Run
 from tests.methods.own import Plane, Sites
@@ -90,7 +90,7 @@ def bytes_of(results: Path, phase: str) -> tuple[int, int]:
 
 
 def figures(results: Path) -> Any:
-    rounds = read_results(results / "results.json")["rounds"]
+    rounds = read_document(results / "results.json")["rounds"]
     keys = ("validation", "train", "site_weights", "reports", "values", "details")
     return [{key: _timeless(entry[key]) for key in keys} for entry in rounds]
 
@@ -216,7 +216,7 @@ def test_what_travels_is_counted_and_the_file_says_what_is_missing(tmp_path: Pat
     size = sum(tensor.nbytes for tensor in sent.values())
     assert bytes_of(results, "train") == (2 * size, 2 * size)
     assert bytes_of(results, "anchor") == (2 * size, 0)
-    info = read_results(results / "results.json")["info"]
+    info = read_document(results / "results.json")["info"]
     network = seeded_network(plan)
     rest = {name: tensor for name, tensor in network.state_dict().items() if name not in sent}
     assert info["exchange"] == {
@@ -226,7 +226,7 @@ def test_what_travels_is_counted_and_the_file_says_what_is_missing(tmp_path: Pat
     assert info["model_bytes"] == sum(tensor.nbytes for tensor in network.state_dict().values())
     assert "frozen" not in json.dumps(info["config"])
     assert info["config"]["exchange"] == "trainable"
-    record = read_results(results / "results.json")["rounds"][0]
+    record = read_document(results / "results.json")["rounds"][0]
     assert set(record["layers"]) == {name.rpartition(".")[0] for name in sent}
 
 
@@ -277,7 +277,7 @@ def test_killed_and_resumed(method: str, tmp_path: Path) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     part = run_local(plan, tmp_path / "run")
-    info = read_results(part / "results.json")["info"]
+    info = read_document(part / "results.json")["info"]
     assert info["resumed_at_round"] == 1
     every, sent = model_in(whole), model_in(part)
     assert all(torch.equal(sent[name], every[name]) for name in sent)
@@ -462,6 +462,6 @@ def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, tmp_path: Pa
     with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}") as told:
         run_local(fitted("trainable"), tmp_path / "all", local)
     assert "secret" not in str(told.value)
-    results = read_results(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))
+    results = read_document(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))
     assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
     assert re.search(words, results["rounds"][0]["left_out"][0]["reason"])

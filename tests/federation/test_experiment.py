@@ -28,7 +28,7 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_mrl import FedMRL
 from fairflare.methods.parts.mu_policy import FixedMu
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 
 from .network import SILENT, SITES, Network, Run, good
 from .test_checkpoint import flip, rewrite
@@ -41,7 +41,7 @@ def same_model(first: Run, second: Run, name: str = "FL_global_model.pt") -> boo
 
 def figures(run: Run) -> Any:
     """The results' rounds and test without what a clock wrote."""
-    document = read_results(run.folder / "fairflare")
+    document = read_document(run.folder / "fairflare")
     for record in document["rounds"]:
         for phase in record["phases"]:
             phase.pop("seconds")
@@ -481,7 +481,7 @@ def test_a_full_disk_of_the_run_still_says_failed_in_the_results(small_disk: Pat
         run()
     assert run.results["status"] == "failed"
     assert "o space left" in run.results["reason"]
-    assert [record["current_round"] for record in read_results(run.folder / "fairflare")["rounds"]] == [0]
+    assert [record["current_round"] for record in read_document(run.folder / "fairflare")["rounds"]] == [0]
 
 
 def test_a_file_in_place_of_the_checkpoint_folder(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
+from tests.unit.report_runs import read
 
 from .network import SILENT, SITES, Behaviour, Line, Run, good, misbehave, number
 
@@ -31,7 +32,7 @@ HALVES = "fairflare.methods.fed_ism.SharpnessAwareTraining"
 
 
 def table(run: Run) -> str:
-    return fairness_table(run.results, width=80)
+    return fairness_table(read(**run.results), width=80)
 
 
 # ------------------------------------------------------------------------------------------------ who is in it

@@ -45,6 +45,7 @@ from fairflare_lab.page.content import Table
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.outcome import results as results_section
 from fairflare_lab.page.words import of_run
+from tests.unit.report_runs import read as read_parts
 
 from .test_privacy import SITES, plan_of
 
@@ -162,7 +163,7 @@ def test_moments_of_norms_stay_too(tmp_path: Path, replies: list[Any]) -> None:
 def classes_of(folder: Path, counts: tuple[int, ...] = (6, 5, FEW), **keys: Any) -> dict[str, str]:
     """A site's folder with so many images of each class in each list."""
     folder.mkdir(parents=True)
-    rng = np.random.default_rng(len(counts))
+    rng = np.random.default_rng([len(counts), *folder.name.encode()])
     splits: dict[str, Any] = {"training": [], "validation": [], "test": []}
     for split, entries in splits.items():
         for label, count in enumerate(counts):
@@ -482,14 +483,16 @@ def test_suppressed_is_a_state_of_its_own_wherever_results_are_shown(suppressed_
     assert metric in results["suppressed"]["site-2"]
     summary = results["fairness"][metric]
     assert (summary["suppressed"], summary["excluded"], summary["num_sites"]) == (["site-2"], [], 1)
-    table = fairness_table(results)
+    table = fairness_table(read_parts(**results))
     (row,) = [line for line in table.splitlines() if line.startswith("site-2")]
     assert row.split() == ["site-2", *["suppressed"] * (len(row.split()) - 1)]
     assert f"site-2 (suppressed: fewer than {ALL} cases)" in " ".join(table.split())
-    assert ",suppressed" in next(line for line in fairness_table(results, style="csv").splitlines() if "site-2" in line)
+    assert ",suppressed" in next(
+        line for line in fairness_table(read_parts(**results), style="csv").splitlines() if "site-2" in line
+    )
     shown = CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "300"}).output
     assert "suppressed" in next(line for line in shown.splitlines() if "site-2" in line)
-    side = compare([results])
+    side = compare([read_parts(**results)])
     assert "suppressed" in side
     assert "average, std and worst are without site-2 (suppressed" in " ".join(side.split())
     assert "NO VALUE" not in side, "said once, and it is not lost"
@@ -511,11 +514,11 @@ def test_a_run_in_which_nobody_says_anything_is_complete(tmp_path: Path) -> None
     run_local(replace(plan, run=replace(plan.run, min_cases=ALL)), tmp_path)
     results = read(tmp_path)
     assert results["status"] == "completed"
-    assert "suppressed" in fairness_table(results)
-    assert "worst value" not in fairness_table(results)  # of nobody
-    assert "fewer cases than min_cases" in " ".join(fairness_table(results).split())
+    assert "suppressed" in fairness_table(read_parts(**results))
+    assert "worst value" not in fairness_table(read_parts(**results))  # of nobody
+    assert "fewer cases than min_cases" in " ".join(fairness_table(read_parts(**results)).split())
     with pytest.raises(ValueError, match="they are suppressed at site-1, site-2"):
-        compare([results])
+        compare([read_parts(**results)])
     assert CliRunner().invoke(app, ["show", str(tmp_path)]).exit_code == 0
 
 

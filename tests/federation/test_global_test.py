@@ -25,6 +25,7 @@ from fairflare_lab.page import outcome
 from fairflare_lab.page.content import Spread, Table
 from fairflare_lab.page.material import of_one, page_run
 from tests.federation.network import Run, misbehave
+from tests.unit.report_runs import read, read_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -145,11 +146,11 @@ def test_one_list_at_all_sites_is_measured_once(tmp_path: Path) -> None:
     assert found["auc_ovo"] == pytest.approx(area, rel=1e-9)
     low, high = results["global_test"]["low"], results["global_test"]["high"]
     assert low < found["balanced_accuracy"] < high or (low, high) == (None, None)
-    table = fairness_table(results)
+    table = fairness_table(read(**results))
     row = next(line.split() for line in table.splitlines() if line.startswith("global test"))
     assert row[2] == f"{found['balanced_accuracy']:.3f}"
     assert "Global test: the common model on 15 images that site-1, site-2, site-3 have, measured once." in table
-    exact = list(csv.reader(io.StringIO(fairness_table(results, style="csv"))))
+    exact = list(csv.reader(io.StringIO(fairness_table(read(**results), style="csv"))))
     own = next(dict(zip(exact[0], row, strict=True)) for row in exact if row[0] == "global test")
     assert (float(own["balanced_accuracy"]), own["cases"]) == (found["balanced_accuracy"], "15")
     section = outcome.results(of_one(page_run(results)))
@@ -184,24 +185,26 @@ def test_comparisons_have_the_global_test_as_columns(tmp_path: Path) -> None:
             made = plan(method, seed=seed, test_last=2, num_rounds=2)
             runs.append(done(made, tmp_path / f"{method}{seed}", local)[0])
     of = [run["global_test"]["metrics"] for run in runs[::2]]
-    rows = list(csv.DictReader(io.StringIO(compare(runs, style="csv", per_site=False))))
+    rows = list(csv.DictReader(io.StringIO(compare(read_all(runs), style="csv", per_site=False))))
     assert float(rows[0]["global/balanced_accuracy mean"]) == np.mean([m["balanced_accuracy"] for m in of])
     assert float(rows[0]["global/head sd"]) == pytest.approx(np.std([m["head"] for m in of]))
-    text = compare(runs)
+    text = compare(read_all(runs))
     assert "global/accuracy" in text
     assert text.count("Global test: the common model on 15 images") == 1
-    last = comparison_of(runs, last=True)
+    last = comparison_of(read_all(runs), last=True)
     tests = [of for run in runs[::2] for of in (run["rounds"][0]["global_test"], run["global_test"]["metrics"])]
     values = [test["accuracy"] for test in tests]
     assert last.rows[0].of_all["accuracy"] == values
     places = min(3, max(0, -math.floor(math.log10(np.std(values))))) if np.std(values) else 3
     assert f"{np.mean(values):.{places}f} ± {np.std(values):.{places}f}" in row_table(last)
-    asked = comparison_of(runs, metric="global/head+global/rest", last=True)  # as the paper's own tables ask for it
+    asked = comparison_of(
+        read_all(runs), metric="global/head+global/rest", last=True
+    )  # as the paper's own tables ask for it
     both = [(test["head"] + test["rest"]) / 2 for test in tests]
     assert [summary.mean for summary in asked.rows[0].summaries] == pytest.approx(both)
     assert [d.measure for d in asked.differences if d.label == asked.rows[1].label][:1] == ["average"]
     older = [{key: value for key, value in run.items() if key != "global_test"} for run in runs]
-    assert "global/" not in compare(older)
+    assert "global/" not in compare(read_all(older))
 
 
 @pytest.mark.many
@@ -215,7 +218,7 @@ def test_only_a_model_that_all_share_is_measured(tmp_path: Path, method: str) ->
         assert found["metrics"]["accuracy"] == pytest.approx(accuracy_score(truth, probabilities.argmax(1)))
         return
     assert found["metrics"] == {}
-    assert "No global test: no model is the same at all sites" in fairness_table(results)
+    assert "No global test: no model is the same at all sites" in fairness_table(read(**results))
     assert [phase["asked"] for phase in results["phases"]] == [3]
 
 
@@ -271,6 +274,6 @@ def test_where_a_site_fails_the_next_one_is_asked(tmp_path: Path) -> None:
     found = alone().results["global_test"]
     assert found["metrics"] == {}
     assert "gone" in found["reason"]
-    assert "No global test: gone" in fairness_table(alone.results)
+    assert "No global test: gone" in fairness_table(read(**alone.results))
     without = Run(tmp_path / "c", num_rounds=1)().results
     assert without["global_test"] is None

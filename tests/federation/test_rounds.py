@@ -1041,7 +1041,7 @@ def test_of_many_silent_sites_the_log_names_some(tmp_path, monkeypatch):
 
     settings = {"num_rounds": 1, "min_sites": 2, "train_timeout": 1.0, "validate_timeout": 1.0}
     run = Run(tmp_path, behaviour, sites=sites, **settings)()
-    said = next(x for x in run.net.said if "waiting for" in x)
+    said = [x for x in run.net.said if "waiting for" in x][-1]  # a busy machine may say it before the six answer
     assert said.startswith("round 0, train: 6 of 30 site(s) have answered")
     assert "waiting for 'site-100', 'site-101'," in said
     assert "'site-119' and 4 more, at most 1 s in all" in said

@@ -184,6 +184,18 @@ def test_a_plain_method_asks_nothing_of_the_loop(tmp_path: Path) -> None:
     assert any(bool(t.any()) for t in (reply.update or {}).values())
 
 
+def test_a_script_that_made_no_step_sends_nothing(tmp_path: Path) -> None:
+    site = small(tmp_path, LocalTraining())
+    assert start(site) is None
+    reply = site.finish()
+    assert (reply.status, reply.update) == (STATUS_FAILED, None)
+    assert "it sent back the model that it received in round 0" in reply.reason
+    assert "see that its loop runs in every round" in reply.reason
+    assert start(site, 1) is None
+    site.model.body.weight.data[1, 1] += 1e-3  # neither the first nor the last number: one is enough
+    assert site.finish().status == STATUS_OK
+
+
 @pytest.mark.parametrize(
     ("training", "loss", "step", "words"),
     [

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.plan.series import Entry, Run, Series, leaving_out
 from fairflare.federation.transports.local import run_local
-from fairflare.federation.transports.unseen import RUN_DIR, at_unseen, without
-from fairflare_lab.compare.unseen import Unseen, unseen_table
+from fairflare_lab.cli.compare.series import Entry, Run, Series, leaving_out
+from fairflare_lab.compare.at_left_out import RUN_DIR, at_unseen, without
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_table
+from tests.unit.report_runs import read
 
 SMALL = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2}
 
@@ -91,7 +93,9 @@ def test_the_table() -> None:
         (document(1, {"b": 0.6, "c": 0.6}), Unseen(site="a", metrics={"dice": 0.6})),
         (document(1, {"a": 0.8, "c": 0.8}), Unseen(site="b", metrics={"dice": 0.4})),
     ]
-    head, row = (line.split(",") for line in unseen_table(found, style="csv").splitlines())
+    head, row = (
+        line.split(",") for line in unseen_table([(read(**run), at) for run, at in found], style="csv").splitlines()
+    )
     cells = dict(zip(head, row, strict=True))
     assert float(cells["seen mean"]) == pytest.approx((0.75 + 0.7) / 2)
     assert float(cells["unseen mean"]) == pytest.approx(0.45)
@@ -99,7 +103,7 @@ def test_the_table() -> None:
     assert float(cells["unseen worst mean"]) == pytest.approx(0.35)
     assert float(cells["gap mean"]) == pytest.approx(0.725 - 0.45)
     assert float(cells["b mean"]) == pytest.approx(0.35)
-    assert "seeds 1 lack runs" in unseen_table(found[:3], style="markdown")
+    assert "seeds 1 lack runs" in unseen_table([(read(**run), at) for run, at in found[:3]], style="markdown")
 
 
 def test_runs_of_other_comparisons_keep_their_names() -> None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.plan.series import Entry, Series, leaving_out
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
-from fairflare.federation.transports.unseen import at_unseen
-from fairflare_lab.compare.unseen import Unseen, unseen_table
+from fairflare_lab.cli.compare.series import Entry, Series, leaving_out
+from fairflare_lab.compare.at_left_out import at_unseen
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_table
+from tests.unit.report_runs import read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "phantom_sites": 3}
@@ -120,7 +122,7 @@ def test_the_table_has_seen_and_unseen_side_by_side(tmp_path: Path) -> None:
         (document, Unseen(site="A", metrics={"dice": 0.5}, adapted={"dice": 0.75}, images=3)),
         (document, Unseen(site="B", metrics={"dice": 0.25}, adapted={"dice": 0.5}, images=3)),
     ]
-    (row,) = csv.DictReader(unseen_table(found, style="csv").splitlines())
+    (row,) = csv.DictReader(unseen_table([(read(**run), at) for run, at in found], style="csv").splitlines())
     numbers = {name: float(value) for name, value in row.items() if value and name not in ("method", "seeds")}
     mean = sum(seen) / len(seen)
     for name, value in {

@@ -100,7 +100,7 @@ def test_the_controller_gets_back_what_it_sent(update: bool, as_numpy: bool) -> 
     assert merged.params["n"].shape == ()
     assert merged.meta[META_KEY] == {
         "sites": ["a", "b"], "rejected": {},
-        "warnings": ["site 'b': weight 0.75, more than all others together"],
+        "warnings": [],  # of two sites one nearly always holds more than half
     }  # fmt: skip
     assert merged.current_round == 0
     assert aggregator.last_weighing is not None

@@ -416,8 +416,6 @@ def test_a_checkpoint_of_the_job_is_one_that_it_carries(tmp_path: Path, trap: Tr
 #: Every place of the package where a text that is no literal is imported, run, matched as a pattern or filled in, and
 #: whose text it is. A new one fails the test below until somebody has said so.
 PLACES = {
-    "fairflare_lab/cli/compare/ahead.py importlib.import_module": "a list of the module",
-    "fairflare/cli/completion.py subprocess.run": "our own interpreter and module",
     "fairflare_lab/cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
     "fairflare/cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",
     "fairflare/core/similarity/store.py TOO_SMALL.format": "a text of the module",
@@ -430,15 +428,15 @@ PLACES = {
     "fairflare/examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
     "fairflare/exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",
     "fairflare/exchange/sent_tensors.py re.search": "the same",
-    "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "--task-file of the command line",
-    "fairflare/federation/plan/site_training.py importlib.import_module": "of fairflare.methods; only a LocalTraining is made",
-    "fairflare/federation/collecting/suspects.py reason.format": "a text of the module",
+    "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "the user's --task-file",
+    "fairflare/federation/plan/site_training.py importlib.import_module": "only a LocalTraining of ours is made",
     "fairflare/methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
+    "fairflare/methods/base/papers.py yaml.load": "the package's own files, by a safe loader",
     "fairflare/methods/base/site_run.py re.fullmatch": "escaped",
     "fairflare/prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
     "fairflare/tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",
     "fairflare/tasks/adapters.py re.search": "the same",
-    "fairflare/tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: only a job's own task.py says in which folder",
+    "fairflare/tasks/bundles/bundle_config.py ConfigParser": "a bundle is code: a job's task.py says where",
     "fairflare/tasks/classification.py re.sub": "names of the module",
     "fairflare/tasks/freezing.py re.search": "freeze of the job, on names of the network's parameters",
     "fairflare/tasks/pretrained.py re.sub": "initial_keys of the job, on names of a checkpoint's tensors",

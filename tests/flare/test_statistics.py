@@ -51,13 +51,6 @@ def sent(phase: str, told: Any) -> Shareable:
 Answer = Callable[[str, str], Any]
 
 
-def written(document: Any, folder: Path) -> Path:
-    """Without the page, which takes a second to draw."""
-    folder.mkdir()
-    (folder / "stats.json").write_text(document.model_dump_json())
-    return folder
-
-
 def job(answer: Answer, folder: Path, *, drawn: bool = False) -> tuple[SiteStatistics, list[str]]:
     """A whole job: FLARE's controller with its callbacks and our page; and its panics."""
     controller, page = SiteStatistics(configs(), "page", min_clients=len(SITES), precision=6), StatisticsPage()
@@ -82,7 +75,8 @@ def job(answer: Answer, folder: Path, *, drawn: bool = False) -> tuple[SiteStati
         for level in ("log_info", "log_warning", "log_error"):
             setattr(one, level, lambda *args, **kwargs: None)
     controller.start_controller(context)
-    with contextlib.nullcontext() if drawn else mock.patch("fairflare.flare.statistics.write_statistics", written):
+    told = mock.patch("fairflare.reporting.sites.statistics.tell_listeners", return_value=[])  # a page takes a second
+    with contextlib.nullcontext() if drawn else told:
         controller.control_flow(Signal(), context)
     return controller, panics
 

@@ -373,8 +373,7 @@ class Bench:
         own.propagate = False
         try:
             with (
-                mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
-                mock.patch("fairflare_lab.page.write.write_run_page", return_value=[]),
+                mock.patch("fairflare.federation.record.journal.tell_listeners", return_value=[]),
                 mock.patch("os.fsync", return_value=None),
             ):
                 yield lines

@@ -22,7 +22,7 @@ from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fair_fed import FairFed
 from fairflare.methods.flex_fair import FlexFair, VariancePenalty
 from fairflare.methods.group_dro import GroupDRO, GroupWeighted
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from tests.federation.test_groups import SITES, SMALL, federation
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,7 +109,7 @@ def test_fair_fed_with_an_attribute_runs(tmp_path: Path) -> None:
     local["sites"]["site-2"]["min_cases"] = 3  # of six validation images each sex has four and two: both stay
     of_task = {**SMALL, "fairfed_attribute": "sex", "fairfed_beta": 1.0}
     plan = make_plan("fair_fed", task="classification", sites=SITES, num_rounds=2, settings=of_task)
-    results = read_results(run_local(plan, tmp_path / "run", local))
+    results = read_document(run_local(plan, tmp_path / "run", local))
     told = results["rounds"][0]["details"]
     assert told["group_gap"]["site-1"] is not None
     assert told["group_gap"]["site-2"] is None
@@ -197,7 +197,7 @@ def test_group_dro_runs_and_weighs_the_loss_of_a_group(over: str, tmp_path: Path
     local = federation(tmp_path / "data")
     of_task = {**SMALL, "dro_attribute": "sex", "dro_rate": 1.0, "dro_over": over, "criterion": "task"}
     plan = make_plan("group_dro", task="classification", sites=SITES, num_rounds=2, settings=of_task)
-    results = read_results(run_local(plan, tmp_path / "run", local))
+    results = read_document(run_local(plan, tmp_path / "run", local))
     assert results["status"] == "completed"
     told = results["rounds"][0]["details"]["q"]
     assert set(told) == ({"0", "1"} if over == "groups" else {f"{s}/{g}" for s in SITES for g in range(2)})
@@ -427,7 +427,7 @@ def test_flex_fair_runs(over: str, measure: str, tmp_path: Path) -> None:
     plan = make_plan(
         "flex_fair", task="classification", sites=SITES, num_rounds=2, settings={**given, "criterion": "task"}
     )
-    results = read_results(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))
+    results = read_document(run_local(plan, tmp_path / "run", federation(tmp_path / "data")))
     assert results["status"] == "completed"
     slopes = results["rounds"][0]["details"]["slopes"]
     assert any(value != 0 for of in slopes["groups"] for value in of)

@@ -18,7 +18,7 @@ from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.segmentation import SegmentationTask
 
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
@@ -487,9 +487,9 @@ STEADY = {"warmup_rounds": 1, "mix": 0.5, "power": 0.5, "smooth": 0.5, "layer_gr
 def test_a_steadied_run_of_three_rounds(tmp_path):
     """Round 0 is FedAvg's with equal weights, bit by bit, and asks once; then units share bounded weights."""
     plan = make_plan("fed_lwr", sites=3, num_rounds=3, settings={**TINY, **STEADY, "max_weight": 0.4})
-    rounds = read_results(run_local(plan, tmp_path / "lwr"))["rounds"]
+    rounds = read_document(run_local(plan, tmp_path / "lwr"))["rounds"]
     average = make_plan("fed_avg", sites=3, num_rounds=2, settings={**TINY, "weighting": "uniform"})
-    assert read_results(run_local(average, tmp_path / "avg"))["rounds"][1]["validation"] == rounds[1]["validation"]
+    assert read_document(run_local(average, tmp_path / "avg"))["rounds"][1]["validation"] == rounds[1]["validation"]
     assert [[phase["name"] for phase in r["phases"]] for r in rounds] == [
         ["train", "aggregate"], ["train", "anchor", "aggregate"], ["train", "anchor", "aggregate"],
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from fairflare.methods.fair_fed import FairFed
 from fairflare.methods.flex_fair import FlexFair, VariancePenalty
 from fairflare.methods.group_dro import GroupDRO, GroupWeighted
 from fairflare.methods.parts.group_sums import LEAST, MOST
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.base import Metric, SiteData, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,7 +128,7 @@ class Net(LocalTransport):
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
     with (
-        mock.patch("fairflare.federation.record.journal.draw_pictures", return_value=[]),
+        mock.patch("fairflare.federation.record.journal.tell_listeners", return_value=[]),
         mock.patch("fairflare_lab.page.write.write_run_page", return_value=[]),
         mock.patch("os.fsync", return_value=None),
     ):
@@ -149,7 +149,7 @@ def run(
     place = Place(folder / "run", folder / "kept", "x", site_half=values_of(training))
     with quick():
         Rounds(task, rule, RunSettings(num_rounds=ROUNDS, **bounds, **of_run), net, place).run()
-    return read_results(folder / "run" / "fairflare")
+    return read_document(folder / "run" / "fairflare")
 
 
 def accuracy(results: dict[str, Any]) -> float:

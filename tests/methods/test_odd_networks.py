@@ -16,7 +16,7 @@ from fairflare.core.objectives.sam import SAM
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -97,7 +97,7 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
     kind = "segmentation" if task is Swin else "classification"
     plan = make_plan(method, task=kind, sites=2, num_rounds=2, settings={"local_epochs": 1, **settings})
     results = run_local(replace(plan, task=task(**learns)), folder)
-    return {**read_results(results), "model": torch.load(results.parent / "FL_global_model.pt", weights_only=True)}
+    return {**read_document(results), "model": torch.load(results.parent / "FL_global_model.pt", weights_only=True)}
 
 
 @pytest.mark.many

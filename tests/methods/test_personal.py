@@ -18,6 +18,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare
 from tests.federation.network import SILENT, Run
+from tests.unit.report_runs import read, read_all
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
 from .support import at_site, initial, request, same
@@ -68,7 +69,7 @@ def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(tmp_path, name):
 def test_results_table_and_model_file_say_which_model_was_measured(tmp_path, name):
     made, _ = run(tmp_path, half(name))
     assert made.results["info"]["measured"] == "personal"
-    assert "Measured: each site's own model." in fairness_table(made.results)
+    assert "Measured: each site's own model." in fairness_table(read(**made.results))
     conf = made.model()["train_conf"]
     assert (conf["measured"], conf["stays_at_sites"]) == ("personal", len(STAYING[name]))
 
@@ -76,7 +77,7 @@ def test_results_table_and_model_file_say_which_model_was_measured(tmp_path, nam
 def test_the_common_model_is_said_to_be_common(tmp_path):
     made, _ = run(tmp_path, LocalTraining(**SMALL))
     assert made.results["info"]["measured"] == "common"
-    assert "Measured: the common model." in fairness_table(made.results)
+    assert "Measured: the common model." in fairness_table(read(**made.results))
     assert "measured" not in made.model()["train_conf"]
 
 
@@ -96,9 +97,9 @@ def test_a_comparison_says_whose_models_it_compares(tmp_path):
     runs = [run(tmp_path / name, half(name), label=name)[0].results for name in ("solo", "ditto")]
     common = run(tmp_path / "avg", LocalTraining(**SMALL), label="avg")[0].results
     note = "Measured: each site's own model of solo, ditto"
-    assert f"{note}; of the others the common model." in compare([*runs, common])
-    assert f"{note}." in compare(runs)
-    assert "Measured" not in compare([common])
+    assert f"{note}; of the others the common model." in compare(read_all([*runs, common]))
+    assert f"{note}." in compare(read_all(runs))
+    assert "Measured" not in compare([read(**common)])
 
 
 @every
@@ -251,7 +252,9 @@ def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, 
     assert (best["round"], best["is_last"]) == (0, False)
     assert made.results["test_best"] is None is made.results["fairness_best"]
     assert [asked for asked, _ in made.net.asked].count("validate") == 1
-    assert "It was not tested: what the sites had of their own then is not kept." in fairness_table(made.results)
+    assert "It was not tested: what the sites had of their own then is not kept." in fairness_table(
+        read(**made.results)
+    )
 
 
 @every
@@ -326,8 +329,8 @@ def test_statistics_without_a_batch_norm_are_average_and_the_log_says_so(tmp_pat
 
 def test_the_log_says_what_stays(tmp_path):
     made, _ = run(tmp_path, half("fed_bn"))
-    assert "at the sites stay 5 tensors ('1.weight', '1.bias', '1.running_mean', ...) of 9; every site is measured " \
-        "with its own" in made.net.said  # fmt: skip
+    told = "at the sites stay 5 tensors ('1.weight', '1.bias', '1.running_mean' and 2 more) of 9; "
+    assert f"{told}every site is measured with its own" in made.net.said
 
 
 def test_a_silent_site_is_as_an_absent_one(tmp_path):

@@ -182,6 +182,7 @@ def test_of_two_sites_no_number_is_moderated(tmp_path):
     assert collector._influence.moderated({"a": 1.0, "b": 1e6}, "x") == {"a": 1.0, "b": 1e6}
     assert collector._influence.moderated({"a": 0.0, "b": 0.0, "c": 5.0}, "x") == {"a": 0.0, "b": 0.0, "c": 5.0}
     assert collector._influence.moderated({"a": 1.0, "b": 1e6, "c": 2.0}, "x") == {"a": 1.0, "b": 6.0, "c": 2.0}
+    assert collector._influence.moderated({"a": 0.1, "b": 3.0, "c": 6.0}, "x") == {"a": 1.0, "b": 3.0, "c": 6.0}
 
 
 # ------------------------------------------------------------------------------------------------ q-FedAvg, server

@@ -10,10 +10,10 @@ from fairflare.base.acting import OnlyWith, idle, needs_of, only_with
 from fairflare.base.settings import NonNegative, field_names, settings
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.federation.plan.series import Series, read_entry
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base.catalog import all_methods
+from fairflare_lab.cli.compare.series import Series, read_entry
 
 VAIN: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [  # and what lets it act
     ("fed_avg", {"momentum": 0.5}, "optimizer=sgd, and optimizer is 'adam'", {"optimizer": "sgd"}),

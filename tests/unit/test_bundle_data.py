@@ -17,10 +17,10 @@ from fairflare.base.cases.resampling import draws, units_of
 from fairflare.base.stopping import TaskStopped, stoppable
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
-from fairflare.data.preparers.phantoms import prepare_phantom
 from fairflare.federation.plan.plan import make_plan
 from fairflare.tasks.bundle import MonaiBundleTask
 from fairflare_lab.phantoms import volumes_site
+from fairflare_lab.sets.phantoms import prepare_phantom
 from tests.bundles import train_config, write_bundle, write_volumes
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,15 +1,16 @@
-"""Which run of a comparison begins next, and how long it still takes."""
+"""The runs of a comparison while they go: how many at once, what fails, and how long it still takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from fairflare.federation.plan.series import Series, read_entry
 from fairflare_lab.cli.compare import runs
 from fairflare_lab.cli.compare.runs import Progress, Runner
+from fairflare_lab.cli.compare.series import Series, read_entry
 from fairflare_lab.cli.compare.view import _left
 
 
@@ -18,84 +19,74 @@ def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:
     return Runner(Series(entries, seeds=[0, 1, 2], task="segmentation", sites=2, rounds=3), folder, {}, at_once=at_once)
 
 
-def put(progress: Progress, state: str, rounds: int, seconds: float) -> None:
-    progress.state, progress.rounds, progress.seconds = state, rounds, seconds
+def put(progress: Progress, state: str, rounds: int) -> None:
+    progress.state, progress.rounds = state, rounds
 
 
-@pytest.mark.parametrize(("at_once", "expected"), [(1, "fed_avg-seed1"), (2, "fed_lwr-seed1")])
-def test_the_longest_begins_first_once_each_row_has_begun(at_once: int, expected: str, tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "fed_avg", "fed_lwr", "fed_prox", at_once=at_once)
-    put(runner.all[0], "completed", 3, 10)
-    put(runner.all[1], "running", 1, 20)
-    waiting = runner.all[2:]
-    assert waiting[runner._next(waiting)].run.name == "fed_prox-seed0"
-    put(runner.all[2], "running", 0, 1)  # no round of it has ended: it may be the longest of all
-    waiting = runner.all[3:]
-    assert at_once == 1 or waiting[runner._next(waiting)].run.name == "fed_prox-seed1"
-    put(runner.all[2], "running", 1, 2)
-    assert waiting[runner._next(waiting)].run.name == expected
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of runs in the order in which they begin; those of fed_lwr fail, the others complete."""
+    names: list[str] = []
 
+    def start(self: Runner, progress: Progress) -> tuple[Progress, Any, Any]:
+        names.append(progress.run.name)
+        put(progress, "running", 0)
+        return progress, SimpleNamespace(exitcode=0, join=lambda *_: None, kill=lambda: None), SimpleNamespace()
 
-def test_of_rows_that_were_there_before_nothing_is_known(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
-    for progress in runner.all[:2]:  # the first seed, in an earlier session
-        put(progress, "completed", 3, 0)
-        progress.began_at = 3
-    put(runner.all[2], "completed", 3, 10)  # fed_avg
-    waiting = runner.all[3:]
-    assert waiting[runner._next(waiting)].run.name == "fed_lwr-seed1"
-
-
-def test_a_comparison_goes_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, begun = runner_of(tmp_path, "fed_avg", "fed_lwr"), []
-
-    def start(progress: Progress) -> SimpleNamespace:
-        begun.append(progress.run.name)
-        put(progress, "running", 0, 0)
-        return SimpleNamespace(progress=progress)
-
-    def follow(one: SimpleNamespace) -> bool:
-        put(one.progress, "completed", 3, 40 if one.progress.run.entry.label == "fed_lwr" else 10)
+    def follow(self: Runner, progress: Progress, process: Any) -> bool:
+        fails = progress.run.entry.label == "fed_lwr"
+        put(progress, "failed" if fails else "completed", 0 if fails else 3)
         return True
 
-    monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner, "_follow", follow)
+    monkeypatch.setattr(Runner, "_start", start)
+    monkeypatch.setattr(Runner, "_follow", follow)
     monkeypatch.setattr(runs, "POLL", 0.0)
-    runner.go(lambda progress: None)
-    assert [name.replace("fed_", "") for name in begun] == [
-        "avg-seed0", "lwr-seed0", "lwr-seed1", "lwr-seed2", "avg-seed1", "avg-seed2",
-    ]  # fmt: skip
+    return names
 
 
-def test_what_is_left_of_a_run_that_goes_on(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "fed_avg")
-    put(runner.all[0], "running", 2, 20)
-    runner.all[0].began_at = 1  # 20 s a round: 60 s here, 80 s for a whole one
-    assert runner.left() == pytest.approx((40 + 2 * 80) / 2)
+def test_runs_begin_in_the_order_of_the_series_and_one_that_fails_ends_no_other(
+    begun: list[str], tmp_path: Path
+) -> None:
+    runner, at_work = runner_of(tmp_path, "fed_avg", "fed_lwr"), []
+
+    def tell(progress: Progress) -> None:
+        at_work.append(sum(p.state == "running" for p in runner.all))
+
+    put(runner.all[0], "completed", 3)
+    runner.go(tell)
+    assert begun == [p.run.name for p in runner.all[1:]]
+    assert [p.state for p in runner.all] == ["completed", "failed"] * 3
+    assert max(at_work) == 2
 
 
-def test_rows_not_yet_seen_are_said(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, "fed_avg", "fed_lwr", "fed_prox")
-    assert _left(runner) == ""
-    put(runner.all[0], "running", 1, 10)
-    put(runner.all[1], "running", 0, 10)
-    assert _left(runner) == ", about 2 min left (2 methods not timed yet)"
-    put(runner.all[1], "running", 1, 10)
-    assert _left(runner).endswith(" left (1 method not timed yet)")
-    put(runner.all[2], "failed", 0, 1)
-    for progress in runner.all[3:]:
-        put(progress, "completed", 3, 40)
-    assert _left(runner) == ", about 30 s left", "nothing of the third row is to come"
+def test_an_interrupted_comparison_tells_its_runs_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, ended = runner_of(tmp_path, "fed_avg"), []
+    told: list[Progress] = []
+
+    def start(self: Runner, progress: Progress) -> tuple[Progress, Any, Any]:
+        put(progress, "running", 1)
+        process = SimpleNamespace(exitcode=None, join=lambda *_: None, kill=lambda: ended.append("killed"))
+        return progress, process, SimpleNamespace(close=lambda: ended.append("told"))
+
+    monkeypatch.setattr(Runner, "_start", start)
+    monkeypatch.setattr(runs, "POLL", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        runner.go(told.append, lambda: True)
+    assert [p.state for p in runner.all] == ["stopped", "stopped", "waiting"]
+    assert ended == ["told", "told", "killed", "killed"]
 
 
-def test_what_is_left(tmp_path: Path) -> None:
+def test_what_is_left_goes_by_the_rounds_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
-    assert runner.left() is None
-    put(runner.all[0], "running", 1, 10)  # three rounds and the final test: 40 s
-    assert runner.left() == pytest.approx((30 + 5 * 40) / 2)
-    put(runner.all[0], "completed", 3, 36)
-    put(runner.all[1], "running", 2, 50)  # 100 s
-    assert runner.left() == pytest.approx((50 + 2 * 36 + 2 * 100) / 2)
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr(runs, "time", clock)
+    runner.started = 60.0
+    assert _left(runner) == ""
+    put(runner.all[0], "running", 3)
+    runner.all[0].began_at = 1  # two rounds in 40 s; 15 of 18 are to come
+    assert runner.left() == pytest.approx(20 * 15)
+    put(runner.all[1], "failed", 0)  # its three come no more
+    assert _left(runner) == ", about 4 min left"
     for progress in runner.all[2:]:
-        put(progress, "completed", 3, 36)
-    assert runner.left() == 0, "one that takes longer than others of its row"
+        put(progress, "completed", 3)
+    assert runner.left() == 0

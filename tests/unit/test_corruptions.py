@@ -38,7 +38,6 @@ def test_kernel_scales_with_the_image() -> None:
     assert len(blur_kernel(3, size=448)) == 61
     assert len(blur_kernel(3, size=48)) == 7  # radius 15 * 48 / 224 = 3.2
     assert len(blur_kernel(1, size=32)) == 3  # 10 * 32 / 224 = 1.4
-    assert len(blur_kernel(3, size=48, reference_size=None)) == 31
     # the blur covers the same share of the image: mean shift in units of the image size
     for severity in SEVERITIES:
         share = [np.arange(len(k)) @ k / n for n in (224, 896) for k in [blur_kernel(severity, size=n)]]
@@ -102,9 +101,7 @@ def test_motion_blur_by_the_definition() -> None:
 def test_a_constant_image_is_not_changed_by_blur(severity: int) -> None:
     for value in (0, 1, 127, 200, 255):
         image = np.full((48, 64, 3), value, np.uint8)
-        for reference in (224, None):
-            blurred = motion_blur(image, severity, np.random.default_rng(severity), reference_size=reference)
-            np.testing.assert_array_equal(blurred, image)
+        np.testing.assert_array_equal(motion_blur(image, severity, np.random.default_rng(severity)), image)
 
 
 def test_colour_channels_are_blurred_alike_and_shapes_kept() -> None:
@@ -148,10 +145,6 @@ def test_errors_say_what_is_wrong() -> None:
         (lambda: corrupt(PICTURE[0, 0], "motion_blur", 1, 0), r"shape \(h, w\) or .*, got uint8 \(3,\)"),
         (lambda: corrupt(PICTURE[:0], "motion_blur", 1, 0), r"got uint8 \(0, 56, 3\)"),
         (lambda: corrupt([[1, 2]], "motion_blur", 1, 0), "uint8 array .*, got list"),  # type: ignore[arg-type]
-        (
-            lambda: corrupt(PICTURE, "motion_blur", 1, 0, reference_size=0),
-            "reference_size must be an integer >= 1, got 0",
-        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -15,7 +15,8 @@ from fairflare.reporting.documents import Results
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of, row_table
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import MEASURES, Difference, differences, paired
+from fairflare_lab.compare.differences import MEASURES, Difference, paired
+from fairflare_lab.compare.runs import Contrast
 from tests.unit.report_runs import read
 
 
@@ -28,6 +29,10 @@ def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "
 
 
 REFERENCE = [run("fed_avg", seed, {"a": 0.8, "b": 0.6}) for seed in (0, 1, 2)]
+
+
+def differences(runs: list[dict[str, Any]], reference: str) -> list[Difference]:
+    return comparison_of(runs, reference=reference).differences
 
 
 def of(found: list[Difference], measure: str, label: str = "fair") -> Difference:
@@ -114,11 +119,13 @@ def test_only_common_seeds_and_measured_sites_are_paired() -> None:
 
 
 def test_runs_that_cannot_be_paired_are_refused() -> None:
-    with pytest.raises(ValueError, match="two runs of 'fed_avg' have seed 0"):
-        differences([*REFERENCE, REFERENCE[0]], "fed_avg")
-    with pytest.raises(ValueError, match="no complete run of 'other'; there are fed_avg"):
+    again = REFERENCE[0].model_copy(update={"started": "later"})
+    found = comparison_of([*REFERENCE, again, run("fair", 0, {"a": 0.8})])
+    assert found.problem == "no differences: two runs of 'fed_avg' have seed 0; compare them one at a time"
+    assert found.differences == []
+    with pytest.raises(ValueError, match=r"--reference.*'other'"):
         differences(REFERENCE, "other")
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="none of the 1 runs is complete"):
         differences([REFERENCE[0].model_copy(update={"status": "failed"})], "fed_avg")
 
 
@@ -128,7 +135,7 @@ def test_the_interval_covers_the_truth(seeds: int) -> None:
     hits = 0
     for _ in range(2000):
         values = dict(enumerate(rng.normal(0.02, 0.01, seeds)))
-        found = paired("x", "average", values, higher_is_better=True)
+        found = paired("x", "average", Contrast(values), higher_is_better=True)
         hits += found.low <= 0.02 <= found.high
     assert 0.93 <= hits / 2000 <= 0.97
 
@@ -203,7 +210,7 @@ def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
                 runs.append(scored(label, seed, {s: x + rng.normal(0, 0.02, len(x)) for s, x in images.items()}, 60))
         found = of(differences(runs, "fed_avg"), "average")
         hits += found.low <= 0.02 <= found.high
-        alone = paired("fair", "average", found.values, higher_is_better=True)
+        alone = paired("fair", "average", Contrast(found.values), higher_is_better=True)
         over_seeds += alone.low <= 0.02 <= alone.high
     assert 0.90 <= hits / 400 <= 0.98
     assert over_seeds < hits

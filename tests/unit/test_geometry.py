@@ -16,13 +16,13 @@ from fairflare.data.geometry import (
     Misfit,
     Plane,
     Stack,
-    by_kind,
     fit,
     nifti_grid,
     notes_of,
     stack,
     tag_turn,
 )
+from fairflare.data.kinds import by_kind
 from fairflare.data.orientation import turned
 
 AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)
@@ -530,10 +530,12 @@ def test_a_kind_is_one_line() -> None:
     gaps = [(f"'s{k}'", stack(axial([0, 2, 4, 12 + k, 14 + k]))) for k in range(5)]
     lines = by_kind([*gaps, ("'m.nii' of 'a'", fit(SIX, moved([0, 0, 50])))])  # type: ignore[list-item]
     assert len(lines) == 2
-    assert lines[0].startswith("slices are missing (5 times): 's0': 8 mm lie between slices 2 and 3")
+    assert lines[0].startswith("5 x slices are missing: 's0': 8 mm lie between slices 2 and 3")
     assert lines[0].count("mm lie between") == 3
-    assert lines[0].endswith("; and 2 more. Fetch the whole series, or leave it out")
-    assert lines[1].startswith("'m.nii' of 'a': it is shifted by (0, 0, 50) mm. Have the mask written anew")
+    assert lines[0].endswith(" and 2 more. Fetch the whole series, or leave it out")
+    assert lines[1].startswith(
+        "1 x a mask that is shifted: 'm.nii' of 'a': it is shifted by (0, 0, 50) mm. Have the mask written anew"
+    )
     assert notes_of(["a", "", "b", "a"]) == ["a (2 times)", "b"]
 
 

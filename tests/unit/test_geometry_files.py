@@ -459,7 +459,7 @@ def test_mask_drawn_on_is_of_a_site(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             prepare_masks(root, tmp_path / f"{drawn_on}-out")
         told = str(caught.value)
-        assert "only one of image and mask says that it is turned (6 times)" in told
+        assert "6 x only one of image and mask says that it is turned: " in told
         assert "and 3 more. Set mask_drawn_on to 'stored' or 'upright' in fairflare.json (--mask-drawn-on" in told
         if drawn_on == "stored":
             written = prepare_masks(root, tmp_path / f"{drawn_on}-out", mask_drawn_on="stored")
@@ -482,7 +482,7 @@ def test_mask_drawn_on_is_of_a_site(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["check-data", str(out), "--set", "image_size=[32,32]"])
         assert result.exit_code == 1
         said = " ".join(result.output.split())
-        assert "only one of image and mask says that it is turned (6 times)" in said
+        assert "6 x only one of image and mask says that it is turned: " in said
         assert said.count("EXIF 6") == 3
         assert "and 3 more" in said
 
@@ -620,7 +620,7 @@ def test_check_data_says_a_kind_once(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check-data", str(tmp_path), "--set", "image_size=[32,32]"])
     said = " ".join(result.output.split())
     assert result.exit_code == 1
-    assert "a mask that is shifted (5 times)" in said
+    assert "5 x a mask that is shifted: " in said
     assert said.count("it is shifted by (0, 0, 50) mm") == 3
     assert "and 2 more. Have the mask written anew" in said
     assert "1 problem(s)" in said

@@ -17,6 +17,7 @@ from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import shown
 from fairflare_lab.compare.differences import paired
 from fairflare_lab.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
+from fairflare_lab.compare.runs import Contrast
 from tests.unit.report_runs import read
 
 BINS, SURE = 40, 7
@@ -403,7 +404,7 @@ def test_methods_without_a_difference_are_rarely_called_different(smaller: float
         said += gap_table(rows, "fed_avg").rows[-1][8] == "worse"
         of = [[r["groups"]["pooled"]["tone"]["gaps"]["accuracy_gap"] for r in rows[label]] for label in rows]
         differ = {s: b - a for s, (a, b) in enumerate(zip(*of, strict=True))}
-        alone += paired("other", "gap", differ, higher_is_better=False).p < 0.05
+        alone += paired("other", "gap", Contrast(differ), higher_is_better=False).p < 0.05
     assert least <= said / repeats <= most
     assert alone / repeats > 0.25
 

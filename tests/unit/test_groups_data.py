@@ -12,15 +12,16 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.preparers import PUBLIC, prepare_images
+from fairflare.data.preparers import prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.listed import columns_of
+from fairflare_lab.sets import PREPARERS
 
 from .test_paper_sets import isic2018, isic2019, write_rows
 from .test_prepare_any import draw, lists
 
-prepare_isic2018 = PUBLIC["isic2018"].prepare
-prepare_isic2019 = PUBLIC["isic2019"].prepare
+prepare_isic2018 = PREPARERS["isic2018"].prepare
+prepare_isic2019 = PREPARERS["isic2019"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WHO = [("F", "31"), ("M", "64"), ("", "45"), ("F", "nan"), ("M", "40")]

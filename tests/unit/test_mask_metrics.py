@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from fairflare.base.acting import idle
 from fairflare.federation.plan.plan import make_plan
 from fairflare.tasks.base import SiteData
-from fairflare.tasks.scores.dice_scores import BatchOf, Origin
+from fairflare.tasks.scores.dice_scores import BatchOf, DiceScores, Origin
 from fairflare.tasks.scores.mask_metrics import MaskMetrics
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -94,6 +94,19 @@ def test_surfaces_and_volumes(shape: tuple[int, ...], spacing: tuple[float, ...]
         key = name if name == "iou" else front + name
         assert told.pop(key) == pytest.approx(np.mean([one[name] for one in wanted]), rel=1e-5), name
     assert not told
+
+
+def test_dice_of_volumes_is_of_all_their_slices_and_1_where_both_are_empty() -> None:
+    """Volume a: 1 pixel of 2 and 1, and nothing of nothing; the picture by itself: nothing of 1 pixel."""
+    found, truth = torch.zeros(3, 1, 2, 2), torch.zeros(3, 1, 2, 2)
+    found[0, 0, 0, :], truth[0, 0, 0, 0], truth[2, 0, 1, 1] = 1, 1, 1
+    origins = [Origin(name, None, "stretch") for name in ("a", "a", None)]
+    scores = DiceScores()
+    scores.add(found > 0, truth, origins)
+    scores.add(found[1:2] > 0, truth[1:2], [Origin("b", None, "stretch")])
+    assert scores.volumes is not None
+    assert scores.volumes.flatten().tolist() == pytest.approx([2 / 3, 0, 1])
+    assert scores.images.flatten().tolist() == pytest.approx([2 / 3, 1, 0, 1])
 
 
 def test_pixels_that_do_not_count_are_no_part_of_the_image() -> None:

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from fairflare.base.settings import build, choices, field_names
+from fairflare.core import qmix
 from fairflare.core.agents.mu_rewards import MU_GRID
 from fairflare.core.qmix import QMix
-from fairflare.methods.parts import mu_policy
 from fairflare.methods.parts.mu_policy import FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,7 +120,7 @@ def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
     assert set(SET) == set(field_names(policy))
     assert all(getattr(policy(), name) != value for name, value in SET.items())  # none is the default
     taken = []
-    monkeypatch.setattr(mu_policy, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
+    monkeypatch.setattr(qmix, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
     found = policy(**SET)
     values = found.choose(inputs(everybody(global_accuracy=0.9), num_rounds=40))
     assert taken == [{**TAKEN, "mixer": mixer}]
@@ -132,7 +132,7 @@ def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
 
 def test_defaults_are_those_of_qmix(monkeypatch):
     taken = []
-    monkeypatch.setattr(mu_policy, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
+    monkeypatch.setattr(qmix, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
     QMixMu().choose(inputs(everybody(), num_rounds=200))
     assert taken == [
         {

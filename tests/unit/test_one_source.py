@@ -19,8 +19,8 @@ from fairflare.cli.commands import app
 from fairflare.reporting.results import read_results
 from fairflare_lab.cli.compare.tables import report as _report
 from fairflare_lab.compare.differences import MEASURES
+from fairflare_lab.page.against import set_apart
 from fairflare_lab.page.material import read_material
-from fairflare_lab.page.pareto import set_apart
 from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document, read_all, write_comparison
 from tests.unit.test_report import Read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fairflare.federation.transports.shared_images import refuse_shared_images
 
 def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130), patient: bool = False) -> Path:
     """Images and masks of six people, two each, and a list in which each split has some of all."""
-    draw = np.random.default_rng(3)
+    draw = np.random.default_rng([3, *folder.name.encode()])  # no two sites have the same images
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
     entries: list[dict[str, Any]] = []
@@ -132,6 +133,20 @@ def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:
     plan = make_plan("fed_avg", sites=["A", "B"], num_rounds=1)
     with pytest.raises(ValueError, match=r"sites 'A' and 'B' have 12 image\(s\) in common|in common, such as"):
         run_local(plan, tmp_path / "run", {"data_root": root})
+
+
+def test_a_copied_folder_is_refused_and_pictures_of_one_value_are_not(tmp_path: Path) -> None:
+    """One hospital's data under two names, in two folders."""
+    site(tmp_path / "A")
+    shutil.copytree(tmp_path / "A", tmp_path / "B")
+    local = {"sites": {name: {"data_root": str(tmp_path / name)} for name in "AB"}}
+    with pytest.raises(ValueError, match=r"sites 'A' and 'B' have \d+ image"):
+        refuse_shared_images(["A", "B"], local)
+    listed = json.loads((tmp_path / "A" / "datalist.json").read_text())
+    for image in {entry["image"] for split in ("training", "validation", "test") for entry in listed[split]}:
+        for name in "AB":
+            Image.fromarray(np.zeros((40, 40), np.uint8)).save(tmp_path / name / image)
+    refuse_shared_images(["A", "B"], local)
 
 
 def test_a_common_test_set_and_own_lists_are_meant(tmp_path: Path) -> None:
@@ -293,7 +308,7 @@ def test_a_mistake_in_the_data_file_is_named_with_key_and_file(tmp_path: Path) -
     file.write_text(json.dumps({**settings, "data_rot": "x", "min_cases": 2}))
     command = ["run", "fed_avg", "--in-process", "--workspace", tmp_path / "w", "--data"]
     told = fairflare(*command, file)
-    assert f"--data {file}: unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root'?" in told
+    assert f"--data {file}: unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root' or " in told
     assert "(of a, b)" in told
     assert told.count("data_rot'") == 1
     assert told.endswith("[2]")

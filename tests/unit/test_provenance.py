@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fairflare_lab.cli.compare.page import provenance_lines, what_ran
 from fairflare_lab.cli.compare.provenance import FILE, checksums, commit_of, note_session, processor, sessions_of
-from fairflare_lab.compare.comparison_page import provenance_lines, what_ran
 
 
 @pytest.fixture

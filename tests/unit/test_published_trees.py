@@ -20,27 +20,24 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError
-from fairflare.data.preparers import PUBLIC, Dealing, Item, PublicSet, prepare_images
+from fairflare.data.preparers import Dealing, Item, prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
-from fairflare.data.preparers.engine import Keys, Listed, Pairs
-from fairflare.data.preparers.public import FED_MAS, FEDISM, FEDMRL
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.phantoms.dermoscopy import ISIC2018, ISIC2018_COUNTS, ISIC2019
-from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS
+from fairflare_lab.sets.layouts import Keys, Listed, Pairs, public_set
+from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
 
-prepare_flamby = PUBLIC["isic2019-flamby"].prepare
-prepare_hyperkvasir = PUBLIC["hyperkvasir"].prepare
-prepare_isic2018 = PUBLIC["isic2018"].prepare
-prepare_isic2019 = PUBLIC["isic2019"].prepare
-prepare_messidor2 = PUBLIC["messidor2"].prepare
-prepare_prostate_mri = PUBLIC["prostate-mri"].prepare
-prepare_rif = PUBLIC["rif"].prepare
-prepare_rsna = PUBLIC["rsna"].prepare
-prepare_tones = PUBLIC["isic2019-tones"].prepare
+prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
+prepare_isic2018 = PREPARERS["isic2018"].prepare
+prepare_isic2019 = PREPARERS["isic2019"].prepare
+prepare_messidor2 = PREPARERS["messidor2"].prepare
+prepare_prostate_mri = PREPARERS["prostate-mri"].prepare
+prepare_rif = PREPARERS["rif"].prepare
+prepare_rsna = PREPARERS["rsna"].prepare
+prepare_tones = PREPARERS["isic2019-tones"].prepare
 
 TRUTH = "ISIC2018_Task3_Training_GroundTruth"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"
@@ -137,10 +134,15 @@ def test_isic2018_lesions_wherever_their_file_lies(tmp_path: Path, place: str | 
                 places.setdefault(sorted(labels).index(stem) // 2, set()).add((site, split))
     assert len(places) == 70
     torn = sum(len(found) > 1 for found in places.values())
+    assert "ISIC 2018: expected [1113, 6705, 514, 327, 1099, 115, 142] (sum 10015), found [20, 20" in caplog.text
+    content = json.loads((written["site-1"] / "datalist.json").read_text())
+    assert content["class_names"] == list(ISIC2018)
+    assert all(entry["label"] == labels[Path(entry["image"]).stem] for entry in content["training"])
     if place is not None:
         assert torn == 0
         assert not manifest(tmp_path / "out")["notes"]
-
+        number = sorted(labels).index(Path(content["training"][0]["image"]).stem)
+        assert content["training"][0]["patient"] == f"HAM_{number // 2:07d}"
         return
     assert torn > 35  # so much was lost without a word
     said = f"140 of 140 images have no key of a patient .* Lesions are read from {re.escape(LESIONS)}"
@@ -159,10 +161,8 @@ def test_check_data_says_again_what_was_missing(tmp_path: Path) -> None:
 
 def test_isic2019_says_how_many_images_have_no_lesion(tmp_path: Path, caplog: Any) -> None:
     source = isic2019(tmp_path / "s")
-    tables = tmp_path / "s/tables"
-    tables.mkdir()
-    for name in ("ISIC_2019_Training_Metadata.csv",):
-        (source / name).rename(tables / name)
+    (source / "tables").mkdir()
+    (source / "ISIC_2019_Training_Metadata.csv").rename(source / "tables/ISIC_2019_Training_Metadata.csv")
     with caplog.at_level(logging.WARNING):
         prepare_isic2019(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=2))
     lacking = sum(i % 5 == 0 for i in range(96))
@@ -230,7 +230,7 @@ def test_rif_says_which_settings_a_run_needs(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_fedmrl_holds_a_fifth_out_before_it_deals(tmp_path: Path) -> None:
-    counts = scaled(ISIC2018, ISIC2018_COUNTS, 40)
+    counts = scaled(ISIC2018, ISIC2018.values(), 40)
     labels = isic2018(tmp_path / "s", counts, f"{TRUTH}/{LESIONS}")
     written = prepare_isic2018(tmp_path / "s", tmp_path / "out")
     assert list(written) == [f"site-{n}" for n in (1, 2, 3, 4)]
@@ -272,7 +272,7 @@ def test_a_sites_own_test_has_its_classes() -> None:
 
 
 def test_hyperkvasir_folds_are_of_all_images(tmp_path: Path) -> None:
-    counts = [max(5, round(count / 40)) for count in HYPERKVASIR_COUNTS]
+    counts = [max(5, round(count / 40)) for count in HYPERKVASIR.values()]
     labels: dict[str, int] = {}
     for label, (name, count) in enumerate(zip(HYPERKVASIR, counts, strict=True)):
         tract = ("lower-gi-tract", "upper-gi-tract")[label % 2]
@@ -336,19 +336,6 @@ def test_fedisms_corruption_ratios(count: int) -> None:
     assert bad == [f"site-{n}" for n in range(21 - count, 21)]
 
 
-def test_flambys_global_test_is_that_of_all_centres(tmp_path: Path) -> None:
-    source = isic2019(tmp_path / "s", preprocessed=True)
-    written = prepare_flamby(source, tmp_path / "out")
-    own = [stem for folder in written.values() for stem in stems(lists(folder)["test"])]
-    assert len(own) == 18
-    for folder in written.values():
-        found = lists(folder)
-        assert sorted(stems(found["test_global"])) == sorted(own)
-        assert set(stems(found["training"])).isdisjoint(own)
-    again = prepare_flamby(source, tmp_path / "x", dealing=Dealing(fractions=(0.72, 0.08, 0.2)))
-    assert all("test_global" not in lists(folder) for folder in again.values())
-
-
 def test_sites_whose_images_or_patients_are_called_alike(tmp_path: Path) -> None:
     """Two hospitals have a patient p1, and an image i1, each: these are two, wherever they are dealt or shown."""
     rows = ["image,label,site,patient"]
@@ -389,11 +376,7 @@ def test_the_draw_of_the_common_test_is_pinned() -> None:
         seed: sorted(i.name for i in dealt_alike(items, seed, common_test=True)["site-1"] if "test" in i.splits)
         for seed in (0, 1, 2)
     }
-    assert drawn == {
-        0: ["i00", "i11", "i12", "i17"],
-        1: ["i02", "i05", "i06", "i11"],
-        2: ["i00", "i07", "i08", "i15"],
-    }
+    assert drawn == {0: ["i00", "i11", "i12", "i17"], 1: ["i02", "i05", "i06", "i11"], 2: ["i00", "i07", "i08", "i15"]}
 
 
 # --- Fed-LWR ------------------------------------------------------------------------------------------------
@@ -451,7 +434,7 @@ def test_fed_lwrs_cases_in_file_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
     """Names of its table, columns and classes are all that is said; no code of its own."""
-    made_up = PublicSet(
+    made_up = public_set(
         "moles", "moles of two clinics, benign or not",
         Listed(
             tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
@@ -505,7 +488,7 @@ def test_a_made_up_set_with_masks(tmp_path: Path) -> None:
             small(tmp_path / f"s/{site}/scans/i{i}.png", i)
             (tmp_path / f"s/{site}/drawn").mkdir(exist_ok=True)
             Image.fromarray(np.full((4, 4), i % 2, np.uint8)).save(tmp_path / f"s/{site}/drawn/i{i}_mask.png")
-    written = PublicSet("scans", "scans of two sites", layout).prepare(tmp_path / "s", tmp_path / "out")
+    written = public_set("scans", "scans of two sites", layout).prepare(tmp_path / "s", tmp_path / "out")
     assert list(written) == ["a", "b"]
     for site, folder in zip(("alpha", "beta"), written.values(), strict=True):
         found = lists(folder)

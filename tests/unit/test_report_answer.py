@@ -11,7 +11,7 @@ import pytest
 
 from fairflare.reporting.documents import Inequality, SiteStanding
 from fairflare.reporting.layout import Table, interval, number
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.page import words, write
 from fairflare_lab.page.material import read_material
 from tests.unit.report_runs import read

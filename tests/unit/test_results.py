@@ -721,7 +721,7 @@ def test_one_run_as_markdown_and_csv(tmp_path):
     assert "| --- | ---: |" in lines
     (a, *_) = csv.DictReader(io.StringIO(fairness_table(run, style="csv")))
     assert float(a["dice"]) == run["test"]["A"]["dice"]
-    with pytest.raises(ValueError, match=r"has no metric 'dise'; did you mean 'dice'\? it has dice, loss"):
+    with pytest.raises(ValueError, match=r"has no metric 'dise'; did you mean 'dice'\? Available: dice, loss"):
         fairness_table(run, metric="dise")
 
 

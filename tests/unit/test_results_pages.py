@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from fairflare_lab.compare.comparison import compare
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import differences
 from tests.unit.report_runs import read_all
 
 from ..loaded import loaded
@@ -119,7 +118,6 @@ def test_what_is_backed(text: str) -> None:
         ("FedX wins, beyond the luck of three seeds.", "say 'beyond noise' or 'within noise'"),
         ("FedX is significantly better.", "say 'beyond noise' or 'within noise'"),
         ('(L) wins. <!-- claim: fed_ism "FedISM+ (L)" worst* -->', "the sentence does not say so"),
-        ('Beyond seed noise. <!-- claim: fed_ism_cells/site "FedISM+ (L)" worst* -->', "fed_ism_cells was withdrawn"),
         ('Beyond noise. <!-- claim: nowhere "FedAvg" worst* -->', "no stored tables of 'nowhere'"),
         ('Beyond seed noise.\n<!-- claim: fed_ism "FedISM+ (L)" worst* --> More.', "a claim begins a line"),
         ('Within seed noise. <!-- claim: fed_ism/chosen "FairFed" worst~ -->', "(not recorded)"),
@@ -189,10 +187,10 @@ def comparison(tmp_path: Path) -> Path:
             (place / "fairflare").mkdir(parents=True)
             (place / "run.json").write_text(json.dumps({"plan": {"label": label, "method": "solo", "seed": seed}}))
             (place / "fairflare" / "results.json").write_text(json.dumps(runs[-1]))
-    found = read_all(runs)
-    (folder / "table.csv").write_text(compare(found, style="csv") + "\n")
-    differ = differences(found, "FedAvg")
-    (folder / "differences.csv").write_text(difference_table(differ, "FedAvg", style="csv") + "\n")
+    read = read_all(runs)
+    (folder / "table.csv").write_text(compare(read, style="csv") + "\n")
+    found = comparison_of(read, reference="FedAvg").differences
+    (folder / "differences.csv").write_text(difference_table(found, "FedAvg", style="csv") + "\n")
     session = {
         "started": "2026-01-02T03:04:05+00:00", "command": ["fairflare", "compare", "a b"], "commit": "c0ffee",
         "processor": "a processor", "accelerator": None, "versions": {"torch": "2"},

@@ -373,7 +373,7 @@ def test_unreadable_image_and_two_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data_rot": "x"}, "unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root'?"),
+        ({"data_rot": "x"}, "unknown key 'data_rot' in the site's fairflare.json; did you mean 'data_root' or "),
         ({"data_root": 3}, "data_root must be a text, not empty or nothing, got 3"),
         ({"datalist": "x.json"}, "'datalist' is set but 'data_root' is not"),
         ({"phantom_seed": -1}, "phantom_seed must be an integer >= 0 or nothing, got -1"),

@@ -7,13 +7,18 @@ import json
 import math
 import pickle
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nvflare.fuel.utils.class_utils import ModuleScanner, get_component_init_parameters
 from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.job_config.api import FedJob
+from pydantic import Field
 
 from fairflare.base.settings import (
     BelowOne,
@@ -31,11 +36,14 @@ from fairflare.base.settings import (
     choices,
     described,
     field_names,
+    in_words,
     markdown,
     parts_of,
     settings,
     values_of,
 )
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
 
 
@@ -108,6 +116,7 @@ class Soup(Dish):
     pair: tuple[BelowOne, BelowOne] = (0.5, 0.75)
     layers: list[PositiveInt] = dataclasses.field(default_factory=lambda: [1, 2])
     prices: dict[str, PositiveInt] = dataclasses.field(default_factory=dict)
+    offers: dict[str, PositiveInt] | None = None
     limit: PositiveInt | None = None
     note: str = ""
     spice: Spice = dataclasses.field(default_factory=Salt)
@@ -141,7 +150,9 @@ class Needy:
     """Args: none."""
 
     must: PositiveInt
+    also: int = Field(ge=2)
     may: int = 1
+    might: float = Field(default=0.5, ge=0)
 
 
 class Kettle:
@@ -153,58 +164,82 @@ class Kettle:
 
 # ------------------------------------------------------------------------------------------------ values and ranges
 
-GOOD = {
-    "number": [-1e300, 0, 3],
-    "litres": [0, 2.5],
-    "left": [0, 1, 0.25],
-    "rest": [0, 0.999],
-    "part": [1, 1e-9],
-    "guests": [-5, 0],
-    "spoons": [0, 4],
-    "minutes": [1, 60],
-    "warm": [True, False],
-    "size": ["small", "large"],
-    "pair": [(0, 0.5), [0.25, 0.5]],
-    "layers": [[], [3]],
-    "prices": [{}, {"egg": 1}],
-    "limit": [None, 7],
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # not so of NaN
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int
+
+
+#: Of each setting of :class:`Soup`: what it wants, and which values that are.
+WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "number": ("a number", _number),
+    "litres": ("a number >= 0", lambda v: _number(v) and v >= 0),
+    "left": ("a number in [0, 1]", lambda v: _number(v) and 0 <= v <= 1),
+    "rest": ("a number in [0, 1)", lambda v: _number(v) and 0 <= v < 1),
+    "part": ("a number in (0, 1]", lambda v: _number(v) and 0 < v <= 1),
+    "guests": ("an integer", _whole),
+    "spoons": ("an integer >= 0", lambda v: _whole(v) and v >= 0),
+    "minutes": ("an integer >= 1", lambda v: _whole(v) and v >= 1),
+    "warm": ("true or false", lambda v: isinstance(v, bool)),
+    "size": ("one of 'small', 'large'", lambda v: v in ("small", "large")),
+    "limit": ("an integer >= 1 or nothing", lambda v: v is None or (_whole(v) and v >= 1)),
+    "note": ("a text", lambda v: isinstance(v, str)),
+    "layers": ("a list, each entry an integer >= 1", lambda v: v == []),
+    "prices": ("a dict of a text to an integer >= 1", lambda v: v == {}),
+    "offers": ("a dict of a text to an integer >= 1 or nothing", lambda v: v is None or v == {}),
+    "pair": ("2 entries, each a number in [0, 1)", lambda v: False),
+    "spice": ("a Spice (Salt, Herbs)", lambda v: False),
 }
+LIMITS = [0, 1, 0.0, 1.0, -1e-9, 1e-9, 1 - 1e-9, 1 + 1e-9, -1e300, math.nan, math.inf, -math.inf]
+ODD = [None, True, False, "small", "large", "1", "true", [], {}]
+ANYTHING = st.one_of(st.sampled_from([*LIMITS, *ODD]), st.integers(-3, 60), st.floats(), st.text(max_size=3))
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
-def test_values_in_range_are_kept(name: str, value: Any) -> None:
-    kept = getattr(Soup(**{name: value}), name)
-    assert kept == (tuple(value) if name == "pair" else value)
-    if name in ("number", "litres", "left", "rest", "part"):
-        assert type(kept) is float
+@pytest.mark.parametrize("name", WANTED)
+@given(value=ANYTHING)
+def test_a_value_in_range_is_kept_and_any_other_refused_in_one_line(name: str, value: Any) -> None:
+    words, fits = WANTED[name]
+    if fits(value):
+        for cls in (Soup, Stew, Broth):
+            kept = getattr(cls(**{name: value}), name)
+            assert kept == value
+            assert type(kept) is (float if words.startswith("a number") else type(value))
+        return
+    for cls in (Soup, Stew, Broth):
+        with pytest.raises(ValueError) as caught:
+            cls(**{name: value})
+        assert str(caught.value) == f"{name} must be {words}, got {value!r:.80}"
 
 
-BAD = {
-    "number": ("a number", [math.nan, math.inf, True, "1", None, 10**400]),
-    "litres": ("a number >= 0", [-1e-9, math.nan, math.inf, "abc", "1", True]),
-    "left": ("a number in [0, 1]", [-0.1, 1.1, math.nan, True, "0.5"]),
-    "rest": ("a number in [0, 1)", [1, -0.1, math.nan, math.inf, False, "0.5"]),
-    "part": ("a number in (0, 1]", [0, 1.5, math.nan, False, True, "0.5"]),
-    "guests": ("an integer", [1.0, "1", True, None, math.nan]),
-    "spoons": ("an integer >= 0", [-1, 0.0, False, "1"]),
-    "minutes": ("an integer >= 1", [0, -3, 2.5, True, "10"]),
-    "warm": ("true or false", [1, "true", None]),
-    "size": ("one of 'small', 'large'", ["medium", 1, None]),
-    "limit": ("an integer >= 1 or nothing", [0, "x"]),
-    "note": ("a text", [1, None]),
-    "pair": ("2 entries, each a number in [0, 1)", [(0.5,), (0.1, 0.2, 0.3), 0.5, None]),
-    "layers": ("a list, each entry an integer >= 1", ["x", 3, {"a": 1}]),
-    "prices": ("a dict of a text to an integer >= 1", [[1], "x"]),
-    "spice": ("a Spice (Salt, Herbs)", [3, {"kind": "salt"}]),
-}
+def _beyond(words: str) -> list[Any]:
+    """Values just out of a range in words."""
+    ends = re.search(r"in ([\[(])(\S+), (\S+)([\])])", words) or re.search(r"(>=?|<=?) (\S+)", words)
+    assert ends is not None, words
+    if len(ends.groups()) == 4:
+        low, high = float(ends[2]), float(ends[3])
+        return [low - 1, high + 1, *([low] if ends[1] == "(" else []), *([high] if ends[4] == ")" else [])]
+    end, up = float(ends[2]), ends[1].startswith(">")
+    return [end - 1 if up else end + 1] + ([] if "=" in ends[1] else [end])
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, (_, bad) in BAD.items() for value in bad])
-@pytest.mark.parametrize("cls", [Soup, Stew, Broth])
-def test_others_are_refused_in_one_line(cls: type, name: str, value: Any) -> None:
-    with pytest.raises(ValueError) as caught:
-        cls(**{name: value})
-    assert str(caught.value) == f"{name} must be {BAD[name][0]}, got {value!r:.80}"
+def test_every_declared_range_is_the_one_that_holds() -> None:
+    """Of each number of every method's halves, of a run and of the tasks."""
+    tasks = map(load_task_class, TASKS_BY_KIND.values())
+    halves = (half for method in all_methods().values() for half in (method.rule, method.training))
+    tried = 0
+    for cls in dict.fromkeys([*halves, *tasks, RunSettings]):
+        for setting in described(cls):
+            if "." in setting.name or not re.fullmatch(r"an? (number|integer) (in|[<>]).*", setting.wanted):
+                continue
+            for value in _beyond(setting.wanted):
+                asked: Any = int(value) if "integer" in setting.wanted else value
+                with pytest.raises(ValueError, match=rf"^{setting.name} must be {re.escape(setting.wanted)}, got "):
+                    cls(**{setting.name: asked})
+                tried += 1
+    assert tried > 400
 
 
 @pytest.mark.parametrize(
@@ -213,8 +248,14 @@ def test_others_are_refused_in_one_line(cls: type, name: str, value: Any) -> Non
         ({"pair": (0.5, 2)}, "pair must be 2 entries, each a number in [0, 1); entry 1 is 2"),
         ({"layers": [1, 0]}, "layers must be a list, each entry an integer >= 1; entry 1 is 0"),
         ({"prices": {"egg": 0}}, "prices must be a dict of a text to an integer >= 1; entry 'egg' is 0"),
-        ({"minute": 1}, "Soup has no setting 'minute'; did you mean 'minutes'? Available: cold, guests, layers, "),
-        ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; Available: cold, "),
+        ({"offers": {"egg": 0}}, "offers must be a dict of a text to an integer >= 1 or nothing; entry 'egg' is 0"),
+        ({"pair": (0.1, 0.2, 0.3)}, "pair must be 2 entries, each a number in [0, 1), got (0.1, 0.2, 0.3)"),
+        ({"size": "smal"}, "size must be one of 'small', 'large', got 'smal'; did you mean 'small'?"),
+        (
+            {"minute": 1},
+            "Soup has no setting 'minute'; did you mean 'minutes' or 'note'? `fairflare describe METHOD` has all",
+        ),
+        ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; `fairflare describe METHOD` has all"),
         ({"minutes": 61}, "minutes: nobody waits that long"),
     ],
 )
@@ -225,8 +266,20 @@ def test_mistakes_name_setting_and_entry(given: dict[str, Any], message: str) ->
 
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"^Needy needs the setting 'must'$"):
-        Needy()
-    assert Needy(must=2).may == 1
+        Needy(also=2)
+    found = Needy(must=2, also=3)
+    assert (found.may, found.also, found.might) == (1, 3, 0.5)
+
+
+def test_a_field_of_pydantics_has_a_default_or_none() -> None:
+    @settings
+    class Pot:
+        lid: PositiveInt = Field()
+        handles: list[PositiveInt] | Literal["none"] = Field(default_factory=lambda: [2])
+
+    assert [(s.name, s.default, s.required) for s in described(Pot)] == [("lid", None, True), ("handles", [2], False)]
+    with pytest.raises(ValueError, match=r"^handles must be a list, each entry .* or 'none', got 0$"):
+        Pot(lid=1, handles=[0])
 
 
 def test_settings_are_keyword_only() -> None:
@@ -266,6 +319,7 @@ def test_it_travels_through_pickle() -> None:
 
 def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
     found = {s.name: s for s in described(Soup)}
+    assert described(Stew) == described(Soup)
     assert list(found)[:4] == ["minutes", "warm", "cold", "number"]
     assert (found["minutes"].wanted, found["minutes"].default, found["minutes"].required) == (
         "an integer >= 1", 10, False,
@@ -283,14 +337,9 @@ def test_described_has_type_default_and_meaning_also_the_inherited() -> None:
     assert found["spice.names"].default == ["basil"]
     assert found["limit"].default is None
     assert not found["limit"].required
-    (must, may) = described(Needy)
-    assert must.required
-    assert not may.required
-
-
-def test_the_subclass_that_is_not_decorated_is_described_alike() -> None:
-    assert [s.name for s in described(Stew)] == [s.name for s in described(Soup)]
-    assert {s.name: s.meaning for s in described(Stew)} == {s.name: s.meaning for s in described(Soup)}
+    assert [(s.name, s.required, s.default) for s in described(Needy)] == [
+        ("must", True, None), ("also", True, None), ("may", False, 1), ("might", False, 0.5),
+    ]  # fmt: skip
 
 
 def test_markdown_is_one_table_row_a_setting() -> None:
@@ -305,15 +354,46 @@ def test_markdown_is_one_table_row_a_setting() -> None:
         assert line.replace("\\|", "").count("|") == 5
 
 
-@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
-def test_every_setting_of_every_method_has_a_meaning(method: Any) -> None:
-    for half in (method.rule, method.training):
+def test_every_setting_of_every_method_has_a_meaning() -> None:
+    for half in {half for method in all_methods().values() for half in (method.rule, method.training)}:
         for setting in described(half):
             assert setting.meaning, f"{half.__name__}.{setting.name}"
             assert "Annotated" not in setting.wanted
 
 
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (Any, "anything"),
+        (Kettle, "Kettle"),
+        (Soup | None, "Soup or nothing"),
+        (Soup, "Soup"),
+        (dict, "a dict"),
+        (list, "a list"),
+        (dict[int, float], "a dict of an integer to a number"),
+        (dict[Annotated[str, Field(min_length=1)], str | None], "a dict of a text, not empty to a text or nothing"),
+        (Annotated[list[int], Field(min_length=2)], "a list, each entry an integer, at least 2"),
+        (Annotated[list[int], Field(min_length=3, max_length=3)], "a list, each entry an integer of 3"),
+        (Annotated[int, Field(multiple_of=8, ge=16)], "a multiple of 8 >= 16"),
+        (Annotated[float, Field(gt=1)], "a number > 1"),
+        (Annotated[float, Field(lt=1)], "a number < 1"),
+        (Annotated[float, Field(le=1)], "a number <= 1"),
+        (Literal["one"], "'one'"),
+        (int | Literal["auto"] | None, "an integer or 'auto' or nothing"),
+        (set[str], "a list, each entry a text"),
+    ],
+)
+def test_types_in_words(hint: Any, words: str) -> None:
+    assert in_words(hint) == words
+
+
 # ------------------------------------------------------------------------------------------------ parts
+
+
+def test_parts_are_alike_by_kind_and_settings() -> None:
+    assert Salt(grams=2) == Salt(grams=2)
+    assert Salt(grams=2) != Salt(grams=1)
+    assert Salt() != Herbs()
 
 
 def test_kinds_of_a_part() -> None:
@@ -321,6 +401,12 @@ def test_kinds_of_a_part() -> None:
     assert parts_of(Soup, "spice") == {"salt": Salt, "herbs": Herbs}
     assert parts_of(Soup, "minutes") == {}
     assert parts_of(Soup, "nothing") == {}
+
+
+def test_parts_are_equal_by_kind_and_values() -> None:
+    assert Salt(grams=2) == Salt(grams=2)
+    assert Salt(grams=2) != Salt(grams=1)
+    assert Salt() != Herbs()
 
 
 def test_build_chooses_and_sets_parts() -> None:
@@ -354,7 +440,7 @@ def test_wrong_parts_are_named(given: dict[str, Any], message: str) -> None:
 
 FIELDS = [
     "minutes", "warm", "cold", "number", "litres", "left", "rest", "part", "guests", "spoons", "size", "pair",
-    "layers", "prices", "limit", "note", "spice",
+    "layers", "prices", "offers", "limit", "note", "spice",
 ]  # fmt: skip
 
 
@@ -421,7 +507,7 @@ def test_round_trip_through_a_job_folder(component: Any, tmp_path: Path) -> None
 
 def test_a_job_folder_shows_defaults_but_not_what_is_unset(tmp_path: Path) -> None:
     config = exported(Soup(), tmp_path)
-    assert list(config["args"]) == [name for name in FIELDS if name != "limit"]
+    assert list(config["args"]) == [name for name in FIELDS if name not in ("limit", "offers")]
     assert config["args"]["minutes"] == 10
     assert config["args"]["spice"] == {"path": f"{__name__}.Salt", "args": {"grams": 1.5}}
 

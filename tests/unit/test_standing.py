@@ -21,7 +21,7 @@ from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is
 from fairflare.reporting.table import class_table, fairness_table, rich_table
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
-from fairflare_lab.compare.differences import differences, fell
+from fairflare_lab.compare.differences import fell
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build, write_report
 from tests.unit.report_runs import document, read, read_all, write_comparison, write_run
@@ -370,7 +370,7 @@ def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
     runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in seeds]
     runs += [run(None, (0.6 + 0.01 * (s % 2), 0.77 + 0.04 * (s % 2), 0.5), s, label="b") for s in seeds]
     runs += [run(None, (0.95, 0.8, 0.5), s, label="c") for s in seeds]
-    found = differences(read_all(runs), "a", "dice")
+    found = comparison_of(read_all(runs), "dice", "a").differences
     (line,) = fell(found, higher_is_better=True)
     assert line.startswith("b: smaller spread (-0.0")
     assert line.endswith("2 sites lost (site-1 -0.295, site-2 -0.010).")

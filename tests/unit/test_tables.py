@@ -11,8 +11,9 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import DataError
-from fairflare.data.preparers.listed import attributes_of, by_value, classes_of, listed_rows
+from fairflare.data.preparers.listed import attributes_of, by_value, classes_of
 from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare.data.preparers.trees import listed
 
 CELLS = [("p0.png", "a"), ("p1.png", "b"), ("p2.png", "a")]
 PLAIN = "image,label\np0.png,a\np1.png,b\np2.png,a\n"
@@ -119,36 +120,33 @@ def test_rows_that_contradict(tmp_path: Path, rows: list[str], message: str) -> 
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("\n".join(["image,label", *rows]))
     with pytest.raises(DataError, match=message):
-        listed_rows(source, source / "t.csv", {}, "label")
+        listed(source, "t.csv", {}, "label", pictures=True)
 
 
-def test_rows_that_repeat_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_repeat_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,0\np1,01\np0.png,0.0\np1,1\n")
-    with caplog.at_level(logging.WARNING):
-        rows = listed_rows(source, source / "t.csv", {}, "label")
-    assert [row.line for row in rows] == [2, 3]
-    assert "2 rows repeat an earlier one, such as line 4" in caplog.text
+    found = listed(source, "t.csv", {}, "label", pictures=True)
+    assert [(case.name, case.label) for case in found.cases] == [("p0", "0"), ("p1", "01")]
+    assert found.notes == [f"'{source}/t.csv': 2 rows repeat an earlier one, such as line 4"]
 
 
-def test_images_that_no_row_names_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_that_no_row_names_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", *(f"p{number}.png" for number in range(6)))
     (source / "t.csv").write_text("image,label\np0,0\np1,1\n")
     (source / "m.csv").write_text("image,mask\np0,p3\np1,p4\np2,p5\n")
-    with caplog.at_level(logging.WARNING):
-        assert len(listed_rows(source, source / "m.csv", {}, "mask")) == 3  # masks are named as well
-        assert not caplog.text
-        assert len(listed_rows(source, source / "t.csv", {}, "label")) == 2
+    masked = listed(source, "m.csv", {}, pictures=True)
+    assert (len(masked.cases), masked.notes) == (3, [])  # masks are named as well
+    found = listed(source, "t.csv", {}, pictures=True)
     said = f"4 of 6 images in '{source}' are not in the table '{source}/t.csv' and are left out: "
-    assert f"{said}'p2.png', 'p3.png', 'p4.png' and 1 more" in caplog.text
+    assert (len(found.cases), found.notes) == (2, [f"{said}'p2.png', 'p3.png', 'p4.png' and 1 more"])
 
 
 def test_a_class_called_na_is_one_where_the_classes_are_named(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,NA\np1,none\n")
-    assert [row["label"] for row in listed_rows(source, source / "t.csv", {}, "label", classes=["NA", "none"])] == [
-        "NA", "none"
-    ]  # fmt: skip
+    found = listed(source, "t.csv", {}, "label", classes=["NA", "none"], pictures=True)
+    assert [case.label for case in found.cases] == ["NA", "none"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +170,7 @@ def test_labels_by_value(labels: list[str], given: list[str] | None, names: list
         (["-1", "0", "1"], None, "numbers from -1 to 1; those of classes begin at 0"),
         (["0", "20240131"], None, "numbers from 0 to 20240131"),
         (["1", "1.0"], None, "expected at least two classes, found 1"),
-        (["1", "0"], ["1", "1.0"], "classes must be different numbers"),
+        (["1", "0"], ["1", "1.0"], "classes must be different names or numbers"),
         (["x", "0"], ["x", "y"], "an image has the label '0'"),
     ],
 )
@@ -193,17 +191,17 @@ def rows_of(*texts: str) -> list[Row]:
 
 
 def test_what_people_are() -> None:
-    declared, people = attributes_of({"sex": "x"}, rows_of("1", "1.0", "n/a", "02", "unknown", "?"), "")
+    declared, people = attributes_of({"sex": "x"}, rows_of("1", "1.0", "n/a", "02", "unknown", "?"))
     assert declared == {"sex": {"kind": "category", "values": ["1", "2"]}}
     assert people == [{"sex": "1"}, {"sex": "1"}, {}, {"sex": "2"}, {}, {}]
-    declared, people = attributes_of({"age": "x:40,60"}, rows_of("63.5", "NA"), "")
+    declared, people = attributes_of({"age": "x:40,60"}, rows_of("63.5", "NA"))
     assert declared == {"age": {"kind": "number", "bins": [40, 60]}}
     assert people == [{"age": 63.5}, {}]
     with pytest.raises(
         DataError, match="line 2: column 'x' must be a number, got '63,5'; write it with a decimal point"
     ):
-        attributes_of({"age": "x:40"}, rows_of("63,5"), "")
+        attributes_of({"age": "x:40"}, rows_of("63,5"))
     with pytest.raises(DataError, match="must be a number, got 'inf'"):
-        attributes_of({"age": "x:40"}, rows_of("inf"), "")
+        attributes_of({"age": "x:40"}, rows_of("inf"))
     with pytest.raises(DataError, match=r"has 60 different values, .*--attributes age=x:EDGE,EDGE"):
-        attributes_of({"age": "x"}, rows_of(*map(str, range(60))), "")
+        attributes_of({"age": "x"}, rows_of(*map(str, range(60))))

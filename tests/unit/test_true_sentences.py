@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import choice, nearest, unknown
 from fairflare.cli.run.folder import last_errors
 from fairflare.cli.run.words import say_plan
 from fairflare.federation.collecting.transport import RoundRecord
@@ -23,7 +23,7 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.prediction.saved_model import read_model
-from fairflare.reporting.layout import Spread, Table, shown
+from fairflare.reporting.layout import Table, shown
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
@@ -31,9 +31,10 @@ from fairflare.reporting.table import fairness_table
 from fairflare.reporting.values import in_words
 from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
-from fairflare_lab.compare.unseen import Unseen, unseen_of
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.groups import worded
-from fairflare_lab.page.lines import Series, lines_picture
+from fairflare_lab.page.lines import frame, lines, panels_of
 from fairflare_lab.page.material import of_one, of_several, page_run
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build
@@ -230,10 +231,22 @@ def test_a_run_in_this_process_has_curves_for_tensorboard(tmp_path: Path) -> Non
 
 def test_the_nearest_names_take_the_place_of_all() -> None:
     known = ["learning_rate", "lowest_rate", "local_epochs", "batch_size", "momentum"]
-    assert nearest("learning_rat", known, most=3) == "; did you mean 'learning_rate'?"
-    assert nearest("lr", known, most=3) == "; did you mean 'learning_rate' or 'lowest_rate'?"
-    assert nearest("rate", known) == ""
-    assert nearest("zzz", known, most=3) == ""
+    assert nearest("learning_rat", known) == "; did you mean 'learning_rate'?"
+    assert nearest("lr", known, most=1) == "; did you mean 'learning_rate'?"
+    assert nearest("lr", known) == "; did you mean 'learning_rate' or 'lowest_rate'?"
+    assert nearest("rate", known) == nearest("zzz", known, far=True) == ""
+    assert nearest("rate", known, far=True) == "; did you mean 'lowest_rate' or 'learning_rate' or 'batch_size'?"
+    assert unknown("zzz", known) == "; Available: batch_size, learning_rate, local_epochs, lowest_rate, momentum"
+    many = [f"setting_{number}" for number in range(90)]
+    assert unknown("settin_1", many, "the docs have all") == (
+        "; did you mean 'setting_1' or 'setting_81' or 'setting_71'? the docs have all"
+    )
+    assert unknown("zzz", many, "the docs have all") == "; the docs have all"
+    assert unknown("zzz", many) == ""
+    with pytest.raises(
+        ValueError, match=r"^task must be one of 90 names, got 'setting_1x'; did you mean 'setting_1' or"
+    ):
+        choice("task", "setting_1x", many)
     with pytest.raises(ValueError, match=r"no setting 'zzz'; `fairflare describe fed_avg` has all \d+$"):
         make_plan("fed_avg", settings={"zzz": 1})
 
@@ -263,8 +276,8 @@ def test_tables_of_groups_have_words_on_the_page_and_names_in_the_file() -> None
 @pytest.mark.parametrize(("value", "most"), [(0.33, 0.66), (0.0, 1.0)])
 def test_one_point_has_a_scale_that_begins_at_0(value: float, most: float) -> None:
     material: Any = SimpleNamespace(over_seeds="", synthetic=False)
-    series = {"": [Series("a", 0, {0: Spread(value)})]}
-    axes = lines_picture(material, "n", "title", series, "", "", unit="Dice").draw().axes[0]
+    panels = panels_of(frame([("", "a", 0, value)]), ["a"])
+    axes = lines(material, "n", "title", panels, "", "", "Dice").draw().axes[0]
     assert (axes.get_xlim(), axes.get_ylim()) == ((-1, 1), (0, most))
 
 

@@ -14,8 +14,9 @@ from fairflare.core.statistics.group_sums import sums_of
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import MISSING
 from fairflare_lab.compare.group_gaps import gap_table, of_left_out
-from fairflare_lab.compare.unseen import Unseen, unseen_of
-from fairflare_lab.page.material import only_left_out, read_material
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.unseen import unseen_of
+from fairflare_lab.page.material import read_material
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build, write_report
 from tests.unit.report_runs import document, read, write_comparison, write_run
@@ -58,6 +59,14 @@ def test_the_intervals_are_over_the_seeds() -> None:
         assert row.sure[name].mean == pytest.approx(values.mean())
         assert row.sure[name].half == pytest.approx((high - low) / 2)
     assert row.over == "3 seeds"
+
+
+def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> None:
+    found = runs()
+    found[0][0]["test"] = {site: {"dice": None} for site in found[0][0]["test"]}
+    (row,) = unseen_of(as_read(found)).rows
+    assert row.gap.mean == pytest.approx(0.2 + np.mean([2 * noise for noise in NOISE[1:]])), "of the other two seeds"
+    assert {*row.sure} == {"unseen", "gain"}
 
 
 def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
@@ -142,14 +151,11 @@ def test_methods_stand_as_they_were_compared_and_the_first_leads(tmp_path: Path)
             place = folder / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
             write_run(place, results)
             unseen.write(place / "server" / "simulate_job" / "fairflare")
-    found = only_left_out(folder)
-    assert found is not None
-    assert [row.label for row in found[0].rows] == ["a_last", "b_first"]
+    assert [row.label for row in read_material(folder).unseen.rows] == ["a_last", "b_first"]  # type: ignore[union-attr]
     (folder / "unseen.csv").write_text("method,seeds\nb_first,3\na_last,3\n")
-    found = only_left_out(folder)
-    assert found is not None
-    assert [row.label for row in found[0].rows] == ["b_first", "a_last"]
-    page = unseen_page(*found)
+    material = read_material(folder)
+    assert [row.label for row in material.unseen.rows] == ["b_first", "a_last"]  # type: ignore[union-attr]
+    page = build(material)
     assert page.leads[0].text.startswith("Unseen hospitals: b_first has ")
     assert " less, beyond noise)" in page.leads[0].text
     assert "(-" not in page.leads[0].text
@@ -191,7 +197,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     assert not section.words  # said once, at the head
     assert leads[1].picture.name == "groups_of_sex"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(material.runs[0].document, "groups", None)
+        patch.setattr(material.runs[0].document, "groups", None)
         assert [lead.section for lead in build(material).leads] == ["results", "unseen"]
 
 
@@ -238,9 +244,10 @@ def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None
         assert of["gaps"]["accuracy_gap"] == pytest.approx(shares[0] - shares[1], abs=1e-12)
         assert of["groups"]["M"]["images"] == (groups == 1).sum()
         assert of["worst"]["accuracy"] == "M"
-        seen = rows["fed_avg, seen"][seed]["groups"]["pooled"]["sex"]
-        assert seen["gaps"] == pytest.approx({"accuracy_gap": 0.06})  # on average over the runs
-        assert seen["gap_intervals"]["accuracy_gap"] == pytest.approx((0.0, 0.1))
+    seen = next(row for row in gap_table(rows, "fed_avg").rows if row[2] == "fed_avg, seen")
+    assert seen[3] == 2  # seeds
+    assert (seen[4].mean, seen[4].sd) == (pytest.approx(0.06), pytest.approx(0.0))  # type: ignore[union-attr]
+    assert seen[5].values == pytest.approx([0.0, 0.1])  # type: ignore[union-attr]
     assert of_left_out(as_read(found[:-1]))["fed_avg"][0]["info"]["seed"] == 0
     assert len(of_left_out(as_read(found[:-1]))["fed_avg"]) == 1  # seed 1 lacks a site
     table = gap_table(rows, "fed_avg")
@@ -277,9 +284,7 @@ def test_the_page_of_left_out_sites_has_groups_of_people(tmp_path: Path) -> None
             place = tmp_path / "runs" / f"{label}-seed{results['info']['seed']}-without-{unseen.site}"
             write_run(place, results)
             unseen.write(place / "server" / "simulate_job" / "fairflare")
-    found = only_left_out(tmp_path)
-    assert found is not None
-    page = unseen_page(*found)
+    page = build(read_material(tmp_path))
     assert [lead.section for lead in page.leads] == ["unseen_groups", "unseen"]
     text = page.leads[0].text
     assert 'With a, across all sites sex "M" (in 2 of 2 runs) has the lowest AUC' in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from benchmarks.unseen import rows
 
-from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
 from tests.unit.report_runs import document, write_run
 
 UNSEEN = {"A": 0.5, "B": 0.6, "C": 0.4}

@@ -18,12 +18,12 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence as Items
 from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 
+from fairflare.checking.images import check_sites
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.image_file import image_file
 from fairflare.data.reading import Reading, read_image, read_mask
 from fairflare.data.whole_volumes import read_whole
-from fairflare.tasks.data_check import check_sites
 from fairflare.tasks.segmentation import SegmentationTask
 
 from .dicom_files import dicom, series

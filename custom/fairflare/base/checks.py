@@ -12,7 +12,8 @@ S = TypeVar("S", bound=Sized)
 
 SUM_TOLERANCE = 1e-6  # how far weights may sum away from 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
-MAX_NAMES = 3  # of those that stand on one side only, in a message
+MAX_NAMES = 3  # in a message, of those that stand on one side only, or are nearest to an unknown one
+SHORT = 12  # so many names a message lists; of more it says where they are
 
 # ------------------------------------------------------------------------------------------------ numbers
 
@@ -123,31 +124,39 @@ def in_words(
 
 
 def choice(name: str, value: Any, known: Collection[str]) -> str:
-    """``value`` when it is one of the known names.
+    """Return ``value`` when it is one of the known names.
 
     Raises:
         ValueError: it is not; suggests the nearest.
     """
     if not isinstance(value, str) or value not in known:
-        raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, known))}, got {value!r:.80}{nearest(value, known)}"
-        )
+        names = ", ".join(map(repr, known)) if len(known) <= SHORT else f"{len(known)} names"
+        raise ValueError(f"{name} must be one of {names}, got {value!r:.80}{nearest(value, known)}")
     return value
 
 
-def nearest(value: Any, known: Iterable[str], most: int = 1) -> str:
-    """Return ``"; did you mean 'x'?"``, or nothing.
+def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: bool = False) -> str:
+    """Return ``"; did you mean 'x'?"`` with the names nearest to one that is unknown, or nothing.
 
     Args:
         value: that none of the names is; also the initials of one (``lr``).
         known: the names.
-        most: so many where none is close.
+        most: so many names; one where the message leaves a site and the names are the site's own.
+        far: names that are less close too, where none is close.
     """
     names = list(known)
-    near = difflib.get_close_matches(str(value), names, n=1)
+    near = difflib.get_close_matches(str(value), names, n=most)
     near = near or [name for name in names if "".join(word[:1] for word in name.split("_")) == value][:most]
-    near = near or (difflib.get_close_matches(str(value), names, n=most, cutoff=0.4) if most > 1 else [])
+    near = near or (difflib.get_close_matches(str(value), names, n=most, cutoff=0.4) if far else [])
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+def unknown(value: Any, known: Iterable[str], where: str = "") -> str:
+    """Return what stands behind an unknown name: the nearest, and all names, or of many ``where`` they all are."""
+    names = sorted(known)
+    listed_here = len(names) <= SHORT
+    rest = f"Available: {', '.join(names)}" if listed_here else where
+    return f"{nearest(value, names, far=not listed_here) or ';'} {rest}".rstrip("; ")
 
 
 def not_empty(name: str, values: S, of: str = "site") -> S:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import sysconfig
 import traceback
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,7 +48,7 @@ def in_one_line(error: BaseException) -> str:
 
 def lacking_for_pages() -> str | None:
     """The sentence where no page can be made on this machine."""
-    absent = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
+    absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 
 
@@ -59,3 +63,27 @@ def _installed(file: str) -> bool:
     return any(Path(sysconfig.get_paths()[kind]) in path.parents for kind in ("purelib", "platlib", "stdlib")) or (
         "site-packages" in path.parts
     )
+
+
+@contextmanager
+def reading_as(what: str) -> Iterator[None]:
+    """Say what a library raises for a damaged file in words of ours; the library's own are the cause.
+
+    Args:
+        what: the file is to be.
+
+    Raises:
+        ValueError: instead of all but lack of memory and an ``OSError`` with a number, which says what is wrong.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
+            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
+        if type(error).__name__ == "DecompressionBombError":
+            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
+        raise ValueError(f"it is damaged, or no {what}") from error

@@ -25,16 +25,16 @@ import dataclasses
 import inspect
 import json
 import re
-import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
-import annotated_types
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
+from pydantic_core.core_schema import DataclassSchema, DictSchema, IsInstanceSchema
 
 from fairflare.base import checks
 from fairflare.base.for_types import dataclass_transform
@@ -59,7 +59,9 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 C = TypeVar("C", bound=type)
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+KEYWORD, VARIOUS = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, KEYWORD)
+REQUIRED = inspect.Parameter.empty
 
 
 class Part:
@@ -75,7 +77,7 @@ class Part:
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(Field, dataclasses.field))
 def settings(cls: C) -> C:
-    """Makes the annotated fields of a class, and those of its bases, its keyword arguments.
+    """Make the annotated fields of a class, and those of its bases, its keyword arguments.
 
     What a base class needs done in its own ``__init__`` is called from ``__post_init__``; a ``ValueError`` raised there
     reaches the caller with its own text. A subclass with an ``__init__`` of its own that passes ``**`` on keeps what it
@@ -85,12 +87,8 @@ def settings(cls: C) -> C:
         ValueError: (by the class) a setting that is unknown, missing, of another type or out of range: one line with
             the setting's name.
     """
-    made: Any = dataclass(
-        kw_only=True,
-        eq=False,
-        repr=False,
-        config=ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True),
-    )(cls)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True)
+    made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(cls)
     check = made.__init__
 
     def __init__(self: Any, **arguments: Any) -> None:
@@ -99,22 +97,17 @@ def settings(cls: C) -> C:
         except ValidationError as error:
             raise ValueError(_in_one_line(type(self), error)) from None
 
-    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for field in dataclasses.fields(made):
-        parameters.append(
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type
-            )
-        )
-    # FLARE's exporter and builder look at the signature of __init__.
-    __init__.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
-    made.__init__ = __init__
-
     def __init_subclass__(below: type[Any], /, **options: Any) -> None:
         super(made, below).__init_subclass__(**options)
         _name_what_is_passed_on(below)
 
+    # FLARE's exporter and builder look at the signature of __init__.
+    fields = dataclasses.fields(made)
+    named = [inspect.Parameter(f.name, KEYWORD, default=_default(f), annotation=f.type) for f in fields]
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    __init__.__signature__ = inspect.Signature([itself, *named])  # type: ignore[attr-defined]
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__init__ = __init__
     made.__init_subclass__ = classmethod(__init_subclass__)
     made.__get_pydantic_core_schema__ = classmethod(_schema)
     made._complete = True
@@ -124,25 +117,21 @@ def settings(cls: C) -> C:
 
 
 def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """As a field of another class: an object of this one. Pydantic would make one of any dict."""
-    if "_complete" in vars(cls):
-        return core_schema.is_instance_schema(cls)
-    return handler(source)
+    """Take only an object of the class as another one's field; pydantic would make one of any dict."""
+    return core_schema.is_instance_schema(cls) if "_complete" in vars(cls) else handler(source)
 
 
 def _name_what_is_passed_on(cls: type) -> None:
-    """Gives a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
+    """Give a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
     own: Any = vars(cls).get("__init__")
-    if own is None:
+    signature = inspect.signature(own) if own is not None else None
+    if signature is None or all(p.kind is not VARIOUS for p in signature.parameters.values()):
         return
-    signature = inspect.signature(own)
-    named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    if len(named) == len(signature.parameters):
-        return
-    known = {p.name for p in named}
     parent: Any = cls.__mro__[1]
+    named = [p for p in signature.parameters.values() if p.kind is not VARIOUS]
+    known = {p.name for p in named}
     passed_on = [p for p in inspect.signature(parent.__init__).parameters.values() if p.name not in known]
-    more = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in passed_on if p.kind in _BY_NAME]
+    more = [p.replace(kind=KEYWORD) for p in passed_on if p.kind in BY_NAME]
     own.__signature__ = signature.replace(parameters=[*named, *more])
 
 
@@ -152,13 +141,13 @@ def _shown(component: Any) -> list[str]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """The default's value; ``inspect.Parameter.empty`` when there is none."""
+    """Return a field's default; ``REQUIRED`` when there is none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     default = field.default
     if isinstance(default, FieldInfo):
-        return inspect.Parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
-    return inspect.Parameter.empty if default is dataclasses.MISSING else default
+        return REQUIRED if default.is_required() else default.get_default(call_default_factory=True)
+    return REQUIRED if default is dataclasses.MISSING else default
 
 
 # ------------------------------------------------------------------------------------------------ in words
@@ -186,30 +175,24 @@ class Setting:
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """The settings of a class, those of its parts behind each part; what several kinds have alike stands there once."""
+    """List the settings of a class, those of its parts behind each part; what several kinds have alike stands once."""
     found: list[Setting] = []
     texts = meanings(cls)
     for field in dataclasses.fields(cls):
-        default = _default(field)
-        required = default is inspect.Parameter.empty
-        kinds = parts_of(cls, field.name)
-        if kinds:
-            wanted = f"one of {_listed(kinds)}"
-            shown = None if required else type(default).kind
-        else:
-            wanted, shown = in_words(_hints(cls)[field.name]), None if required else default
-        found.append(Setting(prefix + field.name, wanted, shown, required, texts.get(field.name, "")))
+        name, default, kinds = prefix + field.name, _default(field), parts_of(cls, field.name)
+        wanted = f"one of {_listed(kinds)}" if kinds else in_words(_hints(cls)[field.name])
+        shown = None if default is REQUIRED else type(default).kind if kinds else default
+        found.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
-            for inner in described(part, f"{prefix}{field.name}."):
+            for inner in described(part, f"{name}."):
                 owners.setdefault(repr(inner), (inner, []))[1].append(kind)
-        for inner, having in owners.values():
-            found.append(dataclasses.replace(inner, only=f"{prefix}{field.name}={', '.join(having)}"))
+        found += [dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()]
     return found
 
 
 def markdown(found: Sequence[Setting]) -> str:
-    """A table for the docs."""
+    """Write settings as a table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in found:
         default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
@@ -219,27 +202,25 @@ def markdown(found: Sequence[Setting]) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    """Write a value as ``--set`` takes it: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
+    """Return ``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
         block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
-        for entry in re.split(r"\n(?= {4}\S)", "\n" + block.group(1).rstrip() if block else ""):
-            names, colon, meaning = entry.strip().partition(":")
-            if colon:
-                for name in names.split(","):
-                    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
-                    found.setdefault(name.strip(), " ".join(plain.split()))
+        entries = block[1] if block else ""
+        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
+            plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
+            found = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **found}
     return found
 
 
 def _listed(names: Collection[Any]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(map(repr, names))
 
 
 @cache
@@ -248,57 +229,73 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def in_words(hint: Any) -> str:
-    """A type as a person reads it."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _ranged(inner[0], inner[1:])
-    if origin is Literal:
-        return f"one of {_listed(inner)}" if len(inner) > 1 else repr(inner[0])
+    """Return a type as a person reads it, by its JSON schema."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
-    if origin in (Union, types.UnionType):
-        options = [in_words(option) for option in inner if option is not type(None)]
-        return " or ".join(options) + (" or nothing" if type(None) in inner else "")
-    if origin is tuple and inner and inner[-1] is not Ellipsis:
-        return f"{len(inner)} entries, each {in_words(inner[0])}"
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a dict of {in_words(inner[0])} to {in_words(inner[1])}" if inner else "a dict"
-    if isinstance(origin, type) and issubclass(origin, (Sequence, set, frozenset)):
-        return f"a list, each entry {in_words(inner[0])}" if inner else "a list"
-    plain = {
-        int: "an integer",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        dict: "a dict",
-        Any: "anything",
-    }
-    return plain.get(hint, getattr(hint, "__name__", str(hint)))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return hint.__name__
+    schema = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    return _schema_in_words(schema.json_schema(schema_generator=_InWords))
 
 
-def _ranged(kind: Any, notes: Sequence[Any]) -> str:
-    """An annotated type with its bounds."""
-    found: dict[str, Any] = {}
-    for note in notes:
-        for constraint in note.metadata if isinstance(note, FieldInfo) else [note]:
-            for bound in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length"):
-                if hasattr(constraint, bound):
-                    found[bound] = getattr(constraint, bound)
-            if isinstance(constraint, annotated_types.Predicate):
-                found["also"] = constraint
-    base = f"a multiple of {found['multiple_of']:g}" if "multiple_of" in found else in_words(kind)
-    bottom, top = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
-    if bottom is not None and top is not None:
-        return f"{base} in {'[' if 'ge' in found else '('}{bottom:g}, {top:g}{']' if 'le' in found else ')'}"
-    if bottom is not None:
-        return f"{base} {'>=' if 'ge' in found else '>'} {bottom:g}"
-    if top is not None:
-        return f"{base} {'<=' if 'le' in found else '<'} {top:g}"
-    if "min_length" in found and found.get("max_length") == found["min_length"]:
-        return f"{base} of {found['min_length']}"
-    if found.get("min_length"):
-        return f"{base}, at least {found['min_length']}" if found["min_length"] > 1 else f"{base}, not empty"
-    return base
+class _InWords(GenerateJsonSchema):
+    """A JSON schema that also says of what type a dict's keys are (in JSON all texts), and names classes."""
+
+    def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
+        keys = {"propertyNames": self.generate_inner(schema["keys_schema"])} if "keys_schema" in schema else {}
+        return super().dict_schema(schema) | keys
+
+    def is_instance_schema(self, schema: IsInstanceSchema) -> JsonSchemaValue:
+        return {"title": schema["cls"].__name__}
+
+    def dataclass_schema(self, schema: DataclassSchema) -> JsonSchemaValue:
+        return {"title": schema["cls"].__name__}
+
+
+PLAIN = {
+    "integer": "an integer", "number": "a number", "boolean": "true or false", "string": "a text", "object": "a dict",
+    "array": "a list",
+}  # fmt: skip
+
+
+def _schema_in_words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        options = [_schema_in_words(option) for option in schema["anyOf"] if option != {"type": "null"}]
+        return " or ".join(options) + (" or nothing" if len(options) < len(schema["anyOf"]) else "")
+    if "enum" in schema:
+        return f"one of {_listed(schema['enum'])}"
+    if "const" in schema:
+        return repr(schema["const"])
+    if "prefixItems" in schema:
+        return f"{len(schema['prefixItems'])} entries, each {_schema_in_words(schema['prefixItems'][0])}"
+    words: str = PLAIN.get(schema.get("type", ""), schema.get("title", "anything"))
+    if "multipleOf" in schema:
+        words = f"a multiple of {schema['multipleOf']:g}"
+    if isinstance(values := schema.get("additionalProperties"), Mapping):
+        words += (
+            f" of {_schema_in_words(schema.get('propertyNames', {'type': 'string'}))} to {_schema_in_words(values)}"
+        )
+    if schema.get("items"):
+        words += f", each entry {_schema_in_words(schema['items'])}"
+    return words + _range_in_words(schema)
+
+
+def _range_in_words(schema: Mapping[str, Any]) -> str:
+    """Return what stands behind a type: `` >= 1``, `` in [0, 1)``, ``, not empty``, or nothing."""
+    low, high = (schema.get(f"{end}imum", schema.get(f"exclusive{end.title()}imum")) for end in ("min", "max"))
+    if low is not None and high is not None:
+        return f" in {'[' if 'minimum' in schema else '('}{low:g}, {high:g}{']' if 'maximum' in schema else ')'}"
+    equal = "=" if "minimum" in schema or "maximum" in schema else ""
+    if low is not None:
+        return f" >{equal} {low:g}"
+    if high is not None:
+        return f" <{equal} {high:g}"
+    least = schema.get("minLength") or schema.get("minItems")
+    if not least:
+        return ""
+    if least == schema.get("maxLength", schema.get("maxItems")):
+        return f" of {least}"
+    return f", at least {least}" if least > 1 else ", not empty"
 
 
 def _in_one_line(cls: type, error: ValidationError) -> str:
@@ -310,46 +307,38 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
         known = [field.name for field in dataclasses.fields(cls)]
-        near = checks.nearest(place[0], known) or ";"
-        rest = f"{near} Available: {', '.join(sorted(known))}" if known else "; it has none"
+        where = "`fairflare describe METHOD` has all of a method"
+        rest = checks.unknown(place[0], known, where) if known else "; it has none"
         return f"{cls.__name__} has no setting {place[0]!r}{rest}"
     if kind.startswith("missing") and len(place) == 1:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
-    hint = _hints(cls)[place[0]]
-    wanted = in_words(hint)
+    wanted = in_words(_hints(cls)[place[0]])
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
-    inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or _is_dict(hint)) else None
+    inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or "a dict" in wanted) else None
     if inside is None or kind.startswith("missing"):
         return f"{place[0]} must be {wanted}, got {value!r:.80}{near}"
     return f"{place[0]} must be {wanted}; entry {inside!r:.80} is {value!r:.80}{near}"
-
-
-def _is_dict(hint: Any) -> bool:
-    kinds = (hint, *get_args(hint))
-    return any(isinstance(get_origin(kind), type) and issubclass(get_origin(kind), Mapping) for kind in kinds)
 
 
 # ------------------------------------------------------------------------------------------------ values
 
 
 def field_names(cls: type) -> list[str]:
-    """Names of the settings of a class; those of its bases too where its own ``__init__`` passes ``**`` on."""
+    """List the settings of a class; those of its bases too where its own ``__init__`` passes ``**`` on."""
     found: dict[str, None] = {}
     for base in cls.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters
-        kinds = {parameter.kind for parameter in parameters.values()}
-        found.update({name: None for name, p in parameters.items() if name != "self" and p.kind in _BY_NAME})
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            found |= dict.fromkeys(p.name for p in parameters if p.kind in BY_NAME)
+            if all(p.kind is not VARIOUS for p in parameters):
+                break
     return list(found)
 
 
 def values_of(component: Any) -> dict[str, Any]:
-    """Class path and settings as plain values, parts nested the same way: what a job folder holds.
+    """Return class path and settings as plain values, parts nested the same way: what a job folder holds.
 
     Of a class without :func:`settings`: the arguments of its ``__init__`` that it keeps under their own names.
     """
@@ -359,7 +348,7 @@ def values_of(component: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """Return a value as JSON gives it back."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return values_of(value)
     if isinstance(value, Mapping):
@@ -368,30 +357,22 @@ def _plain(value: Any) -> Any:
 
 
 def choices(base: type) -> dict[str, type]:
-    """Kinds of a part: the subclasses of ``base`` with a ``kind``, by that name."""
-    found: dict[str, type] = {}
-    for cls in _subclasses(base):
-        kind = vars(cls).get("kind")
-        if isinstance(kind, str):
-            found[kind] = cls
+    """Return the kinds of a part: the subclasses of ``base`` with a ``kind``, by that name."""
+    found = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
+    below: list[type] = type.__subclasses__(base)
+    for cls in below:
+        found |= choices(cls)
     return found
 
 
-def _subclasses(base: type) -> Iterator[type]:
-    yield base
-    below: list[type] = type.__subclasses__(base)
-    for cls in below:
-        yield from _subclasses(cls)
-
-
 def parts_of(cls: type, name: str) -> dict[str, type]:
-    """Kinds that a field can be, ``{}`` when it is no part."""
+    """Return the kinds that a field can be, ``{}`` when it is no part."""
     hint = _hints(cls).get(name)
     return choices(hint) if isinstance(hint, type) and issubclass(hint, Part) else {}
 
 
 def build(cls: type, given: Mapping[str, Any]) -> Any:
-    """An object from settings by name, where ``part=KIND`` and ``part.setting=value`` describe a part.
+    """Make an object from settings by name, where ``part=KIND`` and ``part.setting=value`` describe a part.
 
     Args:
         cls: a :func:`settings` class.
@@ -425,7 +406,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
 
 
 def by_name(value: Any, name: str = "") -> dict[str, Any]:
-    """``{"rule.q": 2.0, ...}``: what :func:`values_of` gives, by the names that a person sets."""
+    """Return ``{"rule.q": 2.0, ...}``: what :func:`values_of` gives, by the names that a person sets."""
     if not isinstance(value, Mapping):
         return {name: value}
     found: dict[str, Any] = {}

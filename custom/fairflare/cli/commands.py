@@ -9,20 +9,20 @@ import typer
 from fairflare.base.disk.files import system_error
 from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.base.own_errors import lacking_package
+from fairflare.base.plugins import COMMANDS, plugged
 from fairflare.cli.data.check import check_data
 from fairflare.cli.data.doctor import doctor
 from fairflare.cli.data.policies import policies
 from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
+from fairflare.cli.later import import_later
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.predict import predict
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
-from fairflare.cli.show import report, show
-from fairflare_lab.cli.compare.command import compare
-from fairflare_lab.cli.phantom import phantom
+from fairflare.cli.show import show
 
 ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
 
@@ -57,15 +57,18 @@ def prepare(ctx: typer.Context) -> None:
 
 
 app.command("list")(list_methods)
-for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, phantom, doctor, policies):
+for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, doctor, policies, examples):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
-for more in (compare, examples, report):
-    app.command(cls=Command)(more)
+own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+for name, more in plugged(COMMANDS).items():
+    if name not in own:  # else it serves what our command leaves to it: `show` of several runs
+        app.command(name, cls=Command)(more)
 
 
 def main() -> None:
     """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
+    import_later()
     try:
         app()
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -305,14 +306,20 @@ def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def value_of(text: str) -> Any:
+    """Read a value as users write it: JSON where it parses, else the text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
 def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
     """``["clip_max=0.99"]`` -> ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
 
     Raises:
         ValueError: no ``=``, or a key twice.
     """
-    from fairflare.federation.plan.series import value_of
-
     found: dict[str, Any] = {}
     for item in items or ():
         key, equals, text = item.partition("=")

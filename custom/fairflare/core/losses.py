@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = [
     "balanced_softmax",
@@ -35,8 +36,8 @@ PRIOR_FLOOR = 1e-12  # log: -27.63; the authors' log(0) turns into NaN as soon a
 COUNT_FLOOR = 1e-8  # of FedLC, as in the code used by Fed-MAS: an absent class has the margin 100 tau
 REDUCTIONS = ("mean", "sum", "none")
 
-Counts = Tensor | Sequence[float]
-Params = nn.Module | Mapping[str, Tensor] | Iterable[Tensor]
+Counts: TypeAlias = "torch.Tensor | Sequence[float]"
+Params: TypeAlias = "nn.Module | Mapping[str, Tensor] | Iterable[Tensor]"
 
 
 # --- imbalanced classes -------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def logit_adjusted_cross_entropy(
     """
     _check_batch(logits, targets, reduction)
     tau = checks.number("tau", tau, low=0)
-    return functional.cross_entropy(
+    return torch.nn.functional.cross_entropy(
         logits + _per_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
     )
 
@@ -212,7 +213,7 @@ def ldam_loss(
     scale = checks.number("scale", scale, above=0)
     margins = _per_class(ldam_margins(counts, max_margin), cosines)
     lowered = cosines.scatter_add(1, targets.unsqueeze(1), -margins.flatten()[targets].unsqueeze(1))
-    losses = functional.cross_entropy(scale * lowered, targets, reduction="none")
+    losses = torch.nn.functional.cross_entropy(scale * lowered, targets, reduction="none")
     if weights is None:
         return _reduced(losses, reduction)
     v = _per_class(_class_counts(weights, "weights"), cosines, "weights").flatten()[targets]
@@ -256,7 +257,7 @@ def fedlc_loss(
     margins = checks.number("tau", tau, low=0) * _class_counts(counts).clamp_min(COUNT_FLOOR) ** -0.25
     calibrated = logits - _per_class(margins, logits)
     if not exclude_target:
-        return functional.cross_entropy(calibrated, targets, reduction=reduction)
+        return torch.nn.functional.cross_entropy(calibrated, targets, reduction=reduction)
     checks.whole("the number of classes with exclude_target", logits.shape[1], low=2)
     index = targets.unsqueeze(1)
     others = calibrated.scatter(1, index, -math.inf)
@@ -297,7 +298,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
     if mu == 0 or not own:
         return torch.zeros((), dtype=first.dtype, device=first.device)
     received = _named(reference, trainable=False)
-    if not isinstance(reference, nn.Module | Mapping):
+    if not isinstance(reference, torch.nn.Module | Mapping):
         if len(received) != len(own):
             raise ValueError(f"reference has {len(received)} tensors, params {len(own)}")
         received = dict(zip(own, received.values(), strict=True))
@@ -308,36 +309,10 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         w_r = received[name].detach()
         checks.same_shape(f"parameter {name!r}", w, "the reference", w_r)
         pulled_to.append(w_r.to(w))
-    squared: Tensor = _SquaredDistance.apply(*own.values(), *pulled_to)  # type: ignore[no-untyped-call]
+    from fairflare.core.objectives.squared_distance import SquaredDistance
+
+    squared: Tensor = SquaredDistance.apply(*own.values(), *pulled_to)  # type: ignore[no-untyped-call]
     return 0.5 * mu * squared.to(first)
-
-
-class _SquaredDistance(torch.autograd.Function):
-    r""":math:`\sum_i |a_i - b_i|^2` of ``(*a, *b)`` as one node: half the time of a node for each operation.
-
-    The gradient of a has the same bits, and one of its own; b is constant. Neither may be changed in place before the
-    backward pass (PyTorch says so then).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        differences = _differences(tensors)
-        ctx.save_for_backward(*tensors, *differences)
-        norms = [torch.linalg.vector_norm(d).to(differences[0]) for d in differences]
-        return torch.stack(norms).square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        half = len(saved) // 3
-        # With create_graph the gradient needs a graph of its own, which those of the forward pass have not.
-        differences = _differences(saved[: 2 * half]) if torch.is_grad_enabled() else saved[2 * half :]
-        return *(2 * grads[0].to(d) * d for d in differences), *[None] * half
-
-
-def _differences(tensors: Sequence[Tensor]) -> list[Tensor]:
-    half = len(tensors) // 2
-    return [a - b for a, b in zip(tensors[:half], tensors[half:], strict=True)]
 
 
 def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
@@ -395,9 +370,9 @@ def model_contrastive_loss(
     checks.same_shape("z_previous", z_previous, "z", z)
     temperature = checks.number("temperature", temperature, above=0)
     checks.choice("reduction", reduction, REDUCTIONS)
-    near = functional.cosine_similarity(z, z_global.detach(), dim=1)
-    far = functional.cosine_similarity(z, z_previous.detach(), dim=1)
-    return _reduced(-functional.logsigmoid((near - far) / temperature), reduction)
+    near = torch.nn.functional.cosine_similarity(z, z_global.detach(), dim=1)
+    far = torch.nn.functional.cosine_similarity(z, z_previous.detach(), dim=1)
+    return _reduced(-torch.nn.functional.logsigmoid((near - far) / temperature), reduction)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -440,7 +415,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _named(params: Params, trainable: bool) -> dict[str, Tensor]:
-    if isinstance(params, nn.Module):
+    if isinstance(params, torch.nn.Module):
         return {name: p for name, p in params.named_parameters() if p.requires_grad or not trainable}
     if isinstance(params, Mapping):
         return dict(params)

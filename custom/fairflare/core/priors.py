@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "rescue_factor"]
 

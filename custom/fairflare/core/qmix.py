@@ -17,28 +17,17 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID
+from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, REWARD_DELAY, learning_rounds, warmup_in
 from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, available
 
 __all__ = ["QMix", "Step", "epsilon_at", "learning_rounds", "warmup_in"]
 
 EPS_START, EPS_END = 1.0, 0.05  # share of random actions at first and at last
-REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
 
 
 def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
     """Share of random actions: linear from ``start`` at step 0 to ``end`` at ``steps``, then constant."""
     return end if step >= steps else start + (end - start) * step / steps
-
-
-def warmup_in(num_rounds: int, most: int) -> int:
-    """Transitions before the first update: ``most``, or a quarter of the rounds where that is less."""
-    return min(most, max(num_rounds // 4, 1))
-
-
-def learning_rounds(num_rounds: int, most: int) -> int:
-    """Rounds of federated learning in which something is learnt, with :func:`warmup_in`."""
-    return max(num_rounds - REWARD_DELAY - warmup_in(num_rounds, most) + 1, 0)
 
 
 class QMix:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.base import checks
 from fairflare.core.objectives import tensors
 from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 __all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
 
@@ -193,7 +195,7 @@ def _losses(
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
         return {key: _moved(item, device) for key, item in value.items()}
@@ -204,7 +206,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _first_tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor) and value.ndim:
+    if isinstance(value, torch.Tensor) and value.ndim:
         return value
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for item in items:

@@ -18,11 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.base import checks
 from fairflare.base.settings import Flag, NonNegative, NonNegativeInt, Positive, PositiveInt, settings
@@ -38,6 +37,9 @@ from fairflare.core.aggregation.som_formulas import (
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 __all__ = [
     "MapSettings",
     "SelfOrganizingMap",
@@ -50,7 +52,7 @@ __all__ = [
 ]
 
 #: A model: a state dict, which may read a tensor from disk when it is asked for.
-State: TypeAlias = Mapping[str, Tensor]
+State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the starts around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, number, whole
+from fairflare.base.checks import choice, number
 
 Image = npt.NDArray[np.uint8]
 
@@ -41,9 +41,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
     return np.clip(noise + image, 0, 255).astype(np.uint8)
 
 
-def motion_blur(
-    image: Image, severity: int, rng: np.random.Generator, *, reference_size: int | None = REFERENCE_SIZE
-) -> Image:
+def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
     r"""Blur along a line of random direction with a one-sided Gaussian.
 
     .. math:: y = \sum_{i=0}^{2r} k_i \, x(\cdot + d_i), \quad k_i \propto e^{-i^2 / 2 s^2}, \quad
@@ -55,18 +53,17 @@ def motion_blur(
 
     Args:
         image: (h, w) or (h, w, channels) uint8.
-        severity: 1 to 5: radius r and s (10, 3), (15, 5), (15, 8), (15, 12), (20, 15).
+        severity: 1 to 5: radius r and s (10, 3), (15, 5), (15, 8), (15, 12), (20, 15). They are multiplied by
+            size / 224, size being the shorter edge, so that a 48-pixel image loses as much of its content as a
+            224-pixel one does.
         rng: source of the direction.
-        reference_size: size of image that r and s are meant for. They are multiplied by size / reference_size,
-            size being the shorter edge, so that a 48-pixel image loses as much of its content as a 224-pixel one
-            does. None: r and s in pixels whatever the size.
 
     Returns:
         A new uint8 image of the same shape, rounded.
     """
     image = _checked(image)
     height, width = image.shape[:2]
-    kernel = blur_kernel(severity, size=min(height, width), reference_size=reference_size)
+    kernel = blur_kernel(severity, size=min(height, width))
     angle = math.radians(rng.uniform(-BLUR_ANGLE, BLUR_ANGLE))
     rows, columns = np.arange(height), np.arange(width)
     blurred = np.zeros(image.shape, np.float32)
@@ -77,18 +74,15 @@ def motion_blur(
     return np.round(np.clip(blurred, 0, 255)).astype(np.uint8)
 
 
-def blur_kernel(
-    severity: int, *, size: int = REFERENCE_SIZE, reference_size: int | None = REFERENCE_SIZE
-) -> npt.NDArray[np.float64]:
-    """The weights k_i of :func:`motion_blur`, sum 1.
+def blur_kernel(severity: int, *, size: int = REFERENCE_SIZE) -> npt.NDArray[np.float64]:
+    """Return the weights k_i of :func:`motion_blur`, sum 1.
 
     >>> blur_kernel(3).size, round(float(blur_kernel(3)[0]), 6)
     (31, 0.095011)
     """
     radius, s = BLUR[_severity(severity) - 1]
-    if reference_size is not None:
-        scale = size / whole("reference_size", reference_size)
-        radius, s = max(1, round(radius * scale)), s * scale
+    scale = size / REFERENCE_SIZE
+    radius, s = max(1, round(radius * scale)), s * scale
     kernel = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * s * s))
     return kernel / kernel.sum()
 
@@ -96,7 +90,7 @@ def blur_kernel(
 CORRUPTIONS: Mapping[str, Callable[..., Image]] = {"gaussian_noise": gaussian_noise, "motion_blur": motion_blur}
 
 
-def corrupt(image: Image, kind: str, severity: int, seed: int, *, reference_size: int | None = REFERENCE_SIZE) -> Image:
+def corrupt(image: Image, kind: str, severity: int, seed: int) -> Image:
     """One corrupted copy of an image; the same seed gives the same copy.
 
     Args:
@@ -104,14 +98,12 @@ def corrupt(image: Image, kind: str, severity: int, seed: int, *, reference_size
         kind: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: 1 to 5.
         seed: of this image, such as ``image_seed(file name)``.
-        reference_size: see :func:`motion_blur`; noise does not depend on it.
     """
-    own = {"reference_size": reference_size} if kind == "motion_blur" else {}
-    return CORRUPTIONS[choice("corruption", kind, CORRUPTIONS)](image, severity, np.random.default_rng(seed), **own)
+    return CORRUPTIONS[choice("corruption", kind, CORRUPTIONS)](image, severity, np.random.default_rng(seed))
 
 
 def image_seed(image_id: str | int, seed: int = 0) -> int:
-    """A seed for one image from a hash of its id: independent of order, of other images and of the machine."""
+    """Return a seed for one image from a hash of its id: independent of order, of other images and of the machine."""
     digest = hashlib.sha256(f"{seed}/{image_id}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 

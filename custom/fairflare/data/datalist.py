@@ -27,7 +27,6 @@ Every problem is a :class:`DataError` that names the site, the file and the key 
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -42,7 +41,7 @@ from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedLi
 from fairflare.data.listing.samples import DataError, Datalist, Sample
 
 __all__ = [
-    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "load_datalist", "suffix_of", "suggest", "write_datalist",
+    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "load_datalist", "suffix_of", "write_datalist",
 ]  # fmt: skip
 
 
@@ -109,13 +108,6 @@ def write_datalist(
     content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
-
-
-def suggest(name: str, known: Sequence[str]) -> str:
-    """The end of a message about an unknown name: a close match, if any, and all names."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else "."
-    return f"{hint} Available: {', '.join(repr(item) for item in known)}"
 
 
 def _read_json(file: Path, site: str) -> Any:

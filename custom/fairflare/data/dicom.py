@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series, has_dicom_mark
 from fairflare.data.dicom_values import (
@@ -34,8 +35,7 @@ from fairflare.data.dicom_values import (
     stored_values,
 )
 from fairflare.data.geometry import Misfit, Plane, Stack, stack
-from fairflare.data.image_file import reading_as
-from fairflare.data.intensity import between
+from fairflare.data.intensity import Window
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says
 TAGS = (
@@ -72,30 +72,6 @@ NO_IMAGE_CLASSES = {  # SOP classes
     "1.2.840.10008.5.1.4.1.1.66.4": "SEG", "1.2.840.10008.5.1.4.1.1.66.7": "SEG",
     "1.2.840.10008.5.1.4.1.1.481.3": "RTSTRUCT",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which values are shown between black and white: PS3.3, C.11.2.1.
-
-    Args:
-        centre, width: in measured values (after the rescaling).
-        function: ``"LINEAR"``, ``"LINEAR_EXACT"`` or ``"SIGMOID"``.
-    """
-
-    centre: float
-    width: float
-    function: str = "LINEAR_EXACT"
-
-    def __call__(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """In [0, 1]."""
-        if self.function == "SIGMOID":
-            away = (values.astype(np.float64) - self.centre) / self.width
-            return np.asarray(1 / (1 + np.exp(-4 * away)), np.float32)
-        centre, width = (self.centre - 0.5, self.width - 1) if self.function == "LINEAR" else (self.centre, self.width)
-        if width <= 0:  # LINEAR with a width of 1 is a threshold
-            return (values > centre).astype(np.float32)
-        return between(values, (centre - width / 2, centre + width / 2))
 
 
 @dataclass(frozen=True)

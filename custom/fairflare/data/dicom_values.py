@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.image_file import reading_as
+from fairflare.base.own_errors import reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
 COLOURS = ("Red", "Green", "Blue")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, has_dicom_mark
 from fairflare.data.picture_values import (
     check_mask,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-    from fairflare.data.dicom import Window
     from fairflare.data.geometry import Grid
+    from fairflare.data.intensity import Window
 
 TIFFS = (".tif", ".tiff")
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
@@ -53,30 +53,6 @@ BY_PALETTE = "its palette's indices are the labels"
 PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
 SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
-
-
-@contextmanager
-def reading_as(what: str) -> Iterator[None]:
-    """Say what a library raises for a damaged file in words of ours; the library's own are the cause.
-
-    Args:
-        what: the file is to be.
-
-    Raises:
-        ValueError: instead of all but lack of memory and an ``OSError`` with a number, which says what is wrong.
-    """
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
-            raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error
-        if type(error).__name__ == "DecompressionBombError":
-            raise ValueError("it has more pixels than Pillow opens (179 million)") from error
-        raise ValueError(f"it is damaged, or no {what}") from error
 
 
 class TooLarge(ValueError):

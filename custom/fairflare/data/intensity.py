@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -91,3 +92,27 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
         f"{', '.join(values)}{more}, the first at {where} (from 0)"
     )
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which values are shown between black and white: PS3.3, C.11.2.1.
+
+    Args:
+        centre, width: in measured values (after the rescaling).
+        function: ``"LINEAR"``, ``"LINEAR_EXACT"`` or ``"SIGMOID"``.
+    """
+
+    centre: float
+    width: float
+    function: str = "LINEAR_EXACT"
+
+    def __call__(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """In [0, 1]."""
+        if self.function == "SIGMOID":
+            away = (values.astype(np.float64) - self.centre) / self.width
+            return np.asarray(1 / (1 + np.exp(-4 * away)), np.float32)
+        centre, width = (self.centre - 0.5, self.width - 1) if self.function == "LINEAR" else (self.centre, self.width)
+        if width <= 0:  # LINEAR with a width of 1 is a threshold
+            return (values > centre).astype(np.float32)
+        return between(values, (centre - width / 2, centre + width / 2))

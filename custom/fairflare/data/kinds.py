@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fairflare.base.checks import few
 from fairflare.data.listing.samples import DataError, Sample
 
 if TYPE_CHECKING:
     from fairflare.data.geometry import Misfit
+
+P = TypeVar("P")
 
 NAMED = 3  # files of a kind that a message names
 FEW = 8  # different values of a drawn mask; a photograph has more
@@ -20,7 +22,7 @@ PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
 
 def kind_of_problem(text: str, *names: str) -> str:
-    """The same for messages that differ in names and numbers alone.
+    """Return the same for messages that differ in names and numbers alone.
 
     Args:
         text: the message.
@@ -31,28 +33,42 @@ def kind_of_problem(text: str, *names: str) -> str:
     return PARTS.sub("#", text)
 
 
-def grouped(problems: Iterable[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """Name of the file and message of each problem, those of one kind together, in the order of the first ones."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for name, text in problems:
-        found.setdefault(kind_of_problem(text, name), []).append((name, text))
+def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
+    """Put name and problem of files together where the problems are of one kind, in the order of the first ones.
+
+    Args:
+        problems: by name of the file a message or a :class:`fairflare.data.geometry.Misfit`.
+    """
+    from fairflare.data.geometry import Misfit  # numpy, which a mere TAB need not wait for
+
+    found: dict[object, list[tuple[str, P]]] = {}
+    for name, problem in problems:
+        kind: object = kind_of_problem(str(problem), name.strip("'"))
+        if isinstance(problem, Misfit):
+            kind = (problem.cause, problem.remedy)
+        found.setdefault(kind, []).append((name, problem))
     return list(found.values())
 
 
 def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
-    """Return a line for each kind: how many, the first one's message, three names and the number of the rest."""
-    from fairflare.data.geometry import Misfit  # numpy, which a mere TAB need not wait for
-    from fairflare.data.geometry import by_kind as misfits_by_kind
+    """Return a line for each kind of problem: how many, what it is, three of the files, a remedy where one is known.
 
-    misfits: list[tuple[str, Misfit]] = []
-    texts: list[tuple[str, str]] = []
-    for name, found in problems:
-        if isinstance(found, Misfit):
-            misfits.append((f"'{name}'", found))
-        else:
-            texts.append((name, found))
-    lines = [f"{len(own)} x {own[0][1]}: {named([name for name, _ in own])}" for own in grouped(texts)]
-    return lines + misfits_by_kind(misfits)
+    Args:
+        problems: name of each file, in quotes, and what is wrong with it.
+    """
+    from fairflare.data.geometry import Misfit
+
+    lines = []
+    for own in grouped(problems):
+        what, between, remedy = str(own[0][1]), ", ", ""
+        files = [name for name, _ in own]
+        if isinstance(first := own[0][1], Misfit):
+            what, between, remedy = first.cause, "; ", f". {first.remedy}"
+            files = [f"{name}: {misfit.value}" for name, misfit in own if isinstance(misfit, Misfit)]
+        different = list(dict.fromkeys(files))
+        more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
+        lines.append(f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}")
+    return lines
 
 
 def named(names: Sequence[str]) -> str:
@@ -79,7 +95,7 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 
 def _values(path: Path) -> int | None:
-    """Number of different values of a file, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
+    """Return how many values a file has, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
     from fairflare.data.reading import read_mask  # numpy, which commands that say problems need not wait for
 
     try:

@@ -38,8 +38,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     Source:
         Spec README 4.2.
     """
-    y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
+    y, sites = _labels(labels), _whole("num_sites", num_sites)
     turn = cycle(range(sites))
     return _by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
 
@@ -130,7 +129,7 @@ def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -
 def _large_enough(
     deal: Callable[[np.random.Generator], Indices], sites: int, least: float, seed: int, what: str
 ) -> list[Indices]:
-    """The first draw of a site for each sample that leaves every site ``least`` samples."""
+    """Return the first draw of a site for each sample that leaves every site ``least`` samples."""
     best = 0
     for attempt in range(TRIES):
         owner = deal(_generator(seed, attempt))
@@ -283,7 +282,7 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
 
 
 def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
-    """The test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
+    """Return the test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
 
     A class with fewer samples than folds is missing from some of them, and scikit-learn warns.
 
@@ -293,7 +292,9 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
     from sklearn.model_selection import StratifiedKFold
 
     y = _labels(labels)
-    folds = StratifiedKFold(_whole("num_folds", num_folds, low=2), shuffle=True, random_state=_seed(seed) % 2**32)
+    folds = StratifiedKFold(
+        _whole("num_folds", num_folds, low=2), shuffle=True, random_state=_whole("seed", seed, low=0) % 2**32
+    )
     return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
 
 
@@ -306,7 +307,7 @@ def _labels(labels: npt.ArrayLike) -> Indices:
 
 
 def _classes(y: Indices) -> list[Indices]:
-    """The indices of each class that occurs, in the order of the classes, each in file order."""
+    """Return the indices of each class that occurs, in the order of the classes, each in file order."""
     return [np.flatnonzero(y == c) for c in np.unique(y)]
 
 
@@ -328,12 +329,8 @@ def _by_owner(owner: Indices, parts: int) -> list[Indices]:
     return [np.flatnonzero(owner == part) for part in range(parts)]
 
 
-def _seed(seed: Any) -> int:
-    return _whole("seed", seed, low=0)
-
-
 def _generator(seed: Any, *more: int) -> np.random.Generator:
-    return np.random.default_rng([_seed(seed), *more])
+    return np.random.default_rng([_whole("seed", seed, low=0), *more])
 
 
 def _whole(name: str, value: Any, low: int = 1) -> int:

@@ -181,7 +181,7 @@ def _windowed(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """As :func:`_scaled`, each slice by its own window where the header has several."""
-    from fairflare.data.dicom import Window
+    from fairflare.data.intensity import Window
 
     windows = opened.facts.windows if how.window is None else (Window(*how.window),)
     if None in windows:

@@ -11,7 +11,7 @@ AnchorAs = Literal["model", "bf16", "difference"]
 MODEL: AnchorAs = "model"
 BF16: AnchorAs = "bf16"
 DIFFERENCE: AnchorAs = "difference"
-State = Mapping[str, torch.Tensor]
+State = Mapping[str, "torch.Tensor"]
 
 
 def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.Tensor]:

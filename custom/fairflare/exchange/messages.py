@@ -32,14 +32,12 @@ SPLIT_VALIDATION = "validation"
 
 OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # in a message where a run asks for groups
 
-MEASURE_TRAINED = "measure_trained"  # a directive of train: sites that also measure the model that they trained
-
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
 STATUS_FAILED = "failed"
 
 
-Each = Callable[[str], Mapping[str, torch.Tensor]]  # a site's own tensors, by its name
+Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # a site's own tensors, by its name
 
 
 class NotSendable(TypeError):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 ALL, TRAINABLE = "all", "trainable"
-State = Mapping[str, torch.Tensor]
+State = Mapping[str, "torch.Tensor"]
 _ONE_AT_A_TIME = Lock()  # the random state is the process's, and sites may be threads of it
 
 

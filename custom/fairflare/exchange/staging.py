@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
-from fairflare.exchange.tensor_file import DTYPES, Layout, LazyState, can_be_written, write_tensors
+from fairflare.exchange.tensor_file import Layout, LazyState, can_be_written, dtype_of, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 SHARE = 0.25  # of the free memory, where nobody says how much
@@ -160,7 +160,7 @@ class _StagedState(LazyState):
                 header = json.loads(file.read(self._start - 8))
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
-            self.layout = {n: (DTYPES[e["dtype"]], tuple(e["shape"])) for n, e in self._entries.items()}
+            self.layout = {n: (dtype_of(e["dtype"]), tuple(e["shape"])) for n, e in self._entries.items()}
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
                 raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -14,25 +14,27 @@ from typing import BinaryIO, TypeAlias
 
 import torch
 
-#: dtype names of the file format.
+from fairflare.base.checks import few
+
+#: torch's names of dtypes by those of the file format.
 DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
 }
-_NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+_NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 
-Layout: TypeAlias = dict[str, tuple[torch.dtype, tuple[int, ...]]]  # by tensor name
+Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # by tensor name
 
 
-class LazyState(Mapping[str, torch.Tensor]):
+class LazyState(Mapping[str, "torch.Tensor"]):
     """A state whose tensors are made or read when they are asked for, and not kept.
 
     A subclass sets :attr:`layout` and implements ``__getitem__``.
@@ -55,9 +57,15 @@ class LazyState(Mapping[str, torch.Tensor]):
         return len(self.layout)
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype that has this name in the file format; ``KeyError``: none has."""
+    found: torch.dtype = getattr(torch, DTYPES[name])
+    return found
+
+
 def can_be_written(dtype: torch.dtype) -> bool:
     """Whether the format has a name for it."""
-    return dtype in _NAME_OF
+    return str(dtype) in _NAME_OF
 
 
 def write_tensors(
@@ -82,7 +90,7 @@ def write_tensors(
     for name in order:
         dtype, shape = layout[name]
         start, end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _NAME_OF[str(dtype)], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
@@ -91,3 +99,15 @@ def write_tensors(
         if (tensor.dtype, tuple(tensor.shape)) != layout[name]:
             raise ValueError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, announced was {layout[name]}")
         file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
+    """Dtype and shape by name; asks a lazy state for nothing else."""
+    if isinstance(state, LazyState):
+        return state.layout
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def in_words(names: list[str]) -> str:
+    """Say how many tensors, and the first of their names, quoted and cut, since a site may have sent them."""
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({few([f'{name[:80]!r:.80}' for name in names], 3)})"

@@ -14,7 +14,6 @@ from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from fairflare.base.disk.files import LONGEST_NAME, private_folder, write_whole
 from fairflare.base.disk.temporary import OwnedFolder
@@ -56,6 +55,8 @@ def save_tensors(
     Raises:
         OSError: the disk is full or cannot be written.
     """
+    from safetensors.torch import save_file
+
     try:
         save_file(dict(tensors), path, metadata=metadata)
     except SafetensorError as error:
@@ -158,13 +159,15 @@ class KeptTensors:
                 keep(name, tensor)
 
 
-class _Folder(Mapping[str, torch.Tensor]):
+class _Folder(Mapping[str, "torch.Tensor"]):
     """One file per tensor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        from safetensors.torch import load_file
+
         if name not in self:
             raise KeyError(name)
         path = file_of(self._folder, "tensor", name)

@@ -25,7 +25,6 @@ Row = tuple[str, ...]
 #: Which answers a declared value is in, where it is not in all.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
-    "trained_metric": TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
     **dict.fromkeys((field.name for field in groups.FIELDS), TASK_VALIDATE),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
@@ -72,8 +71,7 @@ TOLD = {
     "group_bins": "beside it: bins of the histograms of probabilities",
     "calibration_bins": "beside it: bins of the told class's probability",
     "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
-    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); "
-    "in `train`: whether the site is to measure the model that it trained, too (`measure_trained`), see `suspects`",
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }
 
 

@@ -24,9 +24,9 @@ from fairflare.base import checks
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
-from fairflare.exchange.received_state import Conformed, Incoming, in_words, is_trained, layout_of
-from fairflare.exchange.tensor_file import Layout
+from fairflare.exchange.tensor_file import Layout, in_words, layout_of
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
+from fairflare.federation.collecting.received_state import Conformed, Incoming, is_trained
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model

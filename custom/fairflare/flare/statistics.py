@@ -41,7 +41,6 @@ from fairflare.methods.base.reports import shortened
 from fairflare.reporting.sites import statistics as figures
 from fairflare.tasks.images import Intensities
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
-from fairflare_lab.page.site_statistics import write_statistics
 
 FOLDER = "fairflare"  # in the server's run directory
 WRITER = "statistics_page"  # id of the component
@@ -250,10 +249,8 @@ class StatisticsPage(StatisticsWriter):
         """Called by FLARE's controller with what all sites told."""
         document = document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
-        page = write_statistics(document, run / FOLDER)
-        for sentence in document.sentences:
-            self.log_info(fl_ctx, sentence)
-        self.log_info(fl_ctx, f"page: {page}")
+        for line in figures.write_statistics(document, run / FOLDER):
+            self.log_info(fl_ctx, line)
 
 
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:

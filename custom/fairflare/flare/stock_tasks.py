@@ -13,7 +13,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants, ModelName
 
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
-from fairflare.exchange.received_state import in_words
+from fairflare.exchange.tensor_file import in_words
 from fairflare.federation.site.replies import suppressed_in
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.federation.site.worker import SiteWorker

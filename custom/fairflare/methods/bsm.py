@@ -32,6 +32,7 @@ JOB: dict[str, Any] = {
 METHODS = [
     Method(
         name="bsm_fl",
+        kinds=("classification",),
         title="BSM-FL",
         summary="balanced softmax at the sites, FedAvg at the server",
         rule=FedAvg,

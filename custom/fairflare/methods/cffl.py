@@ -91,7 +91,7 @@ class CollaborativeModel(OwnModel):
 
 
 @settings
-class CFFL(Steps, Downloads):
+class CFFL(Downloads, Steps):
     r"""CFFL, server half.
 
     .. math:: x_k = \frac{v_k}{\sum_j v_j}, \quad c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)}, \quad

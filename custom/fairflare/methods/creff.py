@@ -185,6 +185,7 @@ class CReFF(MakesTensors):
 METHODS = [
     Method(
         name="creff",
+        kinds=("classification",),
         title="CReFF",
         summary="FedAvg; the server trains a second classifier on features that imitate the sites' class gradients",
         rule=CReFF,

@@ -75,6 +75,7 @@ class ClassifierAverage(Rule):
 METHODS = [
     Method(
         name="crt",
+        kinds=("classification",),
         title="FedAvg + cRT",
         summary="FedAvg, then the classifier alone is trained anew, on classes in equal parts (any method: crt_rounds)",
         rule=FedAvg,

@@ -7,13 +7,13 @@ adapter is :mod:`fairflare.core.features.group_adapter`; here is who of the batc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fairflare.base.settings import BelowOne, Flag, settings
-from fairflare.core.features.group_adapter import VALUES, adapters_of
 from fairflare.core.states import Made, State
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
@@ -26,6 +26,9 @@ from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
+
+#: Name of the tensor with the values of one group: the layer, and the group's number.
+VALUES = re.compile(r"(?P<layer>.*)\.fair_S\.(?P<group>\d+)\.weight")
 
 
 @settings
@@ -54,6 +57,8 @@ class GroupAdapters(ByPeople, LocalTraining):
             raise ValueError("fair_lora needs fairlora_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        from fairflare.core.features.group_adapter import adapters_of
+
         facts = check_attribute(run, self.fairlora_attribute)
         told, made = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
         if told != made:
@@ -84,6 +89,8 @@ class GroupAdapters(ByPeople, LocalTraining):
 
     def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Singular values of groups with few cases: they stay as they were."""
+        from fairflare.core.features.group_adapter import adapters_of
+
         stays = hidden(run, self.fairlora_attribute, "training")
         return [v for a in adapters_of(model) for g, v in enumerate(a.values) if g in stays]
 
@@ -173,6 +180,7 @@ def _images(report: Mapping[str, Any], group: int) -> float:
 METHODS = [
     Method(
         name="fair_lora",
+        kinds=("classification",),
         title="FairLoRA",
         summary="low-rank adapters whose singular values are those of a group of people",
         rule=FairLoRA,

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.machine.computing import plainly
 from fairflare.base.settings import Flag, NonNegative, Positive, Share, settings
-from fairflare.core.sharpness import GSAM, search_distance, sharpness
 from fairflare.core.weighting import moving_average, normalise, power_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field
@@ -29,11 +28,16 @@ from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weig
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
 from fairflare.methods.parts.probes import MAX_LOSS
 
+if TYPE_CHECKING:
+    from fairflare.core.sharpness import GSAM
+
 VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
 def distance(current_round: int, num_rounds: int, rho: float, tau: float | None) -> float:
     """Search distance of a round: fixed (FedISM), or growing with exponent ``tau`` (FedISM+, Eq. 12)."""
+    from fairflare.core.sharpness import search_distance
+
     if tau is None:
         return rho
     return search_distance(min(current_round, num_rounds - 1), num_rounds, rho, tau)
@@ -97,6 +101,8 @@ class SharpnessAwareTraining(LocalTraining):
             return own(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)
+        from fairflare.core.sharpness import sharpness
+
         with plainly(model):  # a small difference of losses
             found = sharpness(model, losses, batches, run.own.distance)
         wanted = VARIANTS[run.directives.get("variant", "S")]
@@ -113,6 +119,8 @@ class SharpnessAwareTraining(LocalTraining):
             return super().step(run, model, optimizer, closure)
         own: _Salt = run.own
         if own.stepper is None:
+            from fairflare.core.sharpness import GSAM
+
             own.stepper = GSAM(optimizer, rho=own.distance, alpha=self.gsam_alpha, model=model)
         loss: torch.Tensor = own.stepper.step(closure)
         if own.stepper.skipped_steps and bool(torch.isfinite(loss)):

@@ -220,6 +220,7 @@ METHODS = [
     ),
     Method(
         name="fed_lwr_last_layer",
+        kinds=("segmentation",),
         title="Fed-LWR-v2",
         summary="ablation: CKA of the last encoder layer only, one weight per site",
         server={"only_layer": "down_3"},

@@ -252,6 +252,7 @@ WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # of the packaged prior; MoCo'
 METHODS = [
     Method(
         name="fed_mas",
+        kinds=("classification",),
         title="Fed-MAS",
         summary="sites far from a frozen self-supervised network weigh more; for long-tailed classes",
         rule=FedMAS,
@@ -262,6 +263,7 @@ METHODS = [
     ),
     Method(
         name="bsm_kd",
+        kinds=("classification",),
         title="BSM + KD",
         summary="Fed-MAS's local training, weights by number of samples (ablation: no MAS)",
         rule=FedMAS,

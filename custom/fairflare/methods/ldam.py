@@ -98,6 +98,7 @@ def _scale(run: SiteRun, model: torch.nn.Module) -> float:
 METHODS = [
     Method(
         name="ldam",
+        kinds=("classification",),
         title="LDAM-DRW",
         summary="margins and late class weights from each site's class counts, cosine classifier, FedAvg at the server",
         rule=FedAvg,

@@ -50,6 +50,7 @@ KEEPS = ("criterion", "prior_strength")
 METHODS = [
     Method(
         name="logit_adjustment",
+        kinds=("classification",),
         title="LA",
         summary="logits are moved by tau times the log share of each class at the site, FedAvg at the server",
         rule=FedAvg,
@@ -64,6 +65,7 @@ METHODS = [
     ),
     Method(
         name="fed_lc",
+        kinds=("classification",),
         title="FedLC",
         summary="logits are calibrated by the site's class counts, n^(-1/4), FedAvg at the server",
         rule=FedAvg,

@@ -109,6 +109,7 @@ def _frozen(model: torch.nn.Module) -> torch.nn.Module:
 METHODS = [
     Method(
         name="moon",
+        kinds=("classification",),
         title="MOON",
         summary="features are kept near the global model's and away from the site's previous ones; for classification",
         rule=FedAvg,

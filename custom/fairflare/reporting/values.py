@@ -61,8 +61,9 @@ def known_metric(results: Results, metric: str) -> str:
     known = [*sorted(_known_metrics(results)), *(GLOBAL + name for name in results.global_test.metrics)]
     for part in parts_of(metric, results.test):
         if part not in known:
-            hint = checks.nearest(part, known)
-            raise ValueError(f"{label_of(results)!r} has no metric {part!r}{hint or ';'} it has {', '.join(known)}")
+            raise ValueError(
+                f"{label_of(results)!r} has no metric {part!r}{checks.unknown(part, known, 'results.json has all')}"
+            )
     return metric
 
 

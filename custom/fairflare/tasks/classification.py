@@ -14,6 +14,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
 from fairflare.data.datalist import DataError, Datalist
 from fairflare.data.listing.attributes import UNKNOWN
+from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.base.task import Batch
-    from fairflare_lab.phantoms import ClassPhantom, PhantomPlan
 
 PLAN_NAMES = {  # arguments of the plan as the task calls them
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
@@ -90,7 +90,7 @@ class ClassificationTask(Preprocessing, ClassTask):
         attributes: split the phantom's common test set by its attribute (skin tone) as well, which runs may ask for as
             groups of ``tone``.
         attribute_prevalence, attribute_noise: what more depends on the tone, see
-            :class:`fairflare_lab.phantoms.PhantomPlan`.
+            the phantom's plan (``fairflare_lab.phantoms.PhantomPlan``).
     """
 
     shown_metrics: ClassVar[tuple[str, ...]] = (
@@ -162,15 +162,13 @@ class ClassificationTask(Preprocessing, ClassTask):
     def drawn_groups(self) -> Mapping[str, Sequence[int]]:
         return phantom_of(self.phantom).groups
 
-    def plan(self, seed: int) -> PhantomPlan:
+    def plan(self, seed: int) -> Any:
         """The synthetic federation that these settings describe."""
-        from fairflare_lab.phantoms import PhantomPlan
-
         named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
         least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
         same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         try:
-            return PhantomPlan(**same, **named, image_size=max(self.image_size), min_class=least)
+            return source("classes").PhantomPlan(**same, **named, image_size=max(self.image_size), min_class=least)
         except ValueError as error:  # in the words of the task's arguments
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
@@ -207,11 +205,9 @@ class PhantomClasses(PhantomImages):
 
     task: ClassificationTask
 
-    def __init__(self, task: ClassificationTask, site: str, plan: PhantomPlan, index: int) -> None:
-        from fairflare_lab.phantoms import class_site
-
+    def __init__(self, task: ClassificationTask, site: str, plan: Any, index: int) -> None:
         super().__init__(task, site)
-        self._drawn = class_site(plan, index)
+        self._drawn = source("classes").class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         self.attributes = {plan.kind.called: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
@@ -252,11 +248,9 @@ class PhantomClasses(PhantomImages):
         return smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
 
 
-def phantom_of(name: str) -> ClassPhantom:
+def phantom_of(name: str) -> Any:
     """The phantom of this name."""
-    from fairflare_lab.phantoms import PHANTOMS
-
-    return PHANTOMS[name]
+    return source("classes").PHANTOMS[name]
 
 
 def phantom_index(site: str, chosen: Any, num_sites: int) -> int:

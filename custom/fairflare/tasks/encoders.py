@@ -10,7 +10,6 @@ from monai.networks.nets.vit import ViT
 from torch import nn
 
 from fairflare.base import checks
-from fairflare.tasks.networks import VITS
 
 WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # the usual ones; of the first stage
 #: Sides must be a multiple of this: so often is the image halved.
@@ -22,7 +21,8 @@ class VisionTransformer(ViT):
     """Features of the class token, with MONAI's names of tensors.
 
     Args:
-        name: of :data:`fairflare.tasks.networks.VITS`.
+        name: of the network, for the error where a package is absent.
+        shape: width, blocks and heads.
         in_channels: of the inputs.
         image_size: of the inputs, two or three sides, each a multiple of ``patch_size``.
         patch_size: in each direction.
@@ -34,12 +34,14 @@ class VisionTransformer(ViT):
         Dosovitskiy et al., ICLR 2021; widths of S and B as in DeiT (Touvron et al., ICML 2021).
     """
 
-    def __init__(self, name: str, in_channels: int, image_size: Sequence[int], patch_size: int) -> None:
+    def __init__(
+        self, name: str, shape: tuple[int, int, int], in_channels: int, image_size: Sequence[int], patch_size: int
+    ) -> None:
         needs_einops(name)
         for side in image_size:
             if side % patch_size:
                 raise ValueError(f"image_size must be multiples of patch_size={patch_size}, got {tuple(image_size)}")
-        self.width, blocks, heads = VITS[name]
+        self.width, blocks, heads = shape
         super().__init__(
             in_channels,
             tuple(image_size),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
-from fairflare.core.features.norms import NORMS
+from fairflare.core.features.norms import norms_of
 
-#: Layers that an adapter can stand beside.
-ADAPTABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+if TYPE_CHECKING:
+    from torch import nn
+
 NAMES = 12  # that an error lists
 
 
 def adaptable(model: nn.Module) -> list[str]:
     """Names of the linear layers and convolutions; those with groups have other products than A and B give."""
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, ADAPTABLE))
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    found = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
     return [name for name, module in found if getattr(module, "groups", 1) == 1]
 
 
@@ -33,7 +35,7 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
     """
     for prefix, module in model.named_modules():
         own = dict(module.named_parameters(prefix, recurse=False))
-        always = norms and isinstance(module, NORMS["all"])
+        always = norms and isinstance(module, norms_of("all"))
         for name, parameter in own.items():
             parameter.requires_grad_(always or trained(name))
         learns = always or any(map(trained, own or (f"{prefix}.",)))

@@ -166,7 +166,7 @@ def build_classifier(
     if checks.choice("network", network, ("resnet18", "densenet121", *VITS)) in VITS:
         from fairflare.tasks.encoders import VisionTransformer
 
-        encoder = VisionTransformer(network, in_channels, image_size, patch_size)
+        encoder = VisionTransformer(network, VITS[network], in_channels, image_size, patch_size)
         width = encoder.width
     elif network == "resnet18":
         from monai.networks.nets.resnet import ResNet

@@ -20,7 +20,7 @@ from fairflare.tasks import priors
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, Device
 
-Criterion = Callable[[Any, Any], torch.Tensor]
+Criterion = Callable[[Any, Any], "torch.Tensor"]
 PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
 NETWORKS = "networks"  # the key of the server's own file: classes of networks that a job may name
 

@@ -12,6 +12,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, PositiveInt, settings
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
+from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, FolderImages, Grey, PhantomImages, Preprocessing
 from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, StructureTask
@@ -149,16 +150,16 @@ class PhantomData(PhantomImages):
     def __init__(self, task: SegmentationTask, site: str, seed: int, cases: float) -> None:
         import torch
 
-        from fairflare_lab.phantoms import prostate_site
-        from fairflare_lab.phantoms.prostate_groups import ATTRIBUTE, ZONES, one_sided, zones
-
         super().__init__(task, site)
+        phantom = source("prostate")
         self._splits: dict[str, Batch] = {}
-        self._zones = zones(site, seed=seed, cases=cases) if task.attributes else {}
-        self.attributes = {ATTRIBUTE: (*ZONES, UNKNOWN)} if task.attributes else {}
-        for split, (images, masks) in prostate_site(site, image_size=task.image_size, seed=seed, cases=cases).items():
-            own = one_sided(masks, self._zones[split], task.attribute_noise, seed) if task.attribute_noise else masks
-            self._splits[split] = torch.from_numpy(images), torch.from_numpy(own)
+        self._zones = phantom.zones(site, seed=seed, cases=cases) if task.attributes else {}
+        self.attributes = {phantom.ATTRIBUTE: (*phantom.ZONES, UNKNOWN)} if task.attributes else {}
+        drawn = phantom.prostate_site(site, image_size=task.image_size, seed=seed, cases=cases)
+        for split, (images, masks) in drawn.items():
+            if task.attribute_noise:
+                masks = phantom.one_sided(masks, self._zones[split], task.attribute_noise, seed)
+            self._splits[split] = torch.from_numpy(images), torch.from_numpy(masks)
         self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
 
     def num_samples(self, split: str) -> int:
@@ -171,6 +172,4 @@ class PhantomData(PhantomImages):
         return self._zones[self.check_split(split)].tolist()
 
     def cases(self, split: str) -> list[tuple[str, str]]:
-        from fairflare_lab.phantoms.prostate import SLICES
-
-        return [("patient", str(index // SLICES)) for index in range(self.num_samples(split))]
+        return [("patient", str(index // source("prostate").SLICES)) for index in range(self.num_samples(split))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +32,8 @@ def phantom(
     from fairflare.base.settings import field_names
     from fairflare.cli.options import parse_settings
     from fairflare.data.preparers.__main__ import counting_files, say
-    from fairflare.data.preparers.phantoms import PROSTATE, VOLUMES, prepare_phantom
     from fairflare_lab.phantoms import PhantomPlan
+    from fairflare_lab.sets.phantoms import PROSTATE, VOLUMES, prepare_phantom
 
     with user_errors(out):
         given: dict[str, Any] = parse_settings(settings or [])
@@ -51,12 +50,11 @@ def phantom(
             "preparer": "phantom",
             "options": {"name": name, "sites": sites, "size": size, "cases": cases, **given},
         }
-        picture = find_spec("matplotlib") is not None
         with counting_files() as progress:
             plan = PhantomPlan(**{"phantom": name, "num_sites": sites, **given}) if given else None
-            written = prepare_phantom(
+            prepare_phantom(
                 name, out, sites=sites, image_size=size, cases=cases, plan=plan, seed=seed, overwrite=overwrite,
-                progress=progress, picture=picture, record=record,
+                progress=progress, record=record,
             )  # fmt: skip
-    say(written, out, picture)
+    say(out)
     console.print("SYNTHETIC images, no patient data", highlight=False)

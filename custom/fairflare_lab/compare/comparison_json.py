@@ -6,8 +6,9 @@ from typing import Any
 
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import spread
-from fairflare_lab.compare.comparison import Comparison, Row
+from fairflare_lab.compare.comparison import Comparison
 from fairflare_lab.compare.difference_table import notes_of_differences
+from fairflare_lab.compare.rows import Row
 
 OF_A_DIFFERENCE = (
     "label", "measure", "values", "mean", "sd", "low", "high", "verdict", "p", "p_holm", "smallest", "images_sd",

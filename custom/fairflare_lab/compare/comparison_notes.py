@@ -6,68 +6,68 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairflare.base.settings import by_name
 from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
 from fairflare.reporting.standing import tested
 from fairflare.reporting.values import label_of
+from fairflare_lab.compare.rows import Row, named, settings_of
 
-if TYPE_CHECKING:
-    from fairflare_lab.compare.comparison import Row
-
-TASK_SETTINGS = "the task's settings"
+TASK_SETTINGS, TASK_FILE = "the task's settings", "the task's file"
 MOST = 200  # letters of a line
 
 
 def notes_of(
     runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]], last: bool = False
 ) -> list[str]:
-    """What a reader must know of the rows: which were left out, and whether they can be compared at all.
+    """Say what a reader must know of the rows: which were left out, and whether they can be compared at all.
 
     Args:
         runs: all that were given.
         complete, metric, rows, last: as :func:`rows_of` has them.
     """
-    notes = [f"{metric} on the test splits; ± is the population standard deviation over runs."]
-    if last:
-        counts = " or ".join(map(str, sorted({len(run["last_rounds"]["rounds"]) for run in complete})))
-        notes = [
-            f"{metric} on the test splits, of the models of each run's last {counts} rounds: mean ± population "
-            "standard deviation over the pooled values of all runs and rounds."
-        ]
+    notes = [f"{metric} on the test splits{_over(complete, last)}."]
     notes += dict.fromkeys(note for run in complete for note in global_notes(run))
     notes += dict.fromkeys(f"{run['info']['without']}." for run in complete if (run["info"] or {}).get("without"))
     notes += _without_sites(rows)
     notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
     notes += [] if last else _by_chance(rows, metric)  # which is of the final model
-    own = [row.label for row in rows if row.measured == "personal"]
-    if own:
+    if own := [row.label for row in rows if row.measured == "personal"]:
         others = "" if len(own) == len(rows) else "; of the others the common model"
         notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
-    unfinished = [run for run in runs if run["status"] != "completed"]
-    if unfinished:
+    if unfinished := [run for run in runs if run["status"] != "completed"]:
         notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
         notes += [f"  {named(run)}: {printable(run['reason'] or run['status'], MOST)}" for run in unfinished]
-    repeats = len(runs) - len(unfinished) - len(complete)
-    if repeats:
+    if repeats := len(runs) - len(unfinished) - len(complete):
         notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
-    differing = [what for what, found in _conditions(complete).items() if len(found) > 1]
-    if differing:
+    conditions = [_conditions(run) for run in complete]
+    values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
+    values[TASK_FILE].discard("null")  # older results do not say it
+    if differing := [what for what, found in values.items() if len(found) > 1]:
         notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
-        if TASK_SETTINGS in differing:
-            notes += _by_setting(complete)
+    if TASK_SETTINGS in differing:
+        notes += _by_setting(complete)
     notes += _faults(complete, metric)
     if any((run["info"] or {}).get("synthetic") for run in complete):
         notes.append(SYNTHETIC_NOTE)
     return notes
 
 
+def _over(runs: Sequence[Results], last: bool) -> str:
+    if not last:
+        return "; ± is the population standard deviation over runs"
+    counts = " or ".join(map(str, sorted({len(run["last_rounds"]["rounds"]) for run in runs})))
+    return (
+        f", of the models of each run's last {counts} rounds: mean ± population standard deviation over the pooled "
+        "values of all runs and rounds"
+    )
+
+
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
-    """The spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
+    """Say the spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
     told = []
     for row in rows:
         if found := [one for run in row.runs if (one := tested(run, metric))]:
@@ -79,7 +79,7 @@ def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
 
 
 def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
-    """Of rows that lack sites: whose average, spread and worst are of others than the table says."""
+    """Name the rows that lack sites: their average, spread and worst are of others than the table says."""
     sites = sorted({site for row in rows for values in row.values for site in values})
     lacking = [row.lacks(sites) for row in rows]
     notes = []
@@ -101,14 +101,14 @@ def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
 
 
 def _faults(runs: Sequence[Results], metric: str) -> list[str]:
-    """What a row's method did not do, a line each, with the number of its runs."""
+    """Say what a row's method did not do, a line each, with the number of its runs."""
     of_row = Counter(map(label_of, runs))
     found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run, metric))
     return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 
 def _by_setting(runs: Sequence[Results]) -> list[str]:
-    """Which rows have which value of each setting of the task that differs; a method may need one (a head, a neck)."""
+    """Say which rows have which value of each setting of the task that differs: a method may need one."""
     names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
     found = []
     for name in names:
@@ -122,45 +122,13 @@ def _by_setting(runs: Sequence[Results]) -> list[str]:
     return [printable(line, MOST) for line in found]
 
 
-def _conditions(runs: Sequence[Results]) -> dict[str, set[str]]:
-    """What must be equal between runs of different methods, and the values it has."""
-    found: dict[str, set[str]] = {}
-    for run in runs:
-        info = run["info"] or {}
-        task = {name: value for name, value in settings_of(run).items() if name.startswith("task.")}
-        values = {
-            "their sites": info.get("sites"),
-            "synthetic or real data": bool(info.get("synthetic")),
-            TASK_SETTINGS: task,
-            "the task's file": (info.get("task_file") or {}).get("sha256"),
-            "the number of rounds": info.get("num_rounds"),
-        }
-        for what, value in values.items():
-            if value is not None or what != "the task's file":  # older results do not say it
-                found.setdefault(what, set()).add(json.dumps(value, sort_keys=True))
-    return found
-
-
-def named(run: Results) -> str:
-    """A run as its user knows it."""
+def _conditions(run: Results) -> dict[str, Any]:
+    """Return what must be equal between runs of different methods."""
     info = run["info"] or {}
-    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
-    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
-
-
-def settings_of(run: Results) -> dict[str, Any]:
-    """Every setting by its dotted name but the seed."""
-    config = dict((run["info"] or {}).get("config") or {})
-    config.pop("seed", None)
-    found = by_name(config)
-    found.pop("task.path", None)  # the same file has another module name in a job
-    return found
-
-
-def setting_difference(run: Results, alike: Sequence[Results]) -> str:
-    """The settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
-    own, others = settings_of(run), [settings_of(other) for other in alike]
-    names = {name for other in others for name in other}
-    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
-    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
-    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")
+    return {
+        "their sites": info.get("sites"),
+        "synthetic or real data": bool(info.get("synthetic")),
+        TASK_SETTINGS: {name: value for name, value in settings_of(run).items() if name.startswith("task.")},
+        TASK_FILE: (info.get("task_file") or {}).get("sha256"),
+        "the number of rounds": info.get("num_rounds"),
+    }

@@ -18,7 +18,7 @@ CSV = (
 
 
 def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
-    """Rows of a table of differences to ``reference``; columns are their attributes, or called as in :data:`CSV`."""
+    """Return rows of a table of differences; columns are their attributes, or named as in :data:`CSV`."""
     called: dict[str, Callable[[Difference], Plain]] = {
         "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
         "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
@@ -29,10 +29,10 @@ def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: s
 def difference_table(
     found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
 ) -> str:
-    """The measures of every row against the reference; sites only in CSV.
+    """Show the measures of every row against the reference; sites only in CSV.
 
     Args:
-        found: of :func:`differences`.
+        found: of :func:`.differences.differences_of`.
         reference: label.
         style: ``text``, ``markdown`` or ``csv``.
         width: of the text.
@@ -92,7 +92,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
 
 
 def interval_of(found: Sequence[Difference]) -> str:
-    """Which scatter the intervals hold."""
+    """Say which scatter the intervals hold."""
     of = [d for d in found if d.measure in MEASURES]
     with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
     if not any(with_units):

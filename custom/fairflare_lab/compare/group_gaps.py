@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds
-from fairflare.reporting.documents import Groups, OfGroups, Results, as_json
+from fairflare.reporting.documents import Results, as_json
 from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
 from fairflare.reporting.values import label_of
@@ -25,18 +25,16 @@ from fairflare_lab.compare.differences import (
     ONE_SEED,
     WORSE,
     Difference,
-    Scatter,
     corrected,
     paired,
 )
-
-if TYPE_CHECKING:
-    from fairflare_lab.compare.unseen import Unseen
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.runs import Contrast
 
 Run = Results
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
-NONE = Groups()
+NONE: Mapping[str, Any] = {"pooled": {}}
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,17 @@ HEADS = [
 
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
-    """Whether any run asked for groups of people."""
+    """Return whether any run asked for groups of people."""
     return any(_people(run) for runs in rows.values() for run in runs)
 
 
 def _people(run: Run) -> list[str]:
-    """The attributes of a run, without that of everybody."""
+    """Return the attributes of a run, without that of everybody."""
     return [name for name in (run.get("groups") or NONE)["pooled"] if name != EVERYBODY]
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
-    """A row for each attribute, measure and method over all sites: gaps, and equity-scaled metrics.
+    """Return gaps and equity-scaled metrics over all sites, a row for each attribute, measure and method.
 
     Args:
         rows: complete runs by label.
@@ -99,17 +97,12 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
     body: list[list[Cell]] = []
     for key in order:
-        ends, of = over_seeds(list(values[key].values())), judged.get(key)
-        told = interval(*ends)
-        about = [MISSING, MISSING, MISSING]
-        if of is not None:
-            p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
-            about = [interval(of.low, of.high, of.mean), p, of.verdict]
-        gaps = [of_seed.value for of_seed in values[key].values()]
-        figures = [math.nan] * 3 if of is None else [of.mean, of.low, of.high]
         label, attribute, measure = key
+        found = list(values[key].values())
+        ends = over_seeds(found)
+        gaps = spread([of.value for of in found])
         body.append([
-            measure, attribute, label, len(gaps), spread(gaps), Shown(told, ends), Shown(about[0], figures), *about[1:],
+            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_cells(judged.get(key)),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -120,30 +113,55 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     return Table("group_gaps", caption, HEADS, body, csv_columns=heads, lead=3)
 
 
+def _cells(of: Difference | None) -> list[Cell]:
+    """Show a difference with its interval, its p-value and its verdict; ``None``: of the reference itself."""
+    if of is None:
+        return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
+    p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
+    return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), p, of.verdict]
+
+
 def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
-    """Each measure over the seeds, and its difference to the reference with the verdict after Holm's correction."""
-    values: dict[Key, Values] = {}
+    """Return each measure over the seeds, and its difference to the reference with the verdict after Holm's."""
+    each: dict[Key, dict[int, list[Value]]] = {}
     for label, runs in rows.items():
         for run in runs:
-            for attribute, of in ((run.get("groups") or {}).get("pooled") or {}).items():
-                cases = [figures.get(OF_CASES) or 0 for figures in _people_in(of)]
+            for attribute, of in (run.get("groups") or NONE)["pooled"].items():
                 for name in MEASURES:
-                    if of["gaps"].get(name) is not None:
-                        without = [x for x in (of.get("without") or {}).get(name, ()) if x is not None]
-                        value = Value(of["gaps"][name], _ends(of, name), without, min(cases, default=math.nan))
-                        values.setdefault((label, attribute, name), {})[run["info"]["seed"]] = value
-    found = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
-    return values, dict(zip(found, corrected(list(found.values())), strict=True))
+                    by_seed = each.setdefault((label, attribute, name), {})
+                    by_seed.setdefault(run["info"]["seed"], []).append(_value(of, name))
+    values: dict[Key, Values] = {}
+    for key, found in each.items():
+        means = {seed: _mean(several) for seed, several in found.items()}
+        if known := {seed: value for seed, value in means.items() if math.isfinite(value.value)}:
+            values[key] = known
+    differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
+    return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
 
 
-def _people_in(of: OfGroups | Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Figures of the groups that count in a gap."""
+def _value(of: Mapping[str, Any], name: str) -> Value:
+    """Read a measure of a run, NaN where it is not defined; the groups that count in a gap have images."""
     groups = (of.get("groups") or {}).items()
-    return [figures for group, figures in groups if group != UNKNOWN and figures.get(OF_IMAGES)]
+    cases = [figures.get(OF_CASES) or 0 for group, figures in groups if group != UNKNOWN and figures.get(OF_IMAGES)]
+    ends = (of.get("gap_intervals") or {}).get(name) or (None, None)
+    gap, low, high = (math.nan if x is None else float(x) for x in (of["gaps"].get(name), *ends))
+    without = [x for x in (of.get("without") or {}).get(name, ()) if x is not None]
+    return Value(gap, (low, high), without, min(cases, default=math.nan))
+
+
+def _mean(values: Sequence[Value]) -> Value:
+    """Return the mean of several runs of one seed."""
+    if len(values) == 1:
+        return values[0]
+    low, high = np.mean([of.ends for of in values], 0).tolist()
+    in_parts = all(len(of.without) == FOLDS for of in values)
+    without = np.mean([of.without for of in values], 0).tolist() if in_parts else []
+    fewest = float(np.min([of.cases for of in values]))
+    return Value(float(np.mean([of.value for of in values])), (low, high), without, fewest)
 
 
 def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
-    """Who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
+    """Say who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
     values, judged = _judged(rows, reference)
     return " ".join(
         _lead(rows, reference, attribute, values, judged)
@@ -165,7 +183,7 @@ def _lead(
         how_sure(pooled, "") if math.isnan(low) else f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
     )
     mean = number(float(np.mean([of.value for of in found])))
-    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)} has the lowest "
+    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)[1]} has the lowest "
     told += f"{called}, {mean} below the best{sure}"
     if inside := values.get((reference, attribute, f"{metric}_gap{WITHIN}")):
         told += f", and {number(float(np.mean([of.value for of in inside.values()])))} within the sites"
@@ -184,22 +202,22 @@ def _lead(
 
 
 def _named(labels: Sequence[str]) -> str:
-    """Labels side by side; those of settings and of left-out sites have commas of their own."""
+    """List labels; those of settings and of left-out sites have commas of their own."""
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
-def _lowest(runs: Sequence[Run], attribute: str) -> str:
-    """Which group is the worst one, and in how many runs where there are several; empty: none is."""
+def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
+    """Name the metric and the group that is the worst one, and in how many of several runs; empty: none is."""
     asked = [run for run in runs if run.get("groups")]
     worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
     of = [one[metric] for one in worst if metric in one]
     found = sorted(Counter(of).items(), key=lambda one: (-one[1], one[0]))
-    return ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
+    return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
-    """How to read the table, who has the lowest values, and which runs say nothing of groups."""
+    """Say how to read the table, who has the lowest values, and which runs say nothing of groups."""
     notes = [
         "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
         f"images, divided by 1 plus its distances to the groups'). '{WITHIN}': between the groups at each site, on "
@@ -216,58 +234,57 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):
             notes.append(f"{label}: groups or classes of them stay at {listed(kept)} and are in no figure.")
         for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"]):
-            pooled = [run["groups"]["pooled"].get(attribute) or {} for run in asked]
-            metric = next((name for one in pooled for name in reversed(one.get("worst") or {})), "")
+            metric, groups = _lowest(asked, attribute)
             if metric:
-                lowest.setdefault(f"lowest {metric} by {attribute}: {_lowest(asked, attribute)}.", []).append(label)
+                lowest.setdefault(f"lowest {metric} by {attribute}: {groups}.", []).append(label)
     return notes + [f"{_named(labels)}: {text}" for text, labels in lowest.items()]
 
 
 def gaps_in_words(
     rows: Mapping[str, Sequence[Run]], reference: str, *more: str, style: str = "text", width: int | None = None
 ) -> str:
-    """The table with its notes, ``more`` in front of them; in CSV without."""
+    """Show the table with its notes, ``more`` in front of them; in CSV without."""
     return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
 def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
-    """Groups of people where models were not trained, in the rows of :func:`gap_table`; empty: nobody asked for them.
+    """Return groups of people where models were not trained, in the rows of :func:`gap_table`; empty: nobody asked.
 
-    A method has up to three rows with a document for each seed that has all left-out sites: ``<label>, seen``, the mean
-    over its runs of their gaps at the sites that trained; ``<label>``, the sums of all left-out sites together, each by
+    A method has up to three rows, of the seeds that have all left-out sites: ``<label>, seen``, each run's groups at
+    the sites that trained; ``<label>``, a document for each seed with the sums of all left-out sites together, each by
     the model that was trained without it; ``<label>, adapted``, the same with norm statistics of the site's own.
     """
     sites = {unseen.site for _, unseen in found}
     by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
     for run, unseen in found:
         by_seed.setdefault((label_of(run), int(run["info"]["seed"])), []).append((run, unseen))
-    rows: dict[str, list[Run]] = {}
+    endings = (SEEN, "", ADAPTED)
+    rows: dict[str, list[Run]] = {f"{label_of(run)}{end}": [] for run, _ in found for end in endings}
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         asked = [run["groups"] for run, _ in each if run.get("groups")]
         if {unseen.site for _, unseen in each} != sites or len(asked) < len(each):
             continue
-        made: dict[str, Any] = {label + SEEN: _mean_of(asked)}
+        made = [(label + SEEN, {**groups, "pooled": _nobody_worst(groups["pooled"])}) for groups in asked]
         for name, kind in ((label, "groups"), (label + ADAPTED, "adapted_groups")):
             sums = {unseen.site: _arrays(getattr(unseen, kind)) for _, unseen in each}
             if all(sums.values()):
                 kept = {unseen.site: unseen.groups_kept for _, unseen in each}
                 groups = by_group(sums, kept, asked[0]["group_bins"], asked[0]["calibration_bins"])
-                made[name] = groups
-        for name, groups in made.items():
-            rows.setdefault(name, []).append(_document(name, seed, groups))
-    order = [*dict.fromkeys(label_of(run) for run, _ in found)]
-    names = [f"{label}{ending}" for label in order for ending in (SEEN, "", ADAPTED)]
-    return {name: rows[name] for name in names if name in rows}
+                made.append((name, as_json(groups, "groups")))  # as results have them: what is not defined is None
+        for name, groups in made:
+            rows[name].append(Results.model_validate({"info": {"seed": seed, "label": name}, "groups": groups}))
+    return {name: runs for name, runs in rows.items() if runs}
 
 
-def _document(label: str, seed: int, groups: Mapping[str, Any]) -> Run:
-    """Read figures of groups as results have them: what is not defined is None."""
-    return Results.model_validate({"info": {"seed": seed, "label": label}, "groups": as_json(groups, "groups")})
+def _nobody_worst(pooled: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out who is worst in each of several runs: they are of different sites."""
+    return {attribute: {**of, "worst": {}} for attribute, of in pooled.items()}
 
 
 def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
-    """The row of :func:`of_left_out` that others are compared with: the first method's at sites that were not there;
-    empty: no method hands a model over.
+    """Return the row of :func:`of_left_out` that others are compared with; empty: no method hands a model over.
+
+    It is the first method's at sites that were not there.
     """
     return next((name for name in rows if not name.endswith(SEEN)), "")
 
@@ -276,30 +293,8 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: {kind: np.array(values, float) for kind, values in of.items()} for name, of in told.items()}
 
 
-def _mean_of(asked: Sequence[Groups]) -> dict[str, Any]:
-    """Gaps of several runs of a seed on average, and the ends of their intervals; who is worst is of no one run."""
-    pooled: dict[str, Any] = {}
-    for attribute in asked[0]["pooled"]:
-        each = [groups["pooled"].get(attribute) or {"gaps": {}} for groups in asked]
-        gaps = {name: [of["gaps"].get(name) for of in each] for name in MEASURES}
-        ends = {name: np.mean([_ends(of, name) for of in each], 0).tolist() for name in MEASURES}
-        parts = {name: [(of.get("without") or {}).get(name) or () for of in each] for name in MEASURES}
-        fewest = [min((g.get(OF_CASES) or 0 for g in _people_in(of)), default=0) for of in each]
-        pooled[attribute] = {
-            "gaps": {name: float(np.mean(values)) for name, values in gaps.items() if None not in values},
-            "gap_intervals": {name: of for name, of in ends.items() if not np.isnan(of).any()},
-            "without": {
-                name: np.mean(of, 0).tolist()
-                for name, of in parts.items()
-                if all(len(one) == FOLDS and None not in one for one in of)
-            },
-            "groups": {"": {OF_IMAGES: min(fewest), OF_CASES: min(fewest)}},
-        }
-    return {"pooled": pooled, "kept": {site: names for groups in asked for site, names in groups["kept"].items()}}
-
-
 def over_seeds(found: Sequence[Value]) -> Ends:
-    """Interval of the mean of a gap over the seeds; NaN: none is known.
+    """Return the interval of the mean of a gap over the seeds; NaN: none is known.
 
     All seeds are tested on the same cases, so that the scatter over these shrinks with no seed: the mean distances of
     the ends are added to Student's interval over the seeds, by squares.
@@ -312,43 +307,34 @@ def over_seeds(found: Sequence[Value]) -> Ends:
     return float(low), float(high)
 
 
-def _ends(of: OfGroups | Mapping[str, Any], gap: str) -> Ends:
-    low, high = (of.get("gap_intervals") or {}).get(gap) or (None, None)
-    return (math.nan if low is None else low, math.nan if high is None else high)
-
-
 def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
     """Compare a measure of a method with the reference's over seeds and cases; ``None``: no seed in common."""
     label, *what = key
-    against = values.get((reference, what[0], what[1]))
-    if label == reference or against is None:
-        return None
+    against = values.get((reference, what[0], what[1]), {})
     seeds = sorted({*values[key]} & {*against})
-    if not seeds:
+    if label == reference or not seeds:
         return None
-    pairs = [(values[key][seed], against[seed]) for seed in seeds]
-    differ = {seed: own.value - other.value for seed, (own, other) in zip(seeds, pairs, strict=True)}
-    higher = what[1].startswith(EQUITY)
-    scatter = _scatter(pairs)
-    found = paired(label, " ".join(what), differ, higher_is_better=higher, scatter=scatter, limit=1.0)
-    if scatter is not None or len(seeds) == 1:
-        return found
-    nan = math.nan  # from seeds alone nothing is said
-    return replace(found, low=nan, high=nan, p=nan, p_holm=nan, smallest=nan, verdict=NOT_KNOWN, of=None)
+    found = _contrast({seed: (values[key][seed], against[seed]) for seed in seeds})
+    of = paired(label, " ".join(what), found, higher_is_better=what[1].startswith(EQUITY), limit=1.0)
+    if math.isfinite(found.shared):
+        return of
+    return replace(of, low=math.nan, high=math.nan, p=math.nan)  # from seeds alone nothing is said
 
 
-def _scatter(pairs: Sequence[tuple[Value, Value]]) -> Scatter | None:
-    """How far the cases move the differences; ``None``: not known.
+def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
+    """Return the differences by seed, and how far the cases move them.
 
     By the parts of the cases, the same for both methods and all seeds. Where there are none, by both intervals: as if
     the methods were tested on different cases, which is farther.
     """
-    fewest = min(of.cases for pair in pairs for of in pair)
+    differ = {seed: own.value - other.value for seed, (own, other) in pairs.items()}
+    both = [of for pair in pairs.values() for of in pair]
+    fewest = float(np.min([of.cases for of in both]))
     if not fewest >= FEW:
-        return None
-    if all(len(of.without) == FOLDS for pair in pairs for of in pair):
-        drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs])
-        return Scatter(drawn, degrees_of_folds(FOLDS, fewest))
-    halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs]
+        return Contrast(differ)
+    if all(len(of.without) == FOLDS for of in both):
+        drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs.values()])
+        return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))
+    halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs.values()]
     shared = float(np.square(halves).sum(1).mean()) / NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
-    return Scatter(df=fewest - 1, shared=shared) if math.isfinite(shared) else None
+    return Contrast(differ, shared, fewest - 1)

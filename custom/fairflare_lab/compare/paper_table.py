@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.core.fairness import summarize
 from fairflare.reporting.documents import Results
-from fairflare.reporting.layout import MISSING, Table, printed, spread
-from fairflare.reporting.values import by_site_of, direction_of, label_of, measured
-from fairflare_lab.compare.comparison import complete_runs
+from fairflare.reporting.layout import MISSING, Spread, Table, printed
+from fairflare.reporting.values import by_site_of, label_of
+from fairflare_lab.compare.rows import complete_runs, row_of
 
 
 def paper_table(
@@ -21,7 +20,7 @@ def paper_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """What a paper prints of its methods, from the runs of a comparison: percent, mean ± population standard deviation.
+    """Show runs as a paper prints its methods: percent, mean ± population standard deviation.
 
     Args:
         title: of the paper's table.
@@ -54,9 +53,10 @@ def paper_table(
         if metric != wanted[0]:
             notes.append(f"{column['title']}: {metric}, as no run has {wanted[0]}.")
         pooled = last and column.get("last", False)
-        found = [_values(of_row, metric, column["of"], pooled) for of_row in by_label.values()]
-        for name in dict.fromkeys(name for of_row in found for name in of_row):
-            cells = [_cell(of_row.get(name, [])) for of_row in found]
+        rows = [row_of(label, of_row, metric, pooled) for label, of_row in by_label.items()]
+        over = column["of"]
+        for name in dict.fromkeys(site for row in rows for site in row.values[0]) if over == "site" else [""]:
+            cells = [_cell(row.at(name) if over == "site" else row.over(over)) for row in rows]
             table[column["title"].replace("{site}", name)] = cells
             if metric.startswith("global/"):
                 personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
@@ -70,21 +70,11 @@ def paper_table(
     pooled = last and any(column.get("last") for column in columns)
     models = "models of the last rounds that were tested" if pooled else "last model"
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
-    rows = list(zip(*table.values(), strict=True))
-    return printed([Table("paper_table", title, list(table), rows)], [about, *notes], style, width)
+    lines = list(zip(*table.values(), strict=True))
+    return printed([Table("paper_table", title, list(table), lines)], [about, *notes], style, width)
 
 
-def _values(runs: Sequence[Results], metric: str, of: str, last: bool) -> dict[str, list[float]]:
-    """``{site, or nothing: a value for each model}``."""
-    tested = [by_site for run in runs for by_site in measured(run, metric, last=last)]
-    if of == "site":
-        return {site: [by_site[site] for by_site in tested if site in by_site] for site in tested[0]}
-    higher = direction_of(runs[0], metric)
-    return {"": [getattr(summarize(by_site, higher_is_better=higher), of) for by_site in tested]}
-
-
-def _cell(values: Sequence[float]) -> str:
-    found = spread([100 * value for value in values])
+def _cell(found: Spread) -> str:
     if math.isnan(found.mean):
         return MISSING
-    return f"{found.mean:.2f}" + ("" if math.isnan(found.sd) else f" ± {found.sd:.2f}")
+    return f"{100 * found.mean:.2f}" + ("" if math.isnan(found.sd) else f" ± {100 * found.sd:.2f}")

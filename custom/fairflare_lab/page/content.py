@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fairflare.reporting.layout import MAX_COLUMNS, MAX_ROWS, Cell, Spread, Table, listed, printable, shown
+from fairflare.reporting.layout import MAX_COLUMNS, MAX_ROWS, Cell, Spread, Table, listed, number, printable, shown
 
 __all__ = [
-    "MAX_COLUMNS", "MAX_ROWS", "Cell", "Page", "Picture", "Section", "Spread", "Table", "listed", "printable",
-    "shown",
+    "MAX_COLUMNS", "MAX_ROWS", "NOTHING", "Cell", "Page", "Picture", "Section", "Spread", "Table", "extremes", "listed",
+    "printable", "shown",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def extremes(values: Mapping[str, float | None]) -> str:
+    """Say ``from 0.4 (site-2) to 0.7 (site-1)``; empty: no site has a value."""
+    known = {site: value for site, value in values.items() if value is not None and math.isfinite(value)}
+    low, high = (of(known, key=known.__getitem__, default="") for of in (min, max))
+    return f"from {number(known[low])} ({low}) to {number(known[high])} ({high})" if known else ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Section:
     notes: Sequence[str] = ()
     parts: Sequence[Picture | Table] = field(default_factory=tuple)
 
+
+NOTHING = Section("", "")  # which the page leaves out
 
 #: What the words of a run's page mean.
 OF_RUNS = (

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
-from fairflare.reporting.documents import Groups, OfGroups
 from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
 from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.values import in_words
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare_lab.page.content import Picture, Section, Table
+from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.style import GRID, label, legend, look, panel, rows_of_legend
+from fairflare_lab.page.style import GRID, chart, label, look
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKS = (
@@ -36,34 +37,30 @@ AXES = {"roc": ("share of false positives", "sensitivity"), "calibration": ("tol
 OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
 
 
-def groups(material: Material) -> Section | None:
-    """The groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
+def groups(material: Material) -> Section:
+    """Show the groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
     reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
     run = reference.runs[0]
     found = run.document.get("groups")
     if not found:
-        return None
-    words, notes, parts = captions(run.document), group_notes(run.document), list[Picture | Table]()
-    whose = f"Of {run.name}. " if material.reference else ""
-    for attribute in found["attributes"]:
-        if attribute == EVERYBODY:
-            parts += [
-                Picture(
-                    name, partial(_curves, material, found, name), whose + told, of_everybody(found, MEASURES[name])
-                )
-                for name, told in CURVES.items()
-                if name in found["pooled"][EVERYBODY].get("curves", {})
-            ]
-            continue
-        parts.append(picture_of(found, attribute, material.synthetic, whose))
+        return NOTHING
+    words, notes, gaps, whose = captions(run.document), group_notes(run.document), list[Table](), ""
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
-    if material.reference:  # its words lead the page
+    if material.reference:
+        whose = f"Of {run.name}. "
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
     if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
-        parts.append(worded(gap_table(rows, material.reference)))
-        words, notes = [], notes + notes_of_gaps(rows, material.reference)
-    parts += [worded(table, whose) for table in group_tables(run.document)]
+        gaps = [worded(gap_table(rows, material.reference))]
+        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
+    curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
+    parts: list[Picture | Table] = [
+        Picture(name, _curves(found, name, material.synthetic), whose + told, of_everybody(found, MEASURES[name]))
+        for name, told in CURVES.items()
+        if name in curves
+    ]
+    parts += [picture_of(found, attribute, material.synthetic, whose) for attribute in people]
+    parts += [*gaps, *(worded(table, whose) for table in group_tables(run.document))]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)
 
@@ -77,44 +74,43 @@ def worded(table: Table, whose: str = "") -> Table:
     return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
 
 
-def _metric(pooled: OfGroups) -> str:
+def _metric(pooled: Mapping[str, Any]) -> str:
     return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
 
 
-def _in_figures(found: Groups, attribute: str) -> str:
-    """``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
+def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
+    """Say ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
     pooled = found["pooled"][attribute]
     metric = _metric(pooled)
     told = []
     for group in found["attributes"][attribute]:
         by_site = {site: of[attribute]["groups"].get(group, {}).get(metric) for site, of in found["sites"].items()}
-        known = {site: value for site, value in by_site.items() if value is not None}
-        if group != UNKNOWN and known:
-            low, high = min(known, key=lambda s: known[s]), max(known, key=lambda s: known[s])
-            ends = f"from {number(known[low])} ({low}) to {number(known[high])} ({high})"
+        if group != UNKNOWN and (ends := extremes(by_site)):
             told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def _curves(material: Material, found: dict[str, Any], name: str) -> Figure:
-    """A line for each site, and for all together."""
+def _curves(found: Mapping[str, Any], name: str, synthetic: bool) -> Callable[[], Figure]:
+    """Give a chart with a line for each site, and for all together."""
     places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
     lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
     across, up = AXES[name]
-    made, axes = panel(3.2 + rows_of_legend(len(lines)), f"{up} by {across}", material.synthetic)
+    return partial(
+        chart, partial(_draw_curves, lines, name == "calibration"), 3.2, f"{up} by {across}", synthetic,
+        count=len(lines), grid="both", xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up,
+    )  # fmt: skip
+
+
+def _draw_curves(lines: Mapping[str, Any], marked: bool, axes: Axes) -> None:
     axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
     for rank, (place, (x, y, *_)) in enumerate(lines.items()):
         style = look(rank)
-        marker = style.marker if name == "calibration" else ""
+        marker = style.marker if marked else ""
         axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up)
-    axes.grid(True, color=GRID)
-    legend(made, axes, len(lines))
-    return made
 
 
-def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
-    """What each group of an attribute gets at every site.
+def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+    """Draw what each group of an attribute gets at every site.
 
     Args:
         found: of :func:`fairflare.reporting.groups.by_group`.
@@ -123,16 +119,17 @@ def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, befor
         whose: a sentence in front of the caption.
         before: in front of the picture's name.
     """
-    draw = partial(_dots, synthetic, found, attribute)
+    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
+    metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
+    draw = partial(
+        chart, partial(_dots, places, metric, shown), 2.6, f"{in_words(metric)} of each group of {attribute}",
+        synthetic, count=len(shown), grid="y", ylabel=in_words(metric),
+    )  # fmt: skip
     return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
 
 
-def _dots(synthetic: bool, found: Groups, attribute: str) -> Figure:
-    """A row of dots for each group: its value at every site, and pooled."""
-    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
-    metric = _metric(places[POOLED])
-    shown = [group for group in found["attributes"][attribute] if group != UNKNOWN]
-    made, axes = panel(2.6 + rows_of_legend(len(shown)), f"{in_words(metric)} of each group of {attribute}", synthetic)
+def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Axes) -> None:
+    """Draw a row of dots for each group: its value at every site, and pooled."""
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]
@@ -140,12 +137,8 @@ def _dots(synthetic: bool, found: Groups, attribute: str) -> Figure:
         heights = [math.nan if value is None else value for value in values]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
         for x, of in zip(across, places.values(), strict=True):
-            low, high = of.get("intervals", {}).get(group, {}).get(metric) or (None, None)
-            if low is not None and high is not None:
-                axes.plot([x, x], [low, high], color=style.colour, linewidth=1.2)
+            ends = of.get("intervals", {}).get(group, {}).get(metric) or [None]
+            if None not in ends:
+                axes.plot([x, x], [*ends], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
-    axes.set_ylabel(in_words(metric))
-    axes.grid(True, axis="y", color=GRID)
     axes.margins(0.1)
-    legend(made, axes, len(shown))
-    return made

@@ -3,68 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-import numpy as np
-
-
-@dataclass
-class Mean:
-    """Sums by key, to be divided at the end."""
-
-    sums: dict[Any, float] = field(default_factory=dict)
-    counts: dict[Any, int] = field(default_factory=dict)
-
-    def add(self, key: Any, value: float) -> None:
-        self.sums[key] = self.sums.get(key, 0.0) + value
-        self.counts[key] = self.counts.get(key, 0) + 1
-
-    def of(self, key: Any) -> float:
-        """NaN where nothing was added."""
-        return self.sums[key] / self.counts[key] if key in self.sums else math.nan
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest weight of a round, whose it is and in which layer (empty: of the whole model)."""
-
-    value: float
-    site: str
-    layer: str = ""
+Sums: TypeAlias = dict[tuple[Any, str], tuple[float, int]]  # by (layer or round, site) a sum and of how many
 
 
 class LayerSums:
     """Adds the rounds of one run.
 
     Attributes:
-        layers: in the order in which they came.
-        weight: mean by (layer, site) over the rounds.
-        unlike: 1 - similarity, mean by (round, site) over the layers.
-        largest: by round.
+        weight: by (layer, site), over the rounds.
+        unlike: 1 - similarity by (round, site), over the layers.
+        largest: by round the largest weight, whose it is, and in which layer.
     """
 
     def __init__(self) -> None:
-        self.layers: dict[str, None] = {}
-        self.weight = Mean()
-        self.unlike = Mean()
-        self.largest: dict[int, Largest] = {}
+        self.weight: Sums = defaultdict(lambda: (0.0, 0))
+        self.unlike: Sums = defaultdict(lambda: (0.0, 0))
+        self.largest: dict[int, tuple[float, str, str]] = {}
 
     def add_round(self, number: int, layers: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> None:
-        """A round's ``layers``."""
+        """Add a round's ``layers``."""
         for layer, by_site in layers.items():
             for site, values in by_site.items():
                 weight, unlike = values.get("weight"), values.get("dissimilarity")
-                if weight is not None:
-                    self.layers[layer] = None
-                    self.weight.add((layer, site), weight)
-                    before = self.largest.get(number)
-                    if before is None or weight > before.value:
-                        self.largest[number] = Largest(weight, site, layer)
-                if unlike is not None:
-                    self.unlike.add((number, site), unlike)
+                for sums, key, value in ((self.weight, (layer, site), weight), (self.unlike, (number, site), unlike)):
+                    if value is not None:
+                        total, count = sums[key]
+                        sums[key] = (total + value, count + 1)
+                if weight is not None and (number not in self.largest or weight > self.largest[number][0]):
+                    self.largest[number] = (weight, site, layer)
 
-    def weights(self, layers: Sequence[str], sites: Sequence[str]) -> np.ndarray:
-        """Mean weight, ``(layers, sites)``, NaN where there is none."""
-        return np.array([[self.weight.of((layer, site)) for site in sites] for layer in layers], dtype=float)
+
+def mean(sums: Sums, key: tuple[Any, str]) -> float:
+    """Divide one of the sums; NaN where nothing was added."""
+    total, count = sums.get(key, (math.nan, 1))
+    return total / count

@@ -14,7 +14,7 @@ from fairflare_lab.page.words import answer
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
-    """The leads, and the sections without the pictures that stand there.
+    """Give the leads, and the sections without the pictures that stand there.
 
     What there is no document of has no lead and no word.
 
@@ -22,20 +22,16 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
         material: of a comparison; of one run there are no leads.
         sections: of the page.
     """
-    if not material.reference:
-        return [], list(sections)
-    found = []
-    pictures = [part for section in sections for part in section.parts if isinstance(part, Picture)]
-    picture = next((part for part in pictures if part.name == "sites"), None)
-    if picture is not None:
+    found: list[Lead] = []
+    pictures = {part.name: part for section in sections for part in section.parts if isinstance(part, Picture)}
+    if material.reference and "sites" in pictures:
         text = answer(material)
-        found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", picture, "results"))
-    picture = next((part for part in pictures if part.name.startswith(OF_GROUPS)), None)
-    if picture is not None:
+        found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", pictures["sites"], "results"))
+    people = [picture for name, picture in pictures.items() if name.startswith(OF_GROUPS)]
+    if material.reference and people:
         rows = {row.label: [one.document for one in row.runs] for row in material.rows}
-        found.append(Lead(f"Between groups of people: {gap_lead(rows, material.reference)}", picture, "groups"))
-    if (about := unseen.lead(material.unseen)) is not None:
-        found.append(about)
-    taken = {id(one.picture) for one in found}
-    rest = [replace(s, parts=[part for part in s.parts if id(part) not in taken]) for s in sections]
-    return found, rest
+        found.append(Lead(f"Between groups of people: {gap_lead(rows, material.reference)}", people[0], "groups"))
+    if material.unseen is not None:
+        found.append(unseen.lead(material.unseen))
+    taken = [one.picture for one in found]
+    return found, [replace(s, parts=[part for part in s.parts if part not in taken]) for s in sections]

@@ -1,135 +1,107 @@
-"""Lines over the rounds: one for each method or site."""
+"""Values over the rounds as frames, each drawn as lines and written as a table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from fairflare.reporting.documents import RoundRecord
 from fairflare.reporting.layout import Cell, Spread, spread
-from fairflare_lab.page.content import Picture
-from fairflare_lab.page.material import Material, PageRun
-from fairflare_lab.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend, whole_numbers
+from fairflare_lab.page.content import Picture, Table, listed
+from fairflare_lab.page.material import Material
+from fairflare_lab.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_NAMED = 12  # lines that are told apart
-MAX_BANDS = 3  # methods whose deviation over seeds is shown
-NAMED_OF_MANY = 4
+MAX_NAMED, NAMED_OF_MANY = 12, 4  # lines that are told apart; of more
+MAX_BANDS = 3  # lines whose deviation over seeds is shown
 MAX_PANELS = 12
+COLUMNS = ["row", "name", "round", "value"]
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line.
-
-    Attributes:
-        name: in the legend.
-        rank: decides its looks.
-        points: by round; NaN: a gap.
-        final: the last of them is no round but the final model, and marked as such.
-    """
-
-    name: str
-    rank: int
-    points: Mapping[int, Spread]
-    final: bool = False
-
-    @property
-    def last(self) -> float:
-        """The last finite value, else NaN."""
-        finite = [p.mean for p in self.points.values() if math.isfinite(p.mean)]
-        return finite[-1] if finite else math.nan
+def frame(values: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Build a long table of Python objects; pandas' own texts could not hold every name that JSON holds."""
+    return pd.DataFrame(list(values), columns=list(columns), dtype=object)
 
 
-def values_of(
-    runs: Iterable[PageRun], by_site: Callable[[RoundRecord], Mapping[str, float | None]]
-) -> dict[tuple[int, str], list[float]]:
-    """By round and site the values of all runs; ``by_site``: of a round, ``None`` where a site has none."""
-    found: dict[tuple[int, str], list[float]] = {}
-    for run in runs:
-        for record in run.rounds:
-            for site, value in by_site(record).items():
-                if value is not None:
-                    found.setdefault((record["current_round"], site), []).append(value)
-    return found
+def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
+    """Collect what ``of`` finds by site in each round of each run; a ``None`` is left out."""
+    values = (
+        (row.label, site, record["current_round"], value, run.name)
+        for row in material.rows
+        for run in row.runs
+        for record in run.rounds
+        for site, value in of(record).items()
+        if value is not None
+    )
+    return frame(values, [*COLUMNS, "run"])
 
 
-def site_lines(
-    material: Material, values: Mapping[str, Mapping[tuple[int, str], Sequence[float]]], final: bool = False
-) -> tuple[dict[str, list[Series]], list[list[Cell]]]:
-    """A line for each site by row, and rows of a table: row, round, site, mean over seeds.
-
-    Args:
-        material: has the sites in their order.
-        values: by label of a row, what :func:`values_of` gives; rows without any are left out.
-    """
-    panels: dict[str, list[Series]] = {}
-    cells: list[list[Cell]] = []
-    for row, found in values.items():
-        numbers = sorted({n for n, _ in found})
-        have = {site for _, site in found}
-        sites = [site for site in material.sites if site in have]
-        at = {key: spread(of) for key, of in found.items()}
-        lines = [
-            Series(s, k, {n: at.get((n, s), Spread(math.nan)) for n in numbers}, final) for k, s in enumerate(sites)
-        ]
-        panels |= {row: lines} if lines else {}
-        cells += [[row, n, site, at[n, site]] for n in numbers for site in sites if (n, site) in at]
-    return panels, cells
+def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Give for each row a table of :class:`Spread` over its runs, rounds by names in their order; NaN is a gap."""
+    panels = {}
+    for row, values in found.groupby("row", sort=False):
+        cells = values.groupby(["round", "name"]).value.agg(lambda of: spread(of.tolist())).unstack()
+        panels[str(row)] = cells.reindex(columns=[name for name in order if name in cells])
+    return panels
 
 
-def lines_picture(
-    material: Material,
-    name: str,
-    title: str,
-    panels: Mapping[str, Sequence[Series]],
-    caption: str,
-    alt: str,
-    *,
-    unit: str,
-    worst_first: bool = True,
-    log: bool = False,
-    line_at: float | None = None,
-) -> Picture:
-    """Panels of lines over the rounds with one legend.
+def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
+    """Take one figure of each :class:`Spread`."""
+    return panel.map(lambda cell: getattr(cell, attribute, math.nan)).astype(float)
+
+
+def in_the_end(panel: pd.DataFrame) -> dict[str, float]:
+    """Give the last finite value of each line."""
+    return dict(figures(panel).ffill().iloc[-1])
+
+
+def lines(
+    material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, alt: str, unit: str,
+    *, worst_first: bool = True, log: bool = False, line_at: float | None = None, final: Collection[str] = (),
+    ranks: Sequence[str] = (),
+) -> Picture:  # fmt: skip
+    """Draw panels of lines over the rounds with one legend.
 
     Args:
         material: whose data they are.
         name: of the files.
         title: over the figure.
-        panels: series by the panel's title.
+        panels: of :func:`panels_of`, by the panel's title.
         caption, alt: of the picture.
-        unit: what stands at the vertical axis.
+        unit: label of the vertical axis.
         worst_first: of many lines the lowest in the end are named; False: the highest.
         log: logarithmic.
         line_at: a value to be compared with.
+        final: lines whose last point is no round but the final model, and is marked.
+        ranks: names that decide the looks, where the lines are methods, which may differ in their rounds.
     """
-    most = max(len(series) for series in panels.values())
+    most = max(len(of.columns) for of in panels.values())
     if most > MAX_NAMED:
         which = "lowest" if worst_first else "highest"
         caption += f" Of more than {MAX_NAMED} lines the {NAMED_OF_MANY} {which} in the end are named, the others grey."
-    if material.over_seeds and any(0 < len(series) <= MAX_BANDS for series in panels.values()):
+    if material.over_seeds and any(0 < len(of.columns) <= MAX_BANDS for of in panels.values()):
         caption += " Shaded: one standard deviation over seeds to either side."
     if len(panels) > MAX_PANELS:
         caption += f" Drawn: the first {MAX_PANELS} of {len(panels)} methods; the table has all."
-        panels = dict(list(panels.items())[:MAX_PANELS])
+    drawn, shown = dict(list(panels.items())[:MAX_PANELS]), most if most <= MAX_NAMED else NAMED_OF_MANY
 
     def draw() -> Figure:
-        columns = 1 if len(panels) <= 3 else 2
-        lines = math.ceil(len(panels) / columns)
-        shown = most if most <= MAX_NAMED else NAMED_OF_MANY
-        made = figure(0.75 + 1.9 * lines + rows_of_legend(shown), title, material.synthetic)
-        grid = made.subplots(lines, columns, squeeze=False)
-        flat = list(grid.flat)
-        for axes, (heading, series) in zip(flat, panels.items(), strict=False):
-            _panel(axes, heading, series, worst_first, log, line_at)
-            axes.set_ylabel(label(unit))
-        for axes in flat[len(panels) :]:
+        columns = 1 if len(drawn) <= 3 else 2
+        high = math.ceil(len(drawn) / columns)
+        made = figure(0.75 + 1.9 * high + rows_of_legend(shown), title, material.synthetic)
+        flat = list(made.subplots(high, columns, squeeze=False).flat)
+        for axes, (heading, panel) in zip(flat, drawn.items(), strict=False):
+            _draw_lines(axes, panel, worst_first, final, ranks)
+            _scale(axes, figures(panel), log, line_at)
+            axes.set(title=label(heading, 40), ylabel=label(unit))
+            axes.set_xlabel("round; in the ring the final model" if final else "round")
+        for axes in flat[len(drawn) :]:
             axes.set_axis_off()
         legend(made, flat[0], shown)
         return made
@@ -137,40 +109,68 @@ def lines_picture(
     return Picture(name, draw, caption, alt)
 
 
-def _panel(
-    axes: Axes, heading: str, series: Sequence[Series], worst_first: bool, log: bool, line_at: float | None
+def _draw_lines(
+    axes: Axes, panel: pd.DataFrame, worst_first: bool, final: Collection[str], ranks: Sequence[str]
 ) -> None:
-    named = {s.name for s in series}
-    if len(series) > MAX_NAMED:
-        ranked = sorted((s for s in series if math.isfinite(s.last)), key=lambda s: s.last, reverse=not worst_first)
-        named = {s.name for s in ranked[:NAMED_OF_MANY]}
-    for s in sorted(series, key=lambda s: s.name in named):
-        at = list(s.points)
-        values = [s.points[n].mean for n in at]
-        if s.name not in named:
-            axes.plot(at, values, color=MUTED, linewidth=0.6, alpha=0.6)
-            continue
-        style = look(s.rank if len(series) <= MAX_NAMED else [n.name for n in series if n.name in named].index(s.name))
-        axes.plot(
-            at, values, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(s.name),
-            markevery=max(1, len(at) // 8),
-        )  # fmt: skip
-        if s.final:
-            axes.plot(at[-1:], values[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
-        if len(series) <= MAX_BANDS and any(math.isfinite(s.points[n].sd) for n in at):
-            deviations = [s.points[n].sd if math.isfinite(s.points[n].sd) else 0.0 for n in at]
-            low, high = ([v + turn * d for v, d in zip(values, deviations, strict=True)] for turn in (-1, 1))
-            axes.fill_between(at, low, high, color=style.colour, alpha=0.15, linewidth=0)
+    means, deviations = figures(panel), figures(panel, "sd").fillna(0)
+    named = list(panel.columns)
+    if len(named) > MAX_NAMED:
+        ends = sorted(pd.Series(in_the_end(panel)).dropna().items(), key=lambda end: end[1], reverse=not worst_first)
+        named = [name for name in panel if name in dict(ends[:NAMED_OF_MANY])]
+        axes.plot(means.drop(columns=named), color=MUTED, linewidth=0.6, alpha=0.6)
+    for name in named:
+        style = look(ranks.index(name) if ranks and len(panel.columns) <= MAX_NAMED else named.index(name))
+        line = means[name].dropna() if ranks else means[name]
+        axes.plot(line, color=style.colour, linestyle=style.dashes, marker=style.marker, label=label(name),
+                  markevery=max(1, len(line) // 8))  # fmt: skip
+        if name in final:
+            axes.plot(line[-1:], color=style.colour, marker="o", markersize=9, markerfacecolor="none")
+        if len(panel.columns) <= MAX_BANDS and figures(panel, "sd")[name].notna().any():
+            low, high = line - deviations[name], line + deviations[name]
+            axes.fill_between(
+                line.index, low[line.index], high[line.index], color=style.colour, alpha=0.15, linewidth=0
+            )
+
+
+def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if line_at is not None:
         axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
-    if log and any(p.mean > 0 for s in series for p in s.points.values()):
+    if log and (means > 0).any(axis=None):
         log_scale(axes)
-    axes.set_title(label(heading, 40))
-    axes.set_xlabel("round; in the ring the final model" if any(s.final for s in series) else "round")
     axes.grid(axis="y")
-    whole_numbers(axes)
-    if len(rounds := {n for s in series for n in s.points}) == 1:  # one point has no scale of its own
-        axes.set_xlim(min(rounds) - 1, min(rounds) + 1)
-    heights = {p.mean for s in series for p in s.points.values() if math.isfinite(p.mean)}
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))  # rounds have no halves
+    if len(means) == 1:  # one point has no scale of its own
+        axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
+    heights = {value for value in means.to_numpy().flat if math.isfinite(value)}
     if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # nor has one value
         axes.set_ylim(0, 2 * min(heights) or 1)
+
+
+def site_parts(
+    material: Material, found: pd.DataFrame, told: Callable[[str, pd.DataFrame], str], name: str, title: str,
+    caption: str, alt: str, unit: str, table: str, **more: Any,
+) -> list[Picture | Table]:  # fmt: skip
+    """Draw and tabulate a value that every site has in every round.
+
+    Args:
+        material, name, title, caption, unit, more: as in :func:`lines`.
+        found: of :func:`by_site`.
+        told: what to say of a row's panel.
+        alt: in front of what ``told`` says of all rows.
+        table: the table's caption.
+    """
+    panels = panels_of(found, material.sites)
+    if not panels:
+        return []
+    rows: list[list[Cell]] = [
+        [row, n, site, cell]
+        for row, panel in panels.items()
+        for n, line in panel.iterrows()
+        for site, cell in line.items()
+        if isinstance(cell, Spread)
+    ]
+    message = f"{alt} {listed((told(row, panel) for row, panel in panels.items()), '; ')}."
+    picture = lines(material, name, title, panels, caption, message, unit, **more)
+    return [picture, Table(name, table, ["method", "round", "site", unit], rows, folded=True)]

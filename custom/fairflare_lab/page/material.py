@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,11 @@ from fairflare.reporting.reading import cut, read_head, read_rounds
 from fairflare.reporting.results import RESULTS_FILE, read_document, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
-from fairflare_lab.compare.comparison import Row, comparison_of, complete_runs
+from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.differences import Difference
-from fairflare_lab.compare.unseen import Unseen, UnseenSites, unseen_of
+from fairflare_lab.compare.left_out import Unseen
+from fairflare_lab.compare.rows import Row, complete_runs
+from fairflare_lab.compare.unseen import UnseenSites, unseen_of
 from fairflare_lab.page.layers import LayerSums
 
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
@@ -99,7 +102,7 @@ class Material:
         """Of all runs, in the order of :func:`in_order`."""
         found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
         for run in self.runs:
-            found.update(site for _, site in run.layers.weight.sums)
+            found.update(site for _, site in run.layers.weight)
             for r in run.rounds:
                 found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
         return in_order(found)
@@ -120,7 +123,7 @@ class Material:
 
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
-    """A document of :func:`fairflare.reporting.results.read_document`, which is not changed."""
+    """Make a run of a document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
     problems: list[str] = []
     layers, rounds = LayerSums(), []
     for record in read_rounds(raw, problems):
@@ -132,23 +135,30 @@ def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
     return PageRun(document, layers, place, cut(problems))
 
 
+def images_of(info: Info) -> list[tuple[str, str, int]]:
+    """List site, split and number of images, as the sites of a run said them."""
+    told = ((site, said.get("images")) for site, said in info["said"].items())
+    return [
+        (site, split, count)
+        for site, by_split in told if isinstance(by_split, dict)
+        for split, count in by_split.items() if isinstance(count, int)
+    ]  # fmt: skip
+
+
 def find_runs(folder: Path) -> list[Path]:
-    """``results.json`` of a run, or of every run of a comparison (``runs/*``) or of a folder of runs.
+    """Find ``results.json`` of a run, or of every run of a comparison (``runs/*``) or of a folder of runs.
 
     Raises:
         ValueError: there is none.
     """
-    if (one := results_in(folder)) is not None:
-        return [one]
-    for parent in (folder / "runs", folder):
-        places = sorted(parent.iterdir()) if parent.is_dir() else ()
-        if found := [results for place in places if (results := results_in(place)) is not None]:
+    for places in ([folder], (folder / "runs").glob("*"), folder.glob("*")):
+        if found := [results for place in sorted(places) if (results := results_in(place)) is not None]:
             return found
     raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
 
 
 def read_material(folder: Path, *, metric: str | None = None, reference: str | None = None) -> Material:
-    """Everything that a page about a folder needs.
+    """Read everything that a page about a folder needs; without rows, where every run leaves a site out.
 
     Args:
         folder: of a run, a download or a comparison; or a ``results.json``.
@@ -159,46 +169,39 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
     """
     paths = find_runs(folder)
-    if len(paths) == 1 and results_in(folder):
+    if results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
         return of_one(page_run(read_document(paths[0])), metric)
     runs: list[PageRun] = []
+    left_out: list[tuple[Results, Unseen]] = []
     problems: list[str] = []
-    left_out = read_left_out(paths, problems)
     for path in paths:
-        if _leaves_out(path):  # it would pass for a seed of another set of sites
-            continue
         try:
-            runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
-        except (OSError, ValueError) as error:
-            problems.append(f"left out, since it cannot be read: {error}")
-    if not runs:
-        raise ValueError("; ".join(problems) or f"{folder} holds only runs that each leave a site out")
-    told = _told(folder, problems)
-    chosen = metric or next(iter(told.get("metric", ())), None)
-    found = of_several(runs, chosen, reference, told, problems)
-    return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
-
-
-def read_left_out(paths: Sequence[Path], problems: list[str]) -> list[tuple[Results, Unseen]]:
-    """Runs that leave a site out, each with what its model is worth there; what cannot be used goes to ``problems``."""
-    found = []
-    for path in paths:
-        if not _leaves_out(path):
-            continue
-        try:
-            if not Unseen.is_in(path.parent):
+            if not _leaves_out(path):
+                runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
+            elif Unseen.is_in(path.parent):  # as a row it would pass for a seed of another set of sites
+                left_out.append((page_run(read_document(path)).document, Unseen.read(path.parent)))
+            else:
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
-                continue
-            found.append((page_run(read_document(path)).document, Unseen.read(path.parent)))
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
-    return found
+    told = _told(folder, problems)
+    order = told.get("method", [])
+    left_out.sort(key=lambda one: [*order, label_of(one[0])].index(label_of(one[0])))
+    if runs:
+        found = of_several(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
+        return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
+    if not left_out:
+        raise ValueError("; ".join(problems))
+    if reference is not None:
+        raise ValueError(f"--reference is for differences, and {folder} holds runs that each leave a site out")
+    unseen = unseen_of(left_out, metric)
+    return Material([], unseen.metric, unseen.higher, "", [], problems=problems, unseen=unseen)
 
 
 def _leaves_out(results: Path) -> bool:
-    """Whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
+    """Tell whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
     if Unseen.is_in(results.parent):
         return True
     plans = [parent / "run.json" for parent in results.parents[:6] if (parent / "run.json").is_file()]
@@ -208,35 +211,15 @@ def _leaves_out(results: Path) -> bool:
         return False
 
 
-def only_left_out(folder: Path, metric: str | None = None) -> tuple[UnseenSites, list[str]] | None:
-    """What a folder says in which every run leaves a site out, and what was wrong; ``None``: it is no such folder.
-
-    Raises:
-        ValueError: none of them can be used.
-    """
-    if results_in(folder):
-        return None
-    paths = find_runs(folder)
-    if not all(map(_leaves_out, paths)):
-        return None
-    problems: list[str] = []
-    found = read_left_out(paths, problems)
-    if not found:
-        raise ValueError("; ".join(problems))
-    order = _told(folder, problems).get("method", [])
-    found.sort(key=lambda one: [*order, label_of(one[0])].index(label_of(one[0])))
-    return unseen_of(found, metric), problems
-
-
 def _run_folder(results: Path) -> str:
-    """``runs/x`` of ``runs/x/server/simulate_job/fairflare/results.json``: what lies below is the same everywhere."""
+    """Shorten ``runs/x/server/simulate_job/fairflare/results.json`` to ``runs/x``: the rest is the same everywhere."""
     while results.parent != Path() and results.name in BELOW_A_RUN:
         results = results.parent
     return str(results)
 
 
 def of_one(run: PageRun, metric: str | None = None) -> Material:
-    """A page about one run, whatever became of it.
+    """Give a page's material about one run, whatever became of it.
 
     Raises:
         ValueError: a metric that it does not have.
@@ -251,23 +234,21 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     row = PageRow(label_of(document), [run], **tested)
     notes = run_notes(document, chosen if document["test"] else None)
     told = who_is_behind(document)[:1]  # stands in the summary
-    return Material([row], chosen, higher, "", [note for note in notes if note not in told])
+    return Material([row], chosen, higher, "", [note for note in notes if note not in told], problems=[*run.problems])
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
-    """What a comparison's own tables say, by column: the order of the rows, the metric and the reference."""
+    """Read from a comparison's own tables, by column: the order of the rows, the metric and the reference."""
     found: dict[str, list[str]] = {}
     tables = {"unseen.csv": ("method",), "table.csv": ("method", "metric"), "differences.csv": ("reference",)}
     for name, columns in tables.items():
         try:
-            with (folder / name).open(encoding="utf-8", newline="") as file:
-                lines = list(csv.DictReader(file))
+            lines = list(csv.DictReader(io.StringIO((folder / name).read_text(encoding="utf-8"))))
+            found |= {column: [line[column] for line in lines if line.get(column)] for column in columns}
         except FileNotFoundError:
             continue
         except (OSError, ValueError, csv.Error) as error:
             problems.append(f"{name} cannot be read: {error}")
-            continue
-        found |= {column: [line[column] for line in lines if line.get(column)] for column in columns}
     return found
 
 
@@ -278,7 +259,7 @@ def of_several(
     told: Mapping[str, Sequence[str]],
     problems: Sequence[str],
 ) -> Material:
-    """A page that compares runs.
+    """Give a page's material that compares runs.
 
     Raises:
         ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
@@ -287,11 +268,11 @@ def of_several(
     order = sorted(
         runs, key=lambda run: (ranks.get(label_of(run.document), len(ranks)), run.document["started"], run.place)
     )
-    by_id = {id(run.document): run for run in order}
     documents = [run.document for run in order]
     complete = {label_of(run) for run in complete_runs(documents)}
     reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
     found = comparison_of(documents, metric, reference)
+    by_id = {id(run.document): run for run in order}
     rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
     for row in rows:
         for run in row.runs:
@@ -301,12 +282,12 @@ def of_several(
         found.metric,
         found.higher,
         found.reference,
-        found.notes[1:],  # what ± is stands with the tables
-        [run for run in order if run.document["status"] != "completed"],
-        [
+        notes=found.notes[1:],  # what ± is stands with the tables
+        others=[run for run in order if run.document["status"] != "completed"],
+        problems=[
             *problems,
             *(f"{run.place or run.name}: {line}" for run in order for line in run.problems),
-            *([found.problem] if found.problem else []),
+            *filter(None, [found.problem]),
         ],
-        found.differences,
+        differences=found.differences,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
 from fairflare.reporting.documents import Results
 from fairflare.reporting.values import in_words, title_of
-from fairflare_lab.page.content import Cell, Picture, Section, Table, listed, printable
-from fairflare_lab.page.material import Material, PageRow, PageRun
+from fairflare_lab.page.content import Cell, Section, Table, listed, printable
+from fairflare_lab.page.material import Material, PageRow, PageRun, images_of
 
 MAX_VALUE = 400  # letters of a setting's value
 MOST = 6  # methods or sites by name in a page's head
@@ -19,28 +19,18 @@ MOST = 6  # methods or sites by name in a page's head
 def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     """Return what was run, in the words and the order of a page's head."""
     infos = [document["info"] for document in documents]
-    several = len(documents) > 1
     methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
-    rounds = {
-        (len(document["rounds"]), of if isinstance(of := info.get("num_rounds"), int) else 0)
-        for document, info in zip(documents, infos, strict=True)
-    }
-    images = {
-        sum(
-            n
-            for told in info["said"].values()
-            if isinstance(of := told.get("images"), dict) and isinstance(n := of.get("training"), int)
-        )
-        for info in infos
-    }
-    days = sorted(day[:10] for document in documents for day in (document["started"], document["finished"]) if day)
-    seeds = sorted({int(info["seed"]) for info in infos if info["seed"] is not None})
+    kinds = {str(_text(info.get("kind")) or "not recorded") for info in infos}
     made_up = {"SYNTHETIC (generated)" if info["synthetic"] else "the sites' own images" for info in infos}
     sites = sorted({site for info in infos for site in info["sites"]})
+    planned = [of if isinstance(of := info.get("num_rounds"), int) else 0 for info in infos]
+    rounds = {(len(document["rounds"]), of) for document, of in zip(documents, planned, strict=True)}
+    images = {sum(n for _, split, n in images_of(info) if split == "training") for info in infos}
+    days = sorted(day[:10] for document in documents for day in (document["started"], document["finished"]) if day)
+    seeds = sorted({int(info["seed"]) for info in infos if info["seed"] is not None})
     told = {
-        "Method" + "s" * several: listed(methods, most=MOST),
-        "Task": " or ".join(sorted({str(_text(info.get("kind")) or "not recorded") for info in infos}))
-        + f", by {in_words(metric)}",
+        "Method" + "s" * (len(documents) > 1): listed(methods, most=MOST),
+        "Task": f"{' or '.join(sorted(kinds))}, by {in_words(metric)}",
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
         "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
@@ -52,97 +42,64 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
 
 
 def settings(material: Material) -> Section:
-    """Runs, settings and versions."""
+    """Show runs, settings and versions."""
     runs = material.runs + material.others
-    parts: list[Picture | Table] = [
-        Table(
-            "runs",
-            "Every run of this page.",
-            ["run", "seed", "status", "rounds", "begun", "ended", "taken up again", "id or folder"],
-            [
-                [run.name.partition(", seed ")[0], run.seed, run.document["status"], len(run.rounds),
-                 _time(run, "started"), _time(run, "finished"), len(run.document["resumed"]),
-                 run.place or _text(run.info.get("job_id"))]
-                for run in runs
-            ],
-        ),
-        _versions(runs),
-        _settings(material.rows),
-        *_said(runs),
+    heads = ["run", "seed", "status", "rounds", "begun", "ended", "taken up again", "id or folder"]
+    cells: list[list[Cell]] = [
+        [run.name.partition(", seed ")[0], run.seed, run.document["status"], len(run.rounds),
+         *((run.document[key] or "")[:19].replace("T", " ") or None for key in ("started", "finished")),
+         len(run.document["resumed"]), run.place or _text(run.info.get("job_id"))]
+        for run in runs
     ]  # fmt: skip
+    tables = [Table("runs", "Every run of this page.", heads, cells), _versions(runs), _settings(material.rows)]
     words = [f"{row.label}: {row.settings}." for row in material.rows if row.settings]
-    return Section("settings", "Versions, settings, seeds", words=words, parts=parts)
-
-
-def _time(run: PageRun, key: str) -> str | None:
-    return (run.document[key] or "")[:19].replace("T", " ") or None
+    return Section("settings", "Versions, settings, seeds", words=words, parts=[*tables, _said(runs)])
 
 
 def _versions(runs: list[PageRun]) -> Table:
-    """A row for each software, a column for each set of versions that occurs."""
-    kinds = list(dict.fromkeys(json.dumps(run.info["versions"], sort_keys=True) for run in runs))
-    found = [json.loads(kind) for kind in kinds]
-    names = list(dict.fromkeys(name for versions in found for name in versions))
-    several = len(found) > 1
-    return Table(
-        "versions",
-        "Versions." + (" They are not the same in all runs." if several else ""),
-        ["software", *([f"runs of kind {k + 1}" for k in range(len(found))] if several else ["version"])],
-        [[name, *(_text(versions.get(name)) for versions in found)] for name in names],
-    )
+    """Give a row for each software, a column for each set of versions that occurs."""
+    kinds = {json.dumps(run.info["versions"], sort_keys=True): run.info["versions"] for run in runs}
+    several = len(kinds) > 1
+    heads = [f"runs of kind {k}" for k in range(1, len(kinds) + 1)] if several else ["version"]
+    text = "Versions. They are not the same in all runs." if several else "Versions."
+    return Table("versions", text, ["software", *heads], _side_by_side(list(kinds.values())))
+
+
+def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
+    names = sorted({name for found in columns for name in found})
+    return [[name, *(_text(found.get(name)) for found in columns)] for name in names]
 
 
 def _settings(rows: list[PageRow]) -> Table:
-    """Every setting by the name that a person sets, a column for each row of the comparison; the seed apart."""
+    """Give every setting by the name that a person sets, a column for each row of the comparison; the seed apart."""
     by_row = []
     for row in rows:
         info = row.runs[0].info
         found = by_name({key: value for key, value in info["config"].items() if key != "seed"})
-        bounds = {f"bounds.{name}": value for name, value in info["bounds"].items()}
-        also = ("min_sites", "best_by", "experiment", "model_parameters")
-        more: dict[str, Any] = {name: info[name] for name in also if name in info}
+        found |= {f"bounds.{name}": value for name, value in info["bounds"].items()}
+        found |= {key: info[key] for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info}
         file = info["task_file"]
-        more |= {f"task_file.{key}": file[key] for key in ("name", "sha256", "monai_bundle_sha256") if key in file}
-        by_row.append({**found, **bounds, **more})
-    names = sorted({name for found in by_row for name in found})
-    return Table(
-        "settings",
-        "Every setting; the names are those of --set.",
-        ["setting", *(row.label for row in rows)],
-        [[name, *(_text(found[name]) if name in found else None for found in by_row)] for name in names],
-        folded=True,
-    )
+        found |= {f"task_file.{key}": file[key] for key in ("name", "sha256", "monai_bundle_sha256") if key in file}
+        by_row.append(found)
+    text, heads = "Every setting; the names are those of --set.", ["setting", *(row.label for row in rows)]
+    return Table("settings", text, heads, _side_by_side(by_row), folded=True)
 
 
-def _said(runs: list[PageRun]) -> list[Table]:
-    """What each site said of its data; of the first run, and of others where they differ."""
-    cells: list[list[Cell]] = []
-    seen = set()
+def _said(runs: list[PageRun]) -> Table:
+    """Give what each site said of its data; of the first run, and of others where they differ."""
+    differing: dict[str, PageRun] = {}
     for run in runs:
-        said = run.info["said"]
-        key = json.dumps(said, sort_keys=True)
-        if not said or key in seen:
-            continue
-        seen.add(key)
-        for site, told in sorted(said.items()):
+        differing.setdefault(json.dumps(run.info["said"], sort_keys=True), run)
+    cells: list[list[Cell]] = []
+    for run in differing.values():
+        for site, told in sorted(run.info["said"].items()):
             images = told.get("images")
             lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
-            synthetic = (
-                {True: "SYNTHETIC", False: "no"}.get(told.get("synthetic"))
-                if isinstance(told.get("synthetic"), bool)
-                else None
-            )
+            made_up = told.get("synthetic")
+            synthetic = ("SYNTHETIC" if made_up else "no") if isinstance(made_up, bool) else None
             cells.append([run.name, site, lists, synthetic, _text(told.get("num_classes")), _text(told.get("device"))])
-    if not cells:
-        return []
-    return [
-        Table(
-            "said",
-            "What each site said of its data before the first round; runs that said the same are not repeated.",
-            ["run", "site", "images", "synthetic", "classes", "device"],
-            cells,
-        )
-    ]
+    text = "What each site said of its data before the first round; runs that said the same are not repeated."
+    return Table("said", text, ["run", "site", "images", "synthetic", "classes", "device"], cells)
 
 
 def _text(value: Any) -> Cell:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.layout import number, spread
-from fairflare.reporting.pictures import draw_map
+import numpy as np
+import pandas as pd
+
+from fairflare.reporting.layout import number
+from fairflare.reporting.pictures import in_order
 from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
-from fairflare_lab.page.lines import lines_picture, site_lines, values_of
-from fairflare_lab.page.material import Material, PageRow, PageRun
-from fairflare_lab.page.style import label
+from fairflare_lab.page.lines import by_site, in_the_end, panels_of, site_parts
+from fairflare_lab.page.material import Material
+from fairflare_lab.page.style import chart, heat, label
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: How the page calls a reported field, and what it means; any other field has its own name.
@@ -27,154 +33,135 @@ CALLED = {
 }
 MAX_FIELDS = 6
 MAX_MAPS = 6
+MAX_CELL_NAME = 15  # letters of a site's name in a cell of the map
+MAX_CELL_LINES = 4  # of names in a cell of the map
 
 
 def reports(material: Material) -> list[Section]:
-    """A section for each of the fields with a name in :data:`CALLED`, one for all others, and one for maps."""
-    fields = list(dict.fromkeys(name for row in material.rows for name in _fields(row)))
-    known = [field for field in CALLED if field in fields]
-    others = [field for field in fields if field not in CALLED and _changes(material, field)]
-    constant = [field for field in fields if field not in CALLED and field not in others]
-    sections = []
-    for field in known:
-        title, meaning = CALLED[field]
-        sections.append(Section(field, title, words=[f"{title}: {meaning}."], parts=_parts(material, field, title)))
-    if others or constant:
-        parts = [part for field in others[:MAX_FIELDS] for part in _parts(material, field, field)]
-        parts += [_constant(material, constant)] if constant else []
-        notes = [f"Not shown: {', '.join(others[MAX_FIELDS:])}."] if len(others) > MAX_FIELDS else []
-        sections.append(Section("reports", "What the sites reported", notes=notes, parts=parts))
-    if (maps := som(material)) is not None:
-        sections.append(maps)
-    return sections
-
-
-def _fields(row: PageRow) -> list[str]:
-    """Reported fields that are single numbers, in some round at some site."""
-    return list(
-        dict.fromkeys(
-            name
-            for run in row.runs
-            for record in run.rounds
-            for report in record["reports"].values()
-            for name, value in report.items()
-            if finite(value) is not None
+    """Give a section for each of the fields with a name in :data:`CALLED`, one for all others, and one for maps."""
+    every = (site for run in material.runs for record in run.rounds for site in record["reports"].values())
+    fields = dict.fromkeys(name for site in every for name, value in site.items() if finite(value) is not None)
+    found = {field: by_site(material, partial(_reported, field)) for field in fields}
+    own = [field for field in found if field not in CALLED]
+    others = [field for field in own if (found[field].groupby(["run", "name"]).value.nunique() > 1).any()]
+    constant = {
+        field: panels_of(found[field].drop_duplicates(["run", "name"]).assign(round=0), material.sites)
+        for field in own
+        if field not in others
+    }
+    sections = [
+        Section(field, title, words=[f"{title}: {meaning}."], parts=_parts(material, found[field], field, title))
+        for field, (title, meaning) in CALLED.items()
+        if field in found
+    ]
+    if own:
+        shown = [part for field in others[:MAX_FIELDS] for part in _parts(material, found[field], field, field)]
+        cells: list[list[Cell]] = [
+            [row.label, field, site, cell]
+            for row in material.rows for field, panels in constant.items() if row.label in panels
+            for site, cell in panels[row.label].loc[0].items()
+        ]  # fmt: skip
+        shown.append(
+            Table(
+                "reports_constant",
+                "Reported, and the same in every round of a run.",
+                ["method", "field", "site", "value"],
+                cells,
+                folded=len(cells) > 24,
+            )
         )
-    )
+        notes = [f"Not shown: {', '.join(others[MAX_FIELDS:])}."] if len(others) > MAX_FIELDS else []
+        sections.append(Section("reports", "What the sites reported", notes=notes, parts=shown))
+    return [*sections, *maps(material)]
 
 
-def _values(runs: Iterable[PageRun], field: str) -> dict[tuple[int, str], list[float]]:
-    """By round and site, a value for each run."""
-    return values_of(runs, lambda record: {site: finite(of.get(field)) for site, of in record["reports"].items()})
+def _reported(field: str, record: Mapping[str, Any]) -> dict[str, float | None]:
+    return {site: finite(of.get(field)) for site, of in record["reports"].items()}
 
 
-def _changes(material: Material, field: str) -> bool:
-    """Whether it is not the same in every round, at some site of some run."""
-    for run in material.runs:
-        seen: dict[str, list[float]] = {}
-        if any(seen.setdefault(site, value) != value for (_, site), value in _values([run], field).items()):
-            return True
-    return False
+def _parts(material: Material, found: pd.DataFrame, field: str, title: str) -> list[Picture | Table]:
+    def told(row: str, of: pd.DataFrame) -> str:
+        return f"{row}: {listed(f'{site} {number(value)}' for site, value in in_the_end(of).items())}"
+
+    return site_parts(
+        material, found, told, "report_" + re.sub("[^a-zA-Z0-9]", "_", field)[:40], f"{title} of each site",
+        f"{title}: a line for each site{material.over_seeds}.", f"{title} in the end:", title,
+        f"{title} by round and site.",
+    )  # fmt: skip
 
 
-def _constant(material: Material, fields: Sequence[str]) -> Table:
-    cells: list[list[Cell]] = []
-    for row in material.rows:
-        for field in fields:
-            by_site = {site: values for (_, site), values in _values(row.runs, field).items()}
-            cells += [[row.label, field, site, spread(by_site[site])] for site in material.sites if site in by_site]
-    return Table(
-        "reports_constant",
-        "Reported, and the same in every round of a run.",
-        ["method", "field", "site", "value"],
-        cells,
-        folded=len(cells) > 24,
-    )
-
-
-def _parts(material: Material, field: str, title: str) -> list[Picture | Table]:
-    panels, cells = site_lines(material, {row.label: _values(row.runs, field) for row in material.rows})
-    told = [f"{name}: " + listed(f"{s.name} {number(s.last)}" for s in series) for name, series in panels.items()]
-    slug = "".join(c if c.isascii() and c.isalnum() else "_" for c in field)[:40]
-    picture = lines_picture(
-        material,
-        f"report_{slug}",
-        f"{title} of each site",
-        panels,
-        f"{title}: a line for each site{material.over_seeds}.",
-        f"{title} in the end: {listed(told, '; ')}.",
-        unit=title,
-    )
-    table = Table(
-        f"report_{slug}", f"{title} by round and site.", ["method", "round", "site", title], cells, folded=True
-    )
-    return [picture, table]
+def finite(value: Any) -> float | None:
+    """Give a finite number, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
 
 # ------------------------------------------------------------------------------------------------ map
 
 
-def som(material: Material) -> Section | None:
-    """The map of the last round that placed sites on one, of the first runs that have it."""
-    parts: list[Picture | Table] = []
-    cells: list[list[Cell]] = []
+def maps(material: Material) -> list[Section]:
+    """Show the map of the last round that placed sites on one, of the first runs that have it."""
+    found = []
     for run in material.runs:
-        found = next(
-            ((r["current_round"], m) for r in reversed(run.rounds) if (m := _usable(r["details"].get("som")))), None
-        )
-        if found is None:
-            continue
-        at_round, drawn = found
-        cells += [[run.name, at_round, site, *place] for site, place in drawn["bmu"].items()]
-        if len(parts) < MAX_MAPS:
-            parts.append(_map(run.name, at_round, drawn, run.info["synthetic"], len(parts) + 1))
-    if not parts:
-        return None
+        of_run = [(r["current_round"], som) for r in run.rounds if (som := _usable(r["details"].get("som")))]
+        found += [(run, *of_run[-1])] if of_run else []
+    if not found:
+        return []
+    parts: list[Picture | Table] = []
+    for index, (run, n, som) in enumerate(found[:MAX_MAPS], 1):
+        draw = draw_map(som, f"{run.name}, round {n}", run.info["synthetic"])
+        where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in som["bmu"].items())
+        about = f"{run.name}, round {n}: the sites at their best matching neurons."
+        parts.append(Picture(f"map_{index}", draw, about, f"{where}."))
+    cells: list[list[Cell]] = [[run.name, n, site, *at] for run, n, som in found for site, at in som["bmu"].items()]
     table = Table("map", "Where each site lies on the map.", ["run", "round", "site", "row", "column"], cells)
     words = ["Sites whose models are alike lie near each other; a dark cell is a border between unlike ones."]
-    runs = len({str(row[0]) for row in cells})
-    notes = [f"Pictures of the first {MAX_MAPS} of {runs} runs; the table has all."] if runs > MAX_MAPS else []
-    return Section("map", "Map of the sites' models", words=words, notes=notes, parts=[*parts, table])
-
-
-def _map(name: str, at_round: int, drawn: Mapping[str, Any], synthetic: bool, index: int) -> Picture:
-    def draw() -> Figure:
-        safe = {**drawn, "bmu": {label(site): place for site, place in drawn["bmu"].items()}}
-        return draw_map(safe, title=label(f"{name}{' (SYNTHETIC data)' if synthetic else ''}, round {at_round}", 100))
-
-    where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in drawn["bmu"].items())
-    return Picture(
-        f"map_{index}", draw, f"{name}, round {at_round}: the sites at their best matching neurons.", f"{where}."
-    )
+    few = f"Pictures of the first {MAX_MAPS} of {len(found)} runs; the table has all."
+    notes = [few] if len(found) > MAX_MAPS else []
+    return [Section("map", "Map of the sites' models", words=words, notes=notes, parts=[*parts, table])]
 
 
 def _usable(value: Any) -> dict[str, Any] | None:
-    """A map with a rectangle of numbers and sites within it, else None."""
-    if not isinstance(value, dict) or not isinstance(value.get("bmu"), dict):
-        return None
-    lines = value.get("u_matrix")
-    if not isinstance(lines, list) or not lines or not all(isinstance(line, list) and line for line in lines):
-        return None
-    if len({len(line) for line in lines}) > 1 or any(finite(v) is None for line in lines for v in line):
-        return None
-    inside = {
-        site: place
-        for site, place in value["bmu"].items()
-        if isinstance(place, list)
-        and len(place) == 2
-        and all(isinstance(p, int) for p in place)
-        and 0 <= place[0] < len(lines)
-        and 0 <= place[1] < len(lines[0])
-    }
-    return {"u_matrix": lines, "bmu": inside} if inside else None
-
-
-def finite(value: Any) -> float | None:
-    """A finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
+    """Give a map with a rectangle of numbers and the sites within it, else None."""
     try:
-        found = float(value)
-    except OverflowError:
+        matrix = np.array([[finite(of) for of in line] for line in value["u_matrix"]]).astype(float)
+        rows, columns = matrix.shape
+        inside = {
+            site: place for site, place in value["bmu"].items()
+            if isinstance(place, list) and [*map(type, place)] == [int, int]
+            and 0 <= place[0] < rows and 0 <= place[1] < columns
+        }  # fmt: skip
+    except (TypeError, ValueError, KeyError, AttributeError):
         return None
-    return found if math.isfinite(found) else None
+    return {"u_matrix": matrix.tolist(), "bmu": inside} if inside and np.isfinite(matrix).all() else None
+
+
+def draw_map(som: Mapping[str, Any], title: str, synthetic: bool) -> Callable[[], Figure]:
+    """Give a chart of the U-matrix, with the names of the sites at their best matching units.
+
+    Args:
+        som: ``u_matrix`` (rows of numbers), ``bmu`` (``{site: [row, column]}``).
+        title: over the picture.
+        synthetic: whether the data are generated.
+    """
+    matrix = pd.DataFrame(som["u_matrix"])
+    height, width = max(3.5, 1.05 * len(matrix) + 1.0), max(4.5, 1.25 * len(matrix.columns) + 1.6)
+    return partial(
+        chart, partial(_fill_map, matrix, som["bmu"]), height, f"{title}: sites on the map of models", synthetic,
+        width=width, xlabel="column of the map", ylabel="row of the map",
+    )  # fmt: skip
+
+
+def _fill_map(matrix: pd.DataFrame, places: Mapping[str, Sequence[int]], axes: Axes) -> None:
+    heat(axes, matrix, "mean distance (dark: a border)", low=matrix.min(axis=None), colours="Greys")
+    cells: dict[tuple[int, ...], list[str]] = {}
+    for site in in_order(places):
+        cells.setdefault(tuple(places[site]), []).append(label(site, MAX_CELL_NAME))
+    for (row, column), sites in cells.items():
+        more = [f"and {len(sites) - MAX_CELL_LINES + 1} more"] if len(sites) > MAX_CELL_LINES else []
+        axes.text(
+            column, row, "\n".join(sites[: MAX_CELL_LINES - len(more)] + more), ha="center", va="center", fontsize=8,
+            color="black", bbox={
+                "boxstyle": "round,pad=0.3", "facecolor": "#ffd27f", "edgecolor": "#7a4b00", "linewidth": 0.8
+            },
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, INTENSITY
 from fairflare.reporting.layout import Cell, Table, listed, number
-from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, Figures, StatsDocument, csv_of, others_of
-from fairflare_lab.page.content import Page, Picture, Section
-from fairflare_lab.page.style import (
-    COLOURS,
-    GRID,
-    MUTED,
-    drawn,
-    figure,
-    label,
-    legend,
-    look,
-    panel,
-    rows_of_legend,
-)
+from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
+from fairflare_lab.page.content import NOTHING, Page, Picture, Section
+from fairflare_lab.page.style import COLOURS, GRID, chart, figure, label, rows_at, stacked
+from fairflare_lab.page.write import draw_and_render
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
@@ -44,55 +35,54 @@ TERMS = (
 )
 
 
-def write_statistics(document: StatsDocument, folder: Path) -> Path:
-    """Writes ``stats.json``, ``stats.csv`` and ``stats.html`` into a folder; the page.
+def write_page(document: StatsDocument, folder: Path) -> Path:
+    """Write ``stats.html`` into a folder and return its path.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    from fairflare_lab.page.write import render
-
-    folder.mkdir(parents=True, exist_ok=True)
-    page = page_of(document)
-    pictures = [part for section in page.sections for part in section.parts if isinstance(part, Picture)]
-    html = render(page, {one.name: drawn(one.name, one.draw, files=False) for one in pictures}, files=False)
-    content = {DOCUMENT: document.model_dump_json(indent=2) + "\n", CSV: csv_of(document), PAGE: html}
-    for name, text in content.items():
-        write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    html = draw_and_render(page_of(document))
+    write_whole(folder / PAGE, partial(Path.write_text, data=html, encoding="utf-8"), shared=True)
     return folder / PAGE
 
 
 def page_of(document: StatsDocument) -> Page:
-    """The page's content; a section without figures is left out."""
+    """Give the page's content; a section without figures is left out."""
     shown = {site: of for site, of in document.sites.items() if "cases" in of.counts}
-    sections = [_numbers(document), *_intensity(document, shown), *_classes(document, shown), *_sizes(shown)]
-    facts = [("Sites", f"{len(document.sites)}: {listed(document.sites)}")]
-    made_up = f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else ""
-    return Page("How different the sites' images are", facts, made_up, document.sentences, sections, terms=TERMS)
+    sections = [_numbers(document), _intensity(document, shown), _classes(document, shown), _sizes(shown)]
+    return Page(
+        "How different the sites' images are",
+        [("Sites", f"{len(document.sites)}: {listed(document.sites)}")],
+        f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else "",
+        document.sentences,
+        [section for section in sections if section.parts],
+        terms=TERMS,
+    )
 
 
 def _numbers(document: StatsDocument) -> Section:
     names = ("cases", "images", "unusable", "missing_labels", "empty_masks")
-    rows: list[list[Cell]] = []
-    for site, of in document.sites.items():
-        apart = document.distances[site]
-        counts = [of.counts.get(name, "suppressed") for name in names]
-        median = of.quantiles.get("50")
-        rows.append([site, *counts, median, apart.intensity_wasserstein, apart.classes_jensen_shannon])
-    caption = (
-        "Distances are of a site from all others together: Wasserstein of intensities in shares of the intensity "
-        "range, Jensen-Shannon (base 2) of class mixes; 0: alike, 1: nothing in common."
-    )
-    heads = ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"]
+    rows: list[list[Cell]] = [
+        [site, *(of.counts.get(name, "suppressed") for name in names), of.quantiles.get("50"),
+         document.distances[site].intensity_wasserstein, document.distances[site].classes_jensen_shannon]
+        for site, of in document.sites.items()
+    ]  # fmt: skip
     pooled = [document.pooled.counts[name] for name in names]
-    totals: list[list[Cell]] = [["pooled", *pooled, document.pooled.quantiles.get("50"), None, None]]
-    return Section("numbers", "What the sites have", parts=[Table("numbers", caption, heads, [*rows, *totals])])
+    rows.append(["pooled", *pooled, document.pooled.quantiles.get("50"), None, None])
+    table = Table(
+        "numbers",
+        "Distances are of a site from all others together: Wasserstein of intensities in shares of the intensity "
+        "range, Jensen-Shannon (base 2) of class mixes; 0: alike, 1: nothing in common.",
+        ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"],
+        rows,
+    )
+    return Section("numbers", "What the sites have", parts=[table])
 
 
-def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> list[Section]:
+def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
     having = {site: of for site, of in sites.items() if INTENSITY in of.histograms}
     if not having:
-        return []
+        return NOTHING
     medians = (f"{site} {number(of.quantiles['50'])}" for site, of in having.items())
     more = f" The first {MOST} of {len(having)} sites." if len(having) > MOST else ""
     picture = Picture(
@@ -102,11 +92,13 @@ def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> list[Se
         f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
         f"Medians: {listed(medians)}.",
     )
-    rows: list[list[Cell]] = [[site, *of.quantiles.values()] for site, of in having.items()]
-    rows.append(["pooled", *document.pooled.quantiles.values()])
-    caption = "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off."
-    table = Table("quantiles", caption, ["site", *(f"{p} %" for p in document.pooled.quantiles)], rows)
-    return [Section("intensity", "Intensities", parts=[picture, table])]
+    table = Table(
+        "quantiles",
+        "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",
+        ["site", *(f"{p} %" for p in document.pooled.quantiles)],
+        [[site, *of.quantiles.values()] for site, of in [*having.items(), ("pooled", document.pooled)]],
+    )
+    return Section("intensity", "Intensities", parts=[picture, table])
 
 
 def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> Figure:
@@ -123,85 +115,66 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
         axes.set_title(label(site), loc="left", fontsize=8, pad=1)
         axes.set_yticks([])
         axes.grid(True, axis="x", color=GRID)
-    panels[-1].set_ylim(0, 1.15 * top)
-    panels[-1].set_xlabel("intensity (filled: the site; line: all others)")
+    panels[-1].set(ylim=(0, 1.15 * top), xlabel="intensity (filled: the site; line: all others)")
     return made
 
 
-def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> list[Section]:
+def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
     having = {site: of.mix() for site, of in sites.items() if of.mix()}
     if not having:
-        return []
+        return NOTHING
     having["pooled"] = document.pooled.mix()
     labels = sorted({k for mix in having.values() for k in mix})
     rows: list[list[Cell]] = [[site, *(mix.get(k) for k in labels)] for site, mix in having.items()]
-    heads = ["site", *(document.class_name(k) for k in labels)]
+    heads = ["site", *map(document.class_name, labels)]
     what = "images by class; of masks, pixels by label (0 is the background)"
-    table = Table("classes", f"Numbers of {what}.", heads, rows, folded=len(labels) > 8)
     told = (f"{site} {max(mix.values()) / sum(mix.values()):.0%} in its largest class" for site, mix in having.items())
-    draw = partial(_bars, document, having, labels)
+    shares = {document.class_name(k): [mix.get(k, 0) / sum(mix.values()) for mix in having.values()] for k in labels}
+    draw = partial(
+        chart, partial(stacked, rows=list(having), widths=shares), 0.3 * len(having) + 1.0, "mix of classes",
+        bool(document.synthetic), count=len(labels), xlim=(0, 1), xlabel="share",
+    )  # fmt: skip
     picture = Picture("class_mix", draw, f"Shares of {what}.", f"{listed(told)}.")
-    return [Section("classes", "Classes", parts=[picture, table])]
+    table = Table("classes", f"Numbers of {what}.", heads, rows, folded=len(labels) > 8)
+    return Section("classes", "Classes", parts=[picture, table])
 
 
-def _bars(document: StatsDocument, mixes: Mapping[str, Mapping[int, int]], labels: list[int]) -> Figure:
-    height = 0.3 * len(mixes) + 1.0 + rows_of_legend(len(labels))
-    made, axes = panel(height, "mix of classes", bool(document.synthetic))
-    begun = [0.0] * len(mixes)
-    for k, number_of in enumerate(labels):
-        style = look(k)
-        shares = [mix.get(number_of, 0) / sum(mix.values()) for mix in mixes.values()]
-        axes.barh(
-            range(len(mixes)), shares, left=begun, color=style.colour, hatch=style.hatch, edgecolor=MUTED,
-            linewidth=0.3, label=label(document.class_name(number_of)),
-        )  # fmt: skip
-        begun = [left + share for left, share in zip(begun, shares, strict=True)]
-    axes.set_yticks(range(len(mixes)), [label(site) for site in mixes])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("share")
-    legend(made, axes, len(labels))
-    return made
-
-
-def _sizes(sites: Mapping[str, Figures]) -> list[Section]:
+def _sizes(sites: Mapping[str, Figures]) -> Section:
+    shown = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
+    if not shown:
+        return NOTHING
+    picture = Picture(
+        "sizes",
+        partial(chart, partial(_strips, sites, shown), (0.2 * len(sites) + 0.75) * len(shown) + 0.4,
+                "sizes and spacings", False, panels=len(shown)),
+        "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images.",
+        "The tables below have the numbers.",
+    )  # fmt: skip
     tables = []
-    for axis in SIZES:
+    for axis in shown:
         having = {site: of.histograms[axis] for site, of in sites.items() if axis in of.histograms}
-        if not having:
-            continue
         bins = sorted({(one.low, one.high) for of in having.values() for one in of.bins})
-        rows: list[list[Cell]] = []
-        for site, of in having.items():
-            counts = {one.low: one.count for one in of.bins}
-            rows.append([site, *(counts.get(low, 0) for low, _ in bins), of.suppressed])
-        whole = AXES[axis].whole
-        heads = [f"{low:g}-{high - 1:g}" if whole else f"{low:g}-{high:g}" for low, high in bins]
-        caption = f"Numbers of {AXES[axis].doc}, in {AXES[axis].unit}."
-        tables.append(Table(axis, caption, ["site", *heads, "suppressed"], rows))
-    if not tables:
-        return []
-    picture = Picture("sizes", partial(_strips, sites), _STRIPS, "The tables below have the numbers.")
-    return [Section("sizes", "Sizes and spacings", parts=[picture, *tables])]
+        counts = {site: {one.low: one.count for one in of.bins} for site, of in having.items()}
+        heads = [f"{low:g}-{high - 1:g}" if AXES[axis].whole else f"{low:g}-{high:g}" for low, high in bins]
+        tables.append(
+            Table(
+                axis,
+                f"Numbers of {AXES[axis].doc}, in {AXES[axis].unit}.",
+                ["site", *heads, "suppressed"],
+                [[site, *(counts[site].get(low, 0) for low, _ in bins), of.suppressed] for site, of in having.items()],
+            )
+        )
+    return Section("sizes", "Sizes and spacings", parts=[picture, *tables])
 
 
-_STRIPS = "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images."
-
-
-def _strips(sites: Mapping[str, Figures]) -> Figure:
-    axes_of = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
-    made = figure((0.2 * len(sites) + 0.75) * len(axes_of) + 0.4, "sizes and spacings", False)
-    panels = made.subplots(len(axes_of), 1, squeeze=False)[:, 0]
-    for axes, axis in zip(panels, axes_of, strict=True):
-        for row, (_, of) in enumerate(sites.items()):
+def _strips(sites: Mapping[str, Figures], shown: Sequence[str], *panels: Axes) -> None:
+    for axes, axis in zip(panels, shown, strict=True):
+        for row, of in enumerate(sites.values()):
             histogram = of.histograms.get(axis)
             for one in histogram.bins if histogram else ():
                 share = one.count / max(1, histogram.records if histogram else 1)
                 axes.plot([(one.low + one.high) / 2], [row], "o", color=COLOURS[0], markersize=2 + 7 * share**0.5)
-        axes.set_yticks(range(len(sites)), [label(site) for site in sites])
-        axes.set_ylim(len(sites) - 0.5, -0.5)
+        rows_at(axes, list(sites))
         axes.set_xlim(left=0)
         axes.margins(x=0.1)
-        axes.grid(True, axis="x", color=GRID)
         axes.set_xlabel(f"{axis.replace('_', ' ')} ({AXES[axis].unit})")
-    return made

@@ -7,18 +7,16 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.reporting.layout import printable
 from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,7 +45,7 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """Of the row or site with this number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
+    """Give the looks of a row or site by its number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
     count = len(COLOURS)
     return Look(
         COLOURS[index % count],
@@ -58,14 +56,14 @@ def look(index: int) -> Look:
 
 
 def label(text: object, most: int = MAX_NAME) -> str:
-    """A name at an axis or in a legend; one that begins with ``_`` would not be shown there."""
+    """Give a name for an axis or a legend; one that begins with ``_`` would not be shown there."""
     found = short_name(printable(text), most)
     return f"\u200b{found}" if found.startswith("_") else found
 
 
 @contextmanager
 def styled(name: str) -> Iterator[None]:
-    """Matplotlib's settings while a figure is made and written."""
+    """Set matplotlib's settings while a figure is made and written."""
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -83,7 +81,7 @@ def styled(name: str) -> Iterator[None]:
 
 
 def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> Figure:
-    """An empty figure; ``title`` is on it too, since the files go their own ways."""
+    """Make an empty figure; ``title`` is on it too, since the files go their own ways."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -92,21 +90,34 @@ def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> 
     return made
 
 
-def panel(height: float, title: str, synthetic: bool) -> tuple[Figure, Axes]:
-    """A :func:`figure`, and its only panel."""
-    made = figure(height, title, synthetic)
-    return made, made.subplots()
+def chart(
+    fill: Callable[..., None], height: float, title: str, synthetic: bool, *, panels: int = 1, count: int = 0,
+    grid: Literal["x", "y", "both"] = "x", width: float = WIDTH, **labels: Any,
+) -> Figure:  # fmt: skip
+    """Draw panels, one below the other, with a legend below them.
 
-
-def whole_numbers(axes: Axes) -> None:
-    """Rounds have no halves."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    Args:
+        fill: gets the panels and draws into them.
+        height: in inches, without the legend.
+        title, synthetic: as in :func:`figure`.
+        panels: how many.
+        count: names in the legend; it is that of the first panel.
+        grid: its lines.
+        width: in inches.
+        labels: of every panel, as ``Axes.set`` has them.
+    """
+    made = figure(height + rows_of_legend(count), title, synthetic, width)
+    drawn_in = made.subplots(panels, 1, squeeze=False)[:, 0]
+    for axes in drawn_in:
+        axes.set(**labels)
+        axes.grid(axis=grid)
+    fill(*drawn_in)
+    legend(made, drawn_in[0], count)
+    return made
 
 
 def log_scale(axes: Axes, *, x: bool = False) -> None:
-    """Logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
+    """Make an axis logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     (axes.set_xscale if x else axes.set_yscale)("log")
@@ -117,7 +128,7 @@ def log_scale(axes: Axes, *, x: bool = False) -> None:
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:
-    """Below the panels, in as many columns as fit."""
+    """Put a legend below the panels, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if count > 1 and labels:
         fit = int(made.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
@@ -125,46 +136,51 @@ def legend(made: Figure, axes: Axes, count: int) -> None:
 
 
 def rows_of_legend(count: int) -> float:
-    """Inches that :func:`legend` takes."""
+    """Give the inches that :func:`legend` takes."""
     return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
 
 
-def heat(
-    made: Figure,
-    axes: Axes,
-    values: Any,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    called: str,
-    low: float | None = None,
-) -> None:
-    """Values as lightness, with a scale; a missing one is light grey."""
-    import numpy as np
+def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str = COLOUR_MAP) -> None:
+    """Show values as lightness, with a scale that begins at ``low`` or below; a missing one is light grey."""
     from matplotlib import colormaps
 
-    array = np.asarray(values, dtype=float)
-    finite = array[np.isfinite(array)]
-    least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    least = least if low is None else min(low, least)
-    colours = colormaps[COLOUR_MAP].with_extremes(bad=GRID)
+    least, most = min(low, values.min(axis=None)), values.max(axis=None)
     image = axes.imshow(
-        array, cmap=colours, vmin=least, vmax=most if most > least else least + 1, aspect="auto",
-        interpolation="nearest",
+        values, cmap=colormaps[colours].with_extremes(bad=GRID), vmin=least, vmax=most if most > least else least + 1,
+        aspect="auto", interpolation="nearest",
     )  # fmt: skip
-    axes.set_yticks(*ticks(rows, 48))
-    axes.set_xticks(*ticks(columns, 24), rotation=90 if max(map(len, columns), default=0) > 3 else 0)
+    axes.set_yticks(*ticks(list(values.index), 48))
+    axes.set_xticks(*ticks(list(values), 24), rotation=90 if max(len(str(name)) for name in values) > 3 else 0)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=2)
-    bar = made.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
+    axes.grid(False)
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
     bar.set_label(called)
     bar.outline.set_edgecolor(MUTED)
 
 
 def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Places and labels of at most so many of the names, evenly."""
+    """Give places and labels of at most so many of the names, evenly."""
     step = max(1, math.ceil(len(names) / most))
     places = list(range(0, len(names), step))
     return places, [label(names[place]) for place in places]
+
+
+def rows_at(axes: Axes, names: Sequence[str], above: float = 0.5, below: float = 0.5) -> None:
+    """Name the rows of a panel, the first one at the top."""
+    axes.set_yticks(range(len(names)), [label(name) for name in names])
+    axes.set_ylim(len(names) - 1 + below, -above)
+
+
+def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float]]) -> None:
+    """Draw a bar for each row, of parts that have a width in each row."""
+    lefts = [0.0] * len(rows)
+    for index, (name, of) in enumerate(widths.items()):
+        style = look(index)
+        axes.barh(range(len(rows)), of, 0.7, left=lefts, color=style.colour, edgecolor=INK, linewidth=0.5,
+                  hatch=style.hatch, label=label(name))  # fmt: skip
+        lefts = [left + width for left, width in zip(lefts, of, strict=True)]
+    rows_at(axes, rows)
 
 
 # ------------------------------------------------------------------------------------------------ forms
@@ -180,7 +196,7 @@ class Drawn:
 
 
 def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn:
-    """Draws a figure.
+    """Draw a figure.
 
     Args:
         name: letters, digits, ``_`` and ``-``; unique in the page.
@@ -199,65 +215,34 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
     return Drawn(_inline(svg), svg, pixels.getvalue())
 
 
-def write_files(
-    folder: Path,
-    name: str,
-    draw: Callable[[], Figure],
-    rows: Sequence[Sequence[Any]] = (),
-    *,
-    svg: bool = True,
-    shared: bool = True,
-) -> None:
-    """Writes a figure as PNG and SVG and its figures as CSV, each under ``name``; what is there is replaced.
-
-    Args:
-        folder: made when it is not there.
-        name, draw: as :func:`drawn`.
-        rows: of the CSV file, the header first; empty: none.
-        svg: False: PNG alone.
-        shared: others may read it, too.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    made = drawn(name, draw)
-    content = {"csv": csv_text(rows).encode(), "png": made.png, "svg": made.svg.encode()}
-    for ending in [*(["csv"] if rows else []), "png", *(["svg"] if svg else [])]:
-        write = partial(Path.write_bytes, data=content[ending])
-        write_whole(folder / f"{name}.{ending}", write, durable=False, shared=shared)
-
-
 def _slim(svg: str) -> str:
-    """Without what only the drawing program wants."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    """Leave out what only the drawing program wants."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
 
     def slim(tag: str) -> str:
-        tag = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
-        return re.sub(r"font-family: [^;\"]*(; )?", "", tag)
+        named = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag)
+        return re.sub(r"font-family: [^;\"]*(; )?", "", named)
 
     svg = _in_tags(svg, slim).replace("<svg ", '<svg font-family="sans-serif" ', 1)
     return re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def _inline(svg: str) -> str:
-    """Within a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
+    """Fit it into a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
 
-    def own(tag: str) -> str:
-        tag = tag.replace("xlink:href", "href")
-        for colour, variable in VARIABLES.items():
-            tag = tag.replace(colour, variable)
+    def themed(tag: str) -> str:
+        for text, of_page in {"xlink:href": "href", **VARIABLES}.items():
+            tag = tag.replace(text, of_page)
         return tag
 
-    return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{_in_tags(body, own)}'
+    body = _in_tags(body, themed)
+    return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 
 def _in_tags(svg: str, change: Callable[[str], str]) -> str:
-    """Changes tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
+    """Change tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
     return re.sub(r"<[^>]*>", lambda tag: change(tag[0]), svg)

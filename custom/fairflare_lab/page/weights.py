@@ -4,206 +4,144 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
-from fairflare.reporting.layout import number, spread
+from fairflare.reporting.layout import number
 from fairflare.reporting.notes import worst_warnings
-from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
-from fairflare_lab.page.layers import Largest
-from fairflare_lab.page.lines import Series, lines_picture, site_lines, values_of
+from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, listed
+from fairflare_lab.page.layers import mean
+from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, PageRow, PageRun
-from fairflare_lab.page.style import heat, panel
+from fairflare_lab.page.style import chart, heat
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-MAX_MAPS = 12  # rows with a picture of their own
 HALF = 0.5
 EQUAL = 1e-9  # weights that differ by less are equal
 
 
-def layers(material: Material) -> Section | None:
-    """Weights by layer and site, of the methods that have them."""
-    rows = [row for row in material.rows if any(run.layers.layers for run in row.runs)]
-    if not rows:
-        return None
+def layers(material: Material) -> Section:
+    """Show weights by layer and site, of the methods that have them."""
+    rows = [row for row in material.rows if any(run.layers.weight for run in row.runs)]
     parts: list[Picture | Table] = []
-    for index, row in enumerate(rows):
-        names, sites, values = layer_weights(row, material.sites)
+    for index, row in enumerate(rows, 1):
+        weights = layer_weights(row, material.sites)
         over = " and seeds" if len(row.runs) > 1 else ""
-        table = Table(
-            f"layer_weights_{index + 1}",
-            f"{row.label}: weight of each site in each layer, mean over rounds{over}.",
-            ["layer", *sites],
-            [[name, *map(float, values[k])] for k, name in enumerate(names)],
-            folded=True,
-        )
-        if index < MAX_MAPS:
-            parts.append(_map(material, row, index, names, sites, values))
-        parts.append(table)
-    parts += _similarity(material, rows)
-    notes = (
-        [f"Pictures of the first {MAX_MAPS} of {len(rows)} methods; the tables have all."]
-        if len(rows) > MAX_MAPS
-        else []
+        text = f"{row.label}: weight of each site in each layer, mean over rounds{over}."
+        cells = [[layer, *of] for layer, *of in weights.itertuples()]
+        parts += [_map(row, f"layer_weights_{index}", weights)] if index <= MAX_PANELS else []
+        parts.append(Table(f"layer_weights_{index}", text, ["layer", *weights], cells, folded=True))
+    unlike = (
+        (row.label, site, n, mean(run.layers.unlike, (n, site)))
+        for row in rows
+        for run in row.runs
+        for n, site in run.layers.unlike
     )
-    return Section("layers", "Weights by layer and site", notes=notes, parts=parts)
+    parts += site_parts(
+        material, frame(unlike), _farthest, "similarity",
+        "How unlike each site's features are to the anchor's (1 - similarity)",
+        "Mean over the layers; 0 is alike. Logarithmic.", "1 - similarity over the rounds.", "1 - similarity",
+        "1 - similarity of each site's features to the anchor's, mean over the layers.", worst_first=False, log=True,
+    )  # fmt: skip
+    few = [f"Pictures of the first {MAX_PANELS} of {len(rows)} methods; the tables have all."]
+    return Section("layers", "Weights by layer and site", notes=few * (len(rows) > MAX_PANELS), parts=parts)
 
 
-def layer_weights(row: PageRow, sites: Sequence[str]) -> tuple[list[str], list[str], np.ndarray]:
-    """Layers, the ``sites`` that have a weight, and the mean weight over rounds and runs, NaN where there is none."""
-    names = list(dict.fromkeys(layer for run in row.runs for layer in run.layers.layers))
-    arrays = np.array([run.layers.weights(names, sites) for run in row.runs])
+def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
+    """Average the weights over rounds and runs: layers by the ``sites`` that have any, NaN where there is none."""
+    names = list(dict.fromkeys(layer for run in row.runs for layer, _ in run.layers.weight))
+    of_runs = [[[mean(run.layers.weight, (name, site)) for site in sites] for name in names] for run in row.runs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a place without any value, which stays NaN
-        mean = np.nanmean(arrays, axis=0)
-    kept = [k for k in range(len(sites)) if np.isfinite(mean[:, k]).any()]
-    return names, [sites[k] for k in kept], mean[:, kept]
+        values = np.nanmean(of_runs, axis=0)
+    index, columns = (pd.Index(of, dtype=object) for of in (names, sites))
+    return pd.DataFrame(values, index, columns).dropna(axis=1, how="all")
 
 
-def _map(
-    material: Material, row: PageRow, index: int, names: Sequence[str], sites: Sequence[str], values: np.ndarray
-) -> Picture:
-    k, j = map(int, np.unravel_index(int(np.nanargmax(values)), values.shape))
-    by_site = np.nanmean(values, axis=0)
-
-    def draw() -> Figure:
-        height = min(1.6 + 0.145 * len(names), 9.5)
-        made, axes = panel(height, f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"])
-        heat(made, axes, values, names, sites, "weight, mean over the rounds", low=0.0)
-        return made
-
-    told = listed(f"{site} {number(float(v))}" for site, v in zip(sites, by_site, strict=True))
+def _map(row: PageRow, name: str, weights: pd.DataFrame) -> Picture:
+    draw = partial(
+        chart, partial(heat, values=weights, called="weight, mean over the rounds", low=0.0),
+        min(1.6 + 0.145 * len(weights), 9.5), f"{row.label}: weight by layer and site", row.runs[0].info["synthetic"],
+    )  # fmt: skip
+    told = listed(f"{site} {number(value)}" for site, value in weights.mean().items())
+    layer, site = weights.stack().idxmax()
     return Picture(
-        f"layer_weights_{index + 1}",
-        draw,
-        f"{row.label}: first layers at the top; light is much. Equal weights are {number(1 / max(len(sites), 1))}.",
-        f"Mean weights over {len(names)} layers: {told}. The largest is {number(float(values[k, j]))}, of {sites[j]} "
-        f"in {names[k]}.",
-    )
+        name, draw,
+        f"{row.label}: first layers at the top; light is much. Equal weights are {number(1 / weights.shape[1])}.",
+        f"Mean weights over {len(weights)} layers: {told}. The largest is {number(weights.at[layer, site])}, of {site} "
+        f"in {layer}.",
+    )  # fmt: skip
 
 
-def _similarity(material: Material, rows: Sequence[PageRow]) -> list[Picture | Table]:
-    found: dict[str, dict[tuple[int, str], list[float]]] = {row.label: {} for row in rows}
-    for row in rows:
-        for mean in (run.layers.unlike for run in row.runs):
-            for key in mean.sums:
-                found[row.label].setdefault(key, []).append(mean.of(key))
-    panels, cells = site_lines(material, found)
-    if not panels:
-        return []
-    far = {label: max(series, key=lambda s: s.last) for label, series in panels.items()}
-    told = [f"{label}: in the end {s.name} is farthest, {s.last:.3g}" for label, s in far.items()]
-    return [
-        lines_picture(
-            material,
-            "similarity",
-            "How unlike each site's features are to the anchor's (1 - similarity)",
-            panels,
-            "Mean over the layers; 0 is alike. Logarithmic.",
-            f"1 - similarity over the rounds. {listed(told, '; ')}.",
-            unit="1 - similarity",
-            worst_first=False,
-            log=True,
-        ),
-        Table(
-            "similarity",
-            "1 - similarity of each site's features to the anchor's, mean over the layers.",
-            ["method", "round", "site", "1 - similarity"],
-            cells,
-            folded=True,
-        ),
-    ]
+def _farthest(row: str, of: pd.DataFrame) -> str:
+    site, value = max(in_the_end(of).items(), key=lambda end: end[1])
+    return f"{row}: in the end {site} is farthest, {value:.3g}"
 
 
-# ------------------------------------------------------------------------------------------------ one weight a site
+def site_weights(material: Material) -> Section:
+    """Show one weight for a whole model, over the rounds."""
+    parts = site_parts(
+        material, by_site(material, lambda record: record["site_weights"] or {}), _most_and_least, "site_weights",
+        "Weight of each site in the average", f"A line for each site{material.over_seeds}.",
+        "Mean weights over the rounds.", "weight", "Weight of each site by round.",
+    )  # fmt: skip
+    return Section("site_weights", "Weights by site", parts=parts)
 
 
-def site_weights(material: Material) -> Section | None:
-    """One weight for a whole model, over the rounds."""
-    rows = {row.label: values_of(row.runs, lambda record: record["site_weights"] or {}) for row in material.rows}
-    panels, cells = site_lines(material, rows)
-    told = []
-    for label, series in panels.items():
-        means = {s.name: spread([p.mean for p in s.points.values()]).mean for s in series}
-        high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-        if means[high] - means[low] < EQUAL:
-            told.append(f"{label}: all sites {number(means[high])}")
-        else:
-            told.append(f"{label}: {high} most with {number(means[high])}, {low} least with {number(means[low])}")
-    if not cells:
-        return None
-    picture = lines_picture(
-        material,
-        "site_weights",
-        "Weight of each site in the average",
-        panels,
-        f"A line for each site{material.over_seeds}.",
-        f"Mean weights over the rounds. {listed(told, '; ')}.",
-        unit="weight",
-    )
-    table = Table(
-        "site_weights", "Weight of each site by round.", ["method", "round", "site", "weight"], cells, folded=True
-    )
-    return Section("site_weights", "Weights by site", parts=[picture, table])
+def _most_and_least(row: str, of: pd.DataFrame) -> str:
+    means = figures(of).mean()
+    if means.max() - means.min() < EQUAL:
+        return f"{row}: all sites {number(means.max())}"
+    return f"{row}: {means.idxmax()} most with {number(means.max())}, {means.idxmin()} least with {number(means.min())}"
 
 
 # ------------------------------------------------------------------------------------------------ influence
 
 
-def influence(material: Material) -> Section | None:
-    """The largest weight that one site had, round by round, and where bounds were at work."""
+def influence(material: Material) -> Section:
+    """Show the largest weight that one site had, round by round, and where bounds were at work."""
     runs = material.runs + material.others
-    found = {id(run): largest(run) for run in runs}
-    if not any(found.values()):
-        return None
-    series, told = [], []
-    for rank, row in enumerate(material.rows):
-        by_round: dict[int, list[float]] = {}
-        for run in row.runs:
-            for n, top in found[id(run)].items():
-                by_round.setdefault(n, []).append(top.value)
-        if by_round:
-            series.append(Series(row.label, rank, {n: spread(by_round[n]) for n in sorted(by_round)}))
-            told.append(f"{row.label} up to {number(max(v for values in by_round.values() for v in values))}")
     cells: list[list[Cell]] = []
     for run in runs:
-        if tops := found[id(run)]:
-            n = max(tops, key=lambda n: tops[n].value)
-            over = sum(top.value > HALF for top in tops.values())
-            cells.append([run.name, tops[n].value, tops[n].site, n, tops[n].layer or "whole model", over, len(tops)])
+        if found := largest(run):
+            n = max(found, key=lambda n: found[n][0])
+            value, site, layer = found[n]
+            over = sum(weight > HALF for weight, *_ in found.values())
+            cells.append([run.name, value, site, n, layer or "whole model", over, len(found)])
+    if not cells:
+        return NOTHING
     majority = sum(bool(cell[5]) for cell in cells)
     where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
     outweighs = (
         f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
         "outweighed all others together."
     )
-    words = [outweighs if majority else "No site had more than half of the weight in any round."]
-    parts: list[Picture | Table] = []
-    if series:
-        parts.append(
-            lines_picture(
-                material,
-                "influence",
-                "The largest weight of one site in each round",
-                {"": series},
-                f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted "
-                "line, one half, one site outweighs all others together.",
-                f"Largest weight of one site: {listed(told, '; ')}.",
-                unit="largest weight",
-                line_at=HALF,
-            )
-        )
-    parts.append(
+    words = outweighs if majority else "No site had more than half of the weight in any round."
+    parts: list[Picture | Table] = [
         Table(
             "influence",
             "The largest weight of one site in a run, and in how many rounds one site had more than half.",
             ["run", "largest weight", "site", "round", "layer", "rounds over one half", "rounds"],
             cells,
         )
+    ]
+    values = frame(
+        ("", row.label, n, weight)
+        for row in material.rows
+        for run in row.runs
+        for n, (weight, *_) in largest(run).items()
     )
+    if len(values):
+        labels, most = [row.label for row in material.rows], values.groupby("name", sort=False).value.max()
+        picture = lines(
+            material, "influence", "The largest weight of one site in each round", panels_of(values, labels),
+            f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted line, "
+            "one half, one site outweighs all others together.",
+            f"Largest weight of one site: {listed((f'{row} up to {number(of)}' for row, of in most.items()), '; ')}.",
+            "largest weight", line_at=HALF, ranks=labels,
+        )  # fmt: skip
+        parts = [picture, *parts]
     if material.reference:  # of one run they stand among its notes
         parts.append(
             Table(
@@ -212,21 +150,21 @@ def influence(material: Material) -> Section | None:
                 "each kind.",
                 ["run", "site", "kind", "rounds", "what"],
                 [
-                    [run.name, site or "every site", kind, len(numbers), text]
+                    [run.name, site or "every site", kind, len(numbers), told]
                     for run in runs
-                    for site, kind, numbers, text in worst_warnings(run.rounds)
+                    for site, kind, numbers, told in worst_warnings(run.rounds)
                 ],
             )
         )
-    return Section("influence", "Influence of a single site", words=words, parts=parts)
+    return Section("influence", "Influence of a single site", words=[words], parts=parts)
 
 
-def largest(run: PageRun) -> dict[int, Largest]:
-    """By round: of the whole model, or of a layer, whichever is larger."""
+def largest(run: PageRun) -> dict[int, tuple[float, str, str]]:
+    """Find each round's largest weight, of the whole model or of a layer, whose it is and in which layer."""
     found = dict(run.layers.largest)
     for record in run.rounds:
         for site, weight in (record["site_weights"] or {}).items():
-            before = found.get(record["current_round"])
-            if weight is not None and (before is None or weight > before.value):
-                found[record["current_round"]] = Largest(weight, site)
+            n = record["current_round"]
+            if weight is not None and (n not in found or weight > found[n][0]):
+                found[n] = (weight, site, "")
     return found

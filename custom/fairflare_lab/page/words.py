@@ -1,14 +1,16 @@
-"""The page's summary: sentences that say no more than the intervals do."""
+"""The page's summary: sentences that say no more than the intervals do, from ``templates/words.txt``."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from fairflare.reporting.documents import Inequality
 from fairflare.reporting.groups import captions
-from fairflare.reporting.layout import counted, interval, number, p_value
+from fairflare.reporting.layout import counted, interval, number, p_value, printable
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.standing import more_unequal, tested, who_is_behind
 from fairflare.reporting.values import in_words, title_of
@@ -26,48 +28,63 @@ from fairflare_lab.compare.differences import (
 from fairflare_lab.page.material import Material, PageRow
 from fairflare_lab.page.outcome import intervals, test_images
 
+if TYPE_CHECKING:
+    import jinja2
+
 VISIBLE = 0.005  # a smaller gap would be shown as 0.00
 ENOUGH_SEEDS = 5
 CALLED = {"average": "The average", "std": "The spread (std)", "worst": "The worst site"}
 
 
+def templates(**more: Any) -> jinja2.Environment:
+    """Give the page's templates; a misspelt name in one of them is an error."""
+    import jinja2
+
+    loader = jinja2.PackageLoader("fairflare_lab.page", "templates")
+    return jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, **more
+    )
+
+
+@cache
+def _macros() -> object:
+    environment = templates(finalize=partial(printable, most=None))
+    environment.globals.update(number=number, counted=counted, p_value=p_value, visible=VISIBLE, nan=math.nan)
+    environment.tests["nan"] = math.isnan
+    return environment.get_template("words.txt").module
+
+
+def say(macro: str, *given: Any) -> list[str]:
+    """Render a macro of ``words.txt``: one text for each of its paragraphs that has any."""
+    text = str(getattr(_macros(), macro)(*given))
+    paragraphs = (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n"))
+    return [part for part in paragraphs if part]
+
+
 def synthetic(material: Material) -> str:
-    """Which of the data are generated; empty: none is known to be."""
+    """Say which of the data are generated; empty: none is known to be."""
     runs = material.runs + material.others
-    count = sum(run.info["synthetic"] for run in runs)
-    if not count:
-        return ""
-    which = "The data are" if count == len(runs) else f"The data of {count} of {len(runs)} runs are"
-    return f"{which} SYNTHETIC (generated images): these figures say nothing about patients."
+    return "".join(say("synthetic", sum(run.info["synthetic"] for run in runs), len(runs)))
 
 
 def answer(material: Material) -> str:
-    """What was found, in one sentence: who was fairer than the reference, and which site is behind."""
+    """Say in one sentence what was found: who was fairer than the reference, and which site is behind."""
     if not material.tested:
         return "There are no test results, so nothing is said of fairness."
     label = material.reference or material.rows[0].label
     row = next(row for row in material.rows if row.label == label)
-    said = [_fairer(material, label)] if len(material.rows) > 1 else []
     whose = f"With {label}, " if material.reference else f"{title_of(row.runs[0].document)}: "
-    return ". ".join([*(f"{text[0].upper()}{text[1:]}" for text in said), whose + _behind(row, material)])
+    return " ".join([*_fairer(material, label), whose + _behind(row, material)])
 
 
-def _fairer(material: Material, reference: str) -> str:
+def _fairer(material: Material, reference: str) -> list[str]:
+    if len(material.rows) == 1:
+        return []
     spreads = [d for d in material.differences if d.measure == "std"]
-    if not any(math.isfinite(d.low) for d in spreads):
-        return f"whether a method is fairer than {reference} cannot be said of these runs"
     lost = {d.label for d in material.differences if d.measure != "std" and d.verdict == WORSE}
-    better = [
-        f"{d.label} (spread {number(d.mean, (d.high - d.low) / 2)}"
-        + (", but a worse average or worst site)" if d.label in lost else ")")
-        for d in spreads
-        if d.verdict == BETTER
-    ]
-    if better and all(d.label in lost for d in spreads if d.verdict == BETTER):
-        return f"no method was fairer than {reference} without a loss: {', '.join(better)}"
-    if better:
-        return f"fairer than {reference} on these data: {', '.join(better)}"
-    return f"no method was shown to be fairer than {reference} on these data"
+    better = [{**vars(d), "lost": d.label in lost} for d in spreads if d.verdict == BETTER]
+    known = any(math.isfinite(d.low) for d in spreads)
+    return say("fairer", reference, known, not all(one["lost"] for one in better), better)
 
 
 def _behind(row: PageRow, material: Material) -> str:
@@ -78,157 +95,67 @@ def _behind(row: PageRow, material: Material) -> str:
         return f"{nothing[0][0].lower()}{nothing[0][1:]}"
     known = [one for run in row.runs if (one := tested(run.document, material.metric))]
     sign = 1 if material.higher else -1
-    gaps: dict[str, list[float]] = {}
+    of_sites: dict[str, list[tuple[float, float]]] = {}
     for one in known:
         for site, of in one["sites"].items():
             if of["expected"] is not None:
-                gaps.setdefault(site, []).append(sign * (of["expected"] - of["value"]))
-    if gaps:
-        last = max(gaps, key=lambda site: statistics.fmean(gaps[site]))
-        shown, together = (sum(found) for found in ([last in one["behind"] for one in known], map(more_unequal, known)))
-        gap, equal = statistics.fmean(gaps[last]), statistics.fmean(one["chance_gap"] for one in known)
-        side, end = ("below", "lowest") if material.higher else ("above", "highest")
-        if gap < VISIBLE and not shown:
-            what = f"no site is 0.01 or more {side} expectation"
-        else:
-            value, worst = row.at(last).mean, (min if material.higher else max)(row.at(site).mean for site in gaps)
-            place = f"has the {end} {metric}" if value == worst else f"is furthest {side} its expectation in {metric}"
-            away = f"{gap:.2f}" if gap >= VISIBLE else f"{gap:.1g}"
-            equally = f"the {number(_expected(known, last))} expected if all sites were equal"
-            what = f"{_site(last)} {place}, {number(value)}, {away} {side} {equally}"
-
-        def runs(count: int) -> str:
-            return f" in {count} of {len(known)} runs" if len(known) > 1 else ""
-
-        if shown:
-            return f"{what}. Chance does not explain that{runs(shown)}."
-        if together:
-            more = "" if len(known) > 1 else f" (p {p_value(known[0]['p_value'])})"
-            return f"{what}. Together the sites are more unequal than chance explains{runs(together)}{more}."
-        return f"{what}. That may be chance: the {end} of equally good sites would be about {equal:.2f} {side}."
-    found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
-    if not found:
-        return "no site has a value."
-    last = found[0].worst_site if len(found) == 1 else statistics.mode(summary.worst_site for summary in found)
-    if all(summary.range == 0 for summary in found):
-        return f"all sites have the same {metric}."
-    return f"{_site(last)} has the worst {metric}; whether chance explains that is not known."
-
-
-def _expected(known: Sequence[Inequality], site: str) -> float:
-    """Return what a site is expected to have if all sites were equal, on average over runs."""
-    told = [one["sites"][site]["expected"] for one in known if site in one["sites"]]
-    return statistics.fmean(value for value in told if value is not None)
-
-
-def _site(name: str) -> str:
-    """A site's name in a sentence, which says that it is one."""
-    return name if name.lower().startswith("site") else f"site {name}"
+                of_sites.setdefault(site, []).append((sign * (of["expected"] - of["value"]), of["expected"]))
+    if not of_sites:
+        found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
+        last = statistics.mode(summary.worst_site for summary in found) if found else ""
+        return "".join(say("untested", metric, found, last))
+    gaps = {site: statistics.fmean(gap for gap, _ in of) for site, of in of_sites.items()}
+    last = max(gaps, key=gaps.__getitem__)
+    value, worst = row.at(last).mean, (min if material.higher else max)(row.at(site).mean for site in gaps)
+    at = {
+        "last": last, "gap": gaps[last], "value": value, "is_worst": value == worst, "known": len(known),
+        "expected": statistics.fmean(expected for _, expected in of_sites[last]),
+        "shown": sum(last in one["behind"] for one in known), "together": sum(map(more_unequal, known)),
+        "equal": statistics.fmean(one["chance_gap"] for one in known), "p_value": known[0]["p_value"],
+    }  # fmt: skip
+    return "".join(say("behind", metric, material.higher, at))
 
 
 def of_run(material: Material) -> list[str]:
-    """What one run reached."""
-    (row,) = material.rows
-    (run,) = row.runs
-    document, rounds = run.document, counted(len(run.rounds), "round")
-    ends = {
-        "completed": f"completed after {rounds}.",
-        "running": f"goes on, or was cut off, after {rounds}: nothing here is final.",
-        "failed": f"FAILED after {rounds}: {document['reason'] or 'no reason is recorded'}",
-    }
-    lines = [f"The run {ends[document['status']]}"]
-    if not material.tested:
-        return [*lines, "There are no test results."]
-    (found,) = row.summaries
-    which = "each site's own model" if run.info["measured"] == "personal" else "the last common model"
-    lines.append(
-        f"{in_words(material.metric)} on the sites' test splits, of {which}: {number(found.mean)} on average over "
-        f"{found.num_sites} sites, each counting once; standard deviation between sites {number(found.std)}; worst "
-        f"value {number(found.worst)} ({found.worst_site}), best {number(found.best)} ({found.best_site})."
-    )
-    if material.metric == run.info["primary_metric"]:
-        lines += _measured_on(material) + who_is_behind(document)[:1]
-    lines += captions(document)  # of groups of people, where these were asked for
-    if found.excluded:
-        lines.append(f"Without a value, and not in these figures: {', '.join(found.excluded)}.")
-    if found.suppressed:
-        kept = ", ".join(found.suppressed)
-        lines.append(f"Suppressed, fewer cases than the site's min_cases, and not in these figures: {kept}.")
-    lines.append("This is one run: how much of it is luck of the seed, it cannot say (fairflare compare --seeds).")
-    return lines
+    """Say what one run reached."""
+    (row,), (run,) = material.rows, material.runs
+    document, metric = run.document, material.metric
+    more = _measured_on(material) + who_is_behind(document)[:1] if metric == run.info["primary_metric"] else []
+    return say(
+        "of_run", document["status"], document["reason"], counted(len(run.rounds), "round"), in_words(metric),
+        run.info["measured"] == "personal", row.summaries[0] if material.tested else None, more + captions(document),
+    )  # fmt: skip
 
 
 def _measured_on(material: Material) -> list[str]:
-    """How many independent cases and images the figures are of."""
-    sites = intervals(material).values()
+    """Say how many independent cases and images the figures are of."""
+    cases = [of["test_cases"] for of in intervals(material).values()]
     counts = {
-        "cases": [int(site["test_cases"]) for site in sites if site["test_cases"] is not None],
-        "images": list(test_images(material).values()),
+        "cases": [int(count) for count in cases if count is not None],
+        "images": [*test_images(material).values()],
     }
     if counts["cases"] == counts["images"]:
         del counts["images"]
-    told = [
-        f"{sum(of)} test {what}, {' to '.join(map(str, dict.fromkeys((min(of), max(of)))))} at a site"
-        for what, of in counts.items()
-        if of
-    ]
-    return [f"Measured on {'; '.join(told)}."] if told else []
+    return say("measured", {what: of for what, of in counts.items() if of})
 
 
 def of_comparison(material: Material) -> list[str]:
-    """Who is better than the reference, beyond noise.
-
-    Args:
-        material: with a reference.
-    """
-    found = material.differences
+    """Say who is better than the reference, beyond noise."""
+    found, metric = material.differences, in_words(material.metric)
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.seed for run in material.runs if run.seed is not None})
-    lines = [
-        f"{counted(len(material.rows), 'method')}, {counted(len(material.runs), 'complete run')}, "
-        f"seed{'s' if len(seeds) != 1 else ''} "
-        f"{', '.join(map(str, seeds)) or 'not recorded'}. {in_words(material.metric)} on the test splits; "
-        f"{'higher' if material.higher else 'lower'} is better.",
-        *_measured_on(material),
-        f"{row.label}, which the others are compared with, has {_reached(row)}.",
-    ]
-    others = [other.label for other in material.rows if other.label != material.reference]
-    without = [label for label in others if not any(d.label == label for d in found)]
-    if all(d.verdict == ONE_SEED for d in found) and found:
-        lines.append(
-            "There is one seed only, so nothing can be said of noise, and no method can be called better or worse."
-        )
-        return [*lines, *_unpaired(without, row.label)]
+    compared = {row.label, *(d.label for d in found)}
     by_measure = {measure: [d for d in found if d.measure == measure] for measure in MEASURES}
-    lines += [
-        _measure_in_words(measure, of, row.label, in_words(material.metric)) for measure, of in by_measure.items() if of
-    ]
-    tests = sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES)
-    if tests > 1:
-        lines.append(
-            f"Better and worse are told after Holm's correction for {tests} tests: were there no difference anywhere, "
-            "one page in twenty would have one of these words by luck."
-        )
-    return [*lines, *_unpaired(without, row.label)]
+    return say(
+        "of_comparison", material, metric, row, seeds, "".join(_measured_on(material)),
+        bool(found) and all(d.verdict == ONE_SEED for d in found),
+        [_measure_in_words(measure, of, row.label, metric) for measure, of in by_measure.items() if of],
+        sum(math.isfinite(d.p_holm) for of in by_measure.values() for d in of),
+        [other.label for other in material.rows if other.label not in compared],
+    )  # fmt: skip
 
 
-def _unpaired(labels: Sequence[str], reference: str) -> list[str]:
-    return [f"No seed in common with {reference}, so not compared: {', '.join(labels)}."] if labels else []
-
-
-def _reached(row: PageRow) -> str:
-    mean, std, worst = (row.over(attribute) for attribute in ("mean", "std", "worst"))
-    if not math.isfinite(mean.mean):
-        return "no value"
-    count = sum(math.isfinite(summary.mean) for summary in row.summaries)
-    return (
-        f"{number(mean.mean, mean.sd)} on average over the sites, a standard deviation of {number(std.mean, std.sd)} "
-        f"between them, and {number(worst.mean, worst.sd)} at the worst site"
-        + (f" (means ± standard deviation over {count} seeds)" if count > 1 else "")
-    )
-
-
-def _measure_in_words(measure: str, found: Sequence[Difference], reference: str, metric: str) -> str:
+def _measure_in_words(measure: str, found: list[Difference], reference: str, metric: str) -> str:
     more = f" (use {ENOUGH_SEEDS} seeds or more)" if all(len(d.values) < ENOUGH_SEEDS for d in found) else ""
     verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # how it is said, and what behind each row
         BETTER: (f"better than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),

@@ -1,4 +1,4 @@
-"""Writes the page: of a folder with pictures and tables beside it, or of one run alone."""
+"""Write the page: of a folder with pictures and tables beside it, or of one run alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,9 @@ from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.values import title_of
-from fairflare_lab.page import (
-    course,
-    groups,
-    leads,
-    outcome,
-    pareto,
-    provenance,
-    reports,
-    sweep,
-    unseen,
-    weights,
-    words,
-)
+from fairflare_lab.page import groups, leads, outcome, provenance, unseen, words
 from fairflare_lab.page.content import MAX_COLUMNS, Page, Picture, Table, printable, shown
-from fairflare_lab.page.material import Material, of_one, only_left_out, page_run, read_material
+from fairflare_lab.page.material import Material, of_one, page_run, read_material
 from fairflare_lab.page.style import Drawn, drawn
 
 P = TypeVar("P", Picture, Table)
@@ -48,7 +36,7 @@ def write_report(
     reference: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes ``index.html``, ``figures/*.png``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
+    """Write ``index.html``, ``figures/*.png``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
 
     Args:
         folder: of a run, a FLARE download or a comparison; or a ``results.json``.
@@ -70,37 +58,25 @@ def write_report(
             raise ValueError(f"{out} is no report and not empty; give another --out")
         if not overwrite:
             raise ValueError(f"{out} holds a report already; give --overwrite to replace it, or another --out")
-    without = only_left_out(folder, metric)
-    if without is not None and reference is not None:
-        raise ValueError(f"--reference is for differences, and {folder} holds runs that each leave a site out")
-    if without is not None:
-        page = unseen.unseen_page(*without)
-    else:
-        page = build(read_material(folder, metric=metric, reference=reference))
-    pictures = {p.name: drawn(p.name, p.draw) for p in _of_kind(page, Picture)}
-    html = render(page, pictures, files=True)
+    page = build(read_material(folder, metric=metric, reference=reference))
+    pictures = {p.name: drawn(p.name, p.draw) for p in parts_of(page, Picture)}
+    files = {f"{FIGURES}/{name}.svg": picture.svg.encode() for name, picture in pictures.items()}
+    files |= {f"{FIGURES}/{name}.png": picture.png for name, picture in pictures.items()}
+    files |= {f"{TABLES}/{table.name}.csv": table.csv().encode() for table in parts_of(page, Table)}
+    files[INDEX_FILE] = render(page, pictures, files=True).encode()
     _clear(out)
     for kind in (FIGURES, TABLES):
         (out / kind).mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        _write(out / FIGURES / f"{name}.svg", picture.svg.encode())
-        _write(out / FIGURES / f"{name}.png", picture.png)
-    for table in _of_kind(page, Table):
-        _write(out / TABLES / f"{table.name}.csv", table.csv().encode())
-    _write(out / INDEX_FILE, html.encode())
+    for name, content in files.items():
+        try:
+            write_whole(out / name, partial(Path.write_bytes, data=content), durable=False, shared=True)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(out / name)) from error
     return out / INDEX_FILE
 
 
-def _write(file: Path, content: bytes) -> None:
-    """Write a file of the report; an error names it."""
-    try:
-        write_whole(file, lambda path: path.write_bytes(content), durable=False, shared=True)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from error
-
-
 def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
-    """Writes ``report.html`` of one run into its folder, without files beside it.
+    """Write ``report.html`` of one run into its folder, without files beside it.
 
     Args:
         results: of :func:`fairflare.reporting.results.read_document`.
@@ -115,9 +91,8 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
     path = Path(folder) / PAGE_FILE
     try:
         page = build(of_one(page_run(results)))
-        pictures = {p.name: drawn(p.name, p.draw, files=False) for p in _of_kind(page, Picture)}
-        html = render(page, pictures, files=False)
-        write_whole(path, lambda partial_file: partial_file.write_text(html, encoding="utf-8"), durable=False)
+        html = draw_and_render(page).encode()
+        write_whole(path, partial(Path.write_bytes, data=html), durable=False)
     except Exception as error:
         if lacking := lacking_package(error):
             return [f"no page: {lacking}"]
@@ -131,68 +106,60 @@ def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -
 
 
 def build(material: Material) -> Page:
-    """The page's content; sections without anything in them are left out."""
-    problems = list(material.problems)
-    if material.reference:
-        summary = words.of_comparison(material)
-        title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
-    else:
-        (run,) = material.runs
-        summary = words.of_run(material)
-        title = title_of(run.document)
-        problems += run.problems
-    if not material.reference:
-        summary = [words.answer(material), *summary]
+    """Give the page's content; sections without anything in them are left out."""
+    if material.unseen and not material.rows:
+        return unseen.unseen_page(material.unseen, material.problems)
+    from fairflare_lab.page import against, over_time, reports, weights  # which import pandas
+
     sections = [
         outcome.results(material),
         groups.groups(material),
         outcome.differences(material),
         unseen.unseen(material.unseen),
         unseen.of_groups(material.unseen),
-        sweep.sweep(material),
-        pareto.pareto(material),
-        course.rounds(material),
-        course.rounds(material, "test"),
+        against.sweep(material),
+        against.pareto(material),
+        over_time.rounds(material),
+        over_time.rounds(material, "test"),
         weights.layers(material),
         weights.site_weights(material),
         *reports.reports(material),
         weights.influence(material),
-        course.took_part(material),
-        course.cost(material),
+        over_time.took_part(material),
+        over_time.cost(material),
         provenance.settings(material),
     ]
-    full = [
+    filled = (
         replace(section, parts=[part for part in section.parts if isinstance(part, Picture) or part.rows])
         for section in sections
-        if section is not None
-    ]
+    )
+    full = [section for section in filled if section.parts or section.words or section.notes]
     heads, rest = leads.leads(material, full)
-    if material.reference and not heads:
-        summary = [words.answer(material), *summary]
-    facts = provenance.facts([run.document for run in material.runs], material.metric)
-    return Page(title, facts, words.synthetic(material), summary, rest, problems, heads)
+    summary = words.of_comparison(material) if material.reference else words.of_run(material)
+    title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
+    return Page(
+        title if material.reference else title_of(material.runs[0].document),
+        provenance.facts([run.document for run in material.runs], material.metric),
+        words.synthetic(material),
+        summary if heads else [words.answer(material), *summary],
+        rest,
+        material.problems,
+        heads,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ form
 
 
 def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
-    """HTML in one piece.
+    """Give HTML in one piece.
 
     Args:
         page: content.
         pictures: by name.
         files: whether pictures and tables lie beside it, so that links to them make sense.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fairflare_lab.page", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+    environment = words.templates(autoescape=True)
     environment.filters.update(shown=shown, printable=partial(printable, most=None))
     environment.tests.update(
         table=lambda part: isinstance(part, Table),
@@ -212,8 +179,14 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
     )
 
 
-def _of_kind(page: Page, kind: type[P]) -> list[P]:
-    """Its pictures, or its tables."""
+def draw_and_render(page: Page) -> str:
+    """Give HTML that stands alone, without files beside it."""
+    pictures = {part.name: drawn(part.name, part.draw, files=False) for part in parts_of(page, Picture)}
+    return render(page, pictures, files=False)
+
+
+def parts_of(page: Page, kind: type[P]) -> list[P]:
+    """List its pictures, or its tables."""
     parts = [*(one.picture for one in page.leads), *(part for section in page.sections for part in section.parts)]
     return [part for part in parts if isinstance(part, kind)]
 
@@ -227,7 +200,7 @@ def _is_report(folder: Path) -> bool:
 
 
 def _clear(out: Path) -> None:
-    """Removes an earlier report's files, and nothing else."""
+    """Remove an earlier report's files, and nothing else."""
     for kind, suffixes in ((FIGURES, (".png", ".svg")), (TABLES, (".csv",))):
         for path in (out / kind).iterdir() if (out / kind).is_dir() else ():
             if path.suffix in suffixes and path.is_file():

@@ -26,7 +26,9 @@ from fairflare.data.partitions import (
     two_pool_partition,
 )
 from fairflare_lab.phantoms.camera import PLAIN, Camera, camera_of
-from fairflare_lab.phantoms.plan import OWN_CLASS, Images, PhantomPlan
+from fairflare_lab.phantoms.plan import OWN_CLASS, PHANTOMS, Images, PhantomPlan
+
+__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # what a task asks the source ``classes`` for
 
 Labels = npt.NDArray[np.int64]
 

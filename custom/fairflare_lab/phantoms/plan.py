@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,19 +15,10 @@ from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt,
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
 from fairflare.data.partitions import SHARD_MODES
 from fairflare_lab.phantoms.canvas import Canvas
-from fairflare_lab.phantoms.dermoscopy import (
-    ISIC2018,
-    ISIC2018_COUNTS,
-    ISIC2019,
-    ISIC2019_COUNTS,
-    TONES,
-    draw_dermoscopy,
-)
-from fairflare_lab.phantoms.endoscopy import HYPERKVASIR, HYPERKVASIR_COUNTS, HYPERKVASIR_GROUPS, draw_endoscopy
-from fairflare_lab.phantoms.fundus import GRADE_COUNTS, GRADES, draw_fundus
+from fairflare_lab.phantoms.scene import TONES, draw_spot
+from fairflare_lab.sets.published import GRADES, HYPERKVASIR, ISIC2018, ISIC2019
 
 Images = npt.NDArray[np.uint8]
-Scene = Callable[[Canvas, str, "str | None"], Images]
 
 PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
 LABEL_NOISES = ("symmetric", "pair")
@@ -38,19 +28,27 @@ OWN_CLASS = 4  # images of a class in a site's own test set, at least: of one or
 
 @dataclass(frozen=True)
 class ClassPhantom:
-    """One kind of synthetic image."""
+    """Names and shares of the classes of a published data set, of which one scene draws synthetic images."""
 
     name: str
     title: str
-    class_names: tuple[str, ...]
-    counts: tuple[int, ...]  # of the real data set, by class; only their proportions matter
-    groups: Mapping[str, tuple[int, ...]]  # classes by frequency, such as head, medium, tail; empty if none
-    attributes: tuple[str, ...]  # of the person, such as skin tones; empty if none
-    scene: Scene  # draws a class and an attribute on a canvas
+    classes: Mapping[str, int]  # images of the real data set, by class; only their proportions matter
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by frequency; empty: none
+    attributes: tuple[str, ...] = ()  # of the person, such as skin tones; empty: none
     called: str = "tone"  # what ``attributes`` are values of, as a datalist declares it
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in the order of their numbers."""
+        return tuple(self.classes)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Images of the real data set, by class."""
+        return tuple(self.classes.values())
+
     def draw(self, label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> Images:
-        """One image.
+        """Draw one image.
 
         Args:
             label: number of the class.
@@ -64,42 +62,30 @@ class ClassPhantom:
         Raises:
             ValueError: no such class or attribute.
         """
-        number("label", label, low=0, high=len(self.class_names) - 1, whole=True)
+        number("label", label, low=0, high=len(self.classes) - 1, whole=True)
         if attribute is not None:
             self.check_attributes()
             choice("attribute", attribute, self.attributes)
-        return self.scene(Canvas(size, rng), self.class_names[label], attribute)
+        return draw_spot(Canvas(size, rng), label, attribute)
 
     def check_attributes(self) -> None:
-        """Raises ValueError when these images have no attributes."""
+        """Raise ValueError when these images have no attributes."""
         if not self.attributes:
             having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
             raise ValueError(f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}")
 
 
-PHANTOMS: Mapping[str, ClassPhantom] = MappingProxyType(
-    {
-        phantom.name: phantom
-        for phantom in (
-            ClassPhantom(
-                "dermoscopy", "dermoscopy-like skin lesions, classes of ISIC 2019",
-                ISIC2019, ISIC2019_COUNTS, MappingProxyType({}), TONES, draw_dermoscopy,
-            ),
-            ClassPhantom(
-                "dermoscopy7", "dermoscopy-like skin lesions, classes of ISIC 2018",
-                ISIC2018, ISIC2018_COUNTS, MappingProxyType({}), TONES, draw_dermoscopy,
-            ),
-            ClassPhantom(
-                "fundus", "fundus-like images, five grades of diabetic retinopathy as in Messidor-2",
-                GRADES, GRADE_COUNTS, MappingProxyType({}), (), draw_fundus,
-            ),
-            ClassPhantom(
-                "endoscopy", "gastrointestinal-endoscopy-like images, classes of HyperKvasir",
-                HYPERKVASIR, HYPERKVASIR_COUNTS, MappingProxyType(HYPERKVASIR_GROUPS), (), draw_endoscopy,
-            ),
-        )
-    }
-)  # fmt: skip
+#: Classes by the images of a training fold (80 %): head > 700, medium 70 to 700, tail < 70.
+LONG_TAIL = {"head": tuple(range(7)), "medium": tuple(range(7, 16)), "tail": tuple(range(16, 23))}
+PHANTOMS: Mapping[str, ClassPhantom] = {
+    phantom.name: phantom
+    for phantom in (
+        ClassPhantom("dermoscopy", "spots, classes of ISIC 2019", ISIC2019, attributes=TONES),
+        ClassPhantom("dermoscopy7", "spots, classes of ISIC 2018", ISIC2018, attributes=TONES),
+        ClassPhantom("fundus", "spots, classes of Messidor-2", GRADES),
+        ClassPhantom("endoscopy", "spots, classes of HyperKvasir", HYPERKVASIR, LONG_TAIL),
+    )
+}
 
 
 @settings

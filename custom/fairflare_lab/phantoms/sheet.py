@@ -1,4 +1,4 @@
-"""Contact sheets: a picture of what a phantom draws, with a row for each class or site."""
+"""Contact sheets: a picture of what a phantom draws, with a row for each class, or site of the prostate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from fairflare.base.checks import choice, whole
-from fairflare_lab.phantoms.camera import camera_of
 from fairflare_lab.phantoms.plan import MIN_SIZE, PHANTOMS, Images
 from fairflare_lab.phantoms.prostate import SCANNERS, prostate_site
 
@@ -25,22 +24,6 @@ def class_sheet(
     for label in range(len(kind.class_names)):
         generators = np.random.default_rng([seed, label]).spawn(whole("columns", columns))
         rows.append([kind.draw(label, rng, image_size, attribute) for rng in generators])
-    return _save(path, rows)
-
-
-def site_sheet(
-    path: str | Path, phantom: str, *, sites: int, columns: int = 1, image_size: int = 96, seed: int = 0,
-    attribute: str | None = None,
-) -> Path:  # fmt: skip
-    """Write a row for each class: ``columns`` images by the camera of site 1, the same ones by that of site 2, ..."""
-    kind = PHANTOMS[choice("phantom", phantom, PHANTOMS)]
-    whole("image_size", image_size, low=MIN_SIZE)
-    cameras = [camera_of(site) for site in range(whole("sites", sites))]
-    rows = []
-    for label in range(len(kind.class_names)):
-        generators = np.random.default_rng([seed, label]).spawn(whole("columns", columns))
-        drawn = np.stack([kind.draw(label, rng, image_size, attribute) for rng in generators])
-        rows.append([image for camera in cameras for image in camera.take(drawn)])
     return _save(path, rows)
 
 
@@ -76,24 +59,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m fairflare_lab.phantoms",
-        description="Contact sheet of a phantom, a row for each class or site.",
+        description="Contact sheet of a phantom, a row for each class, or site of the prostate.",
     )
     parser.add_argument("phantom", choices=["prostate", *PHANTOMS])
     parser.add_argument("--out", required=True, help="picture to write, such as sheet.png")
-    parser.add_argument("--columns", type=int, help="images of each row (default 12; with a number of sites 1 of each)")
+    parser.add_argument("--columns", type=int, help="images of each row (default 12)")
     parser.add_argument("--size", type=int, help="height and width of an image (default 96, prostate 128)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--attribute", help="such as dark; default: the first one (not of the prostate)")
     parser.add_argument(
         "--sites", nargs="+", metavar="SITE",
-        help="of the prostate: names (default: the six sites); else a number: each image by so many sites' cameras",
+        help="of the prostate: names (default: the six sites)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     kind = PHANTOMS.get(options.phantom)
     if kind is None and options.attribute is not None:
         parser.error(f"{options.phantom} has no --attribute")
-    if kind is not None and options.sites is not None and not (len(options.sites) == 1 and options.sites[0].isdigit()):
-        parser.error(f"--sites of {options.phantom} must be one number")
+    if kind is not None and options.sites is not None:
+        parser.error(f"{options.phantom} has no --sites")
     given = {"seed": options.seed}
     given |= {} if options.columns is None else {"columns": options.columns}
     given |= {} if options.size is None else {"image_size": options.size}
@@ -103,11 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             path, title = prostate_sheet(options.out, sites=rows, **given), "T2-like prostate slices"
         else:
             rows, title = list(kind.class_names), kind.title
-            if options.sites is None:
-                path = class_sheet(options.out, kind.name, attribute=options.attribute, **given)
-            else:
-                sites = int(options.sites[0])
-                path = site_sheet(options.out, kind.name, sites=sites, attribute=options.attribute, **given)
+            path = class_sheet(options.out, kind.name, attribute=options.attribute, **given)
     except (OSError, ValueError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     print(f"{path}: synthetic {title}, no patient data; rows: {', '.join(rows)}")

@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 Precision = Literal["fp32", "bf16", "fp16"]
-LOWER: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LOWER = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names of their dtypes
 FIRST_SCALE = 2.0**10  # torch's 2^16 overflows at first, and a site's round may have few steps
 LEAST_SCALE = 1.0  # gradients that overflow without being scaled up are no matter of the scale
 _NAME = "_fairflare_lowered"
@@ -41,7 +43,7 @@ class Computing:
         if self.channels_last:
             _channels_last(model)
         if self.precision != "fp32":
-            _Lowered(device.type, LOWER[self.precision]).attach(model)
+            _Lowered(device.type, getattr(torch, LOWER[self.precision])).attach(model)
         if self.compile:
             # Without these guards a graph that was made once would ignore hooks that are set later.
             torch._dynamo.config.skip_nnmodule_hook_guards = False
@@ -191,8 +193,8 @@ class _Lowered:
 
 
 def _in_float32(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.float() if output.dtype in LOWER.values() else output
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, Mapping):
         return type(output)((key, _in_float32(value)) for key, value in output.items())  # type: ignore[call-arg]
     if isinstance(output, tuple) and hasattr(output, "_fields"):

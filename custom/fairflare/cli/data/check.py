@@ -51,7 +51,7 @@ def check_data(
     as_json: AsJson = False,
 ) -> None:
     """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
-    from fairflare.tasks.data_check import check_sites
+    from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:
         with user_errors(out):
@@ -219,7 +219,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
 def _write_pictures(
     sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
 ) -> None:
-    from fairflare.tasks.scores.data_pictures import contact_sheet, histogram
+    from fairflare.checking.pictures import contact_sheet, histogram
 
     rows: list[list[Any]] = [["site", "split", "class", "images"]]
     for site in sites:

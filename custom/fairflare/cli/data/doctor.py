@@ -120,8 +120,8 @@ def packages() -> Iterator[Finding]:
     from packaging.requirements import Requirement
 
     number = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 10) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("python", "ok" if fits else "problem", number if fits else f"{number}; 3.10 to 3.12 are supported")
+    fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
+    yield Finding("python", "ok" if fits else "problem", number if fits else f"{number}; 3.10 to 3.14 are supported")
     yield Finding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)

@@ -48,7 +48,7 @@ def stats(
     overwrite: Overwrite = False,
 ) -> None:
     """Counts, classes, intensities and sizes by site and pooled, as a page, by FLARE's federated statistics."""
-    from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE
+    from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, write_statistics
 
     with user_errors(out), one_document(as_json) as put:
         given = parse_settings(settings)
@@ -67,12 +67,8 @@ def stats(
         if as_json:
             put(**dict(document))
             return
-        from fairflare_lab.page.site_statistics import write_statistics
-
-        page = write_statistics(document, out)
-        for sentence in document.sentences:
-            say(sentence, console)
-        say(f"page: {page}", console)
+        for line in write_statistics(document, out):
+            say(line, console)
 
 
 def _here(data: Path, names: list[str] | None, given: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ def run(
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
         plan.update(kind_by_manifest(site_file, plan))
-        made = partial(PlanHere, apart=jobs > 1) if in_process else _recipe
+        made = partial(PlanHere, apart=jobs > 1)  # without FLARE, so that a refusal does not wait for its import
         own = without_phantom(lambda more: made(**{**plan, "settings": {**more, **plan["settings"]}}), local)
         plan["settings"] = {**own, **plan["settings"]}
         recipe: Any = made(**plan)
@@ -87,7 +87,10 @@ def run(
             recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan["num_rounds"] is None
         )
         if more:
-            recipe = made(**{**plan, "settings": {**plan["settings"], **more}})
+            plan["settings"] = {**plan["settings"], **more}
+            recipe = made(**plan)
+        if not in_process:
+            recipe = _recipe(**plan)
         say_plan(recipe.plan, site_file is not None)
         if mlflow is not None:
             track_in_mlflow(recipe, mlflow, here=True)
@@ -163,15 +166,15 @@ def export(
 ) -> None:
     """Writes a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
-    from fairflare.flare.export.recipes import FairRecipe
 
     with user_errors(out):
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
         sites = None if plan["sites"] == "default" else plan["sites"]
-        settings = {**FOR_HOSPITALS, **(plan["settings"] or {})}
-        recipe = FairRecipe(**{**plan, "sites": sites, "settings": settings}, packaging=packaging)
+        plan |= {"sites": sites, "settings": {**FOR_HOSPITALS, **(plan["settings"] or {})}}
+        PlanHere(**plan)  # refuses before FLARE is imported
+        recipe = _recipe(**plan, packaging=packaging)
         say_plan(recipe.plan)
         if plan["task_file"]:
             _try_network(recipe.plan.task)

@@ -12,15 +12,19 @@ __all__ = [
     "MU_GRID",
     "global_accuracy",
     "label_entropy",
+    "learning_rounds",
     "observation",
     "reward",
     "told_entropy",
+    "warmup_in",
 ]
 
 #: The proximal coefficient before an agent has chosen one.
 INITIAL_MU = 1e-5
 #: Actions of the specification.
 MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+CAPACITY = 1000  # transitions that the agents remember
+REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
 #: A loss counts as this one at most.
 LOSS_CAP = 10.0
 #: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.
@@ -163,3 +167,13 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
     checks.number("accuracy", accuracy, low=0, high=1)
     checks.number("zeta", zeta, low=0, high=1)
     return math.exp(accuracy - zeta) - 1.0
+
+
+def warmup_in(num_rounds: int, most: int) -> int:
+    """Transitions before the first update: ``most``, or a quarter of the rounds where that is less."""
+    return min(most, max(num_rounds // 4, 1))
+
+
+def learning_rounds(num_rounds: int, most: int) -> int:
+    """Rounds of federated learning in which something is learnt, with :func:`warmup_in`."""
+    return max(num_rounds - REWARD_DELAY - warmup_in(num_rounds, most) + 1, 0)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.base import checks
+from fairflare.core.agents.mu_rewards import CAPACITY
 
 __all__ = ["Learner", "Mixer", "Step", "SummaryMixer", "available", "mix", "td_target"]
 
 OBSERVATION_SIZE = 4  # numbers that an agent sees
 EMBED = 32  # width of the mixer
-CAPACITY, BATCH, TARGET_EVERY = 1000, 32, 10  # transitions: remembered, per gradient step, between target copies
+BATCH, TARGET_EVERY = 32, 10  # transitions: per gradient step, between target copies
 CLIP = 10.0  # largest norm of the gradient
 MANY_AGENTS = 8  # with more: one network for all by default, and a mixer that does not grow with their square
 INDEX = torch.int16  # of an action, where it is remembered

@@ -125,7 +125,7 @@ def _measured(state: State, received: State | None) -> _Measured:
     return measured
 
 
-class _Clipped(Mapping[str, torch.Tensor]):
+class _Clipped(Mapping[str, "torch.Tensor"]):
     """A site's state as it counts; tensors are changed when they are read."""
 
     def __init__(

@@ -117,7 +117,7 @@ def with_entries(
     return found
 
 
-class Steps(Mapping[str, torch.Tensor]):
+class Steps(Mapping[str, "torch.Tensor"]):
     """The change between two models, each tensor made when it is asked for.
 
     Args:

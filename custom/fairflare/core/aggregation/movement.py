@@ -15,7 +15,7 @@ from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.aggregation.tensor_mean import check_finite, sq_norm
 
 log = logging.getLogger(__name__)
-State: TypeAlias = Mapping[str, torch.Tensor]
+State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 
 class Movement:
@@ -91,7 +91,7 @@ class Movement:
         return make
 
 
-class Made(Mapping[str, torch.Tensor]):
+class Made(Mapping[str, "torch.Tensor"]):
     """Tensors by name, each made when it is asked for, and every time anew."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:

@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.base.task import evaluating
 from fairflare.core.features.norms import lone_samples
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 WIDE = 2**22  # numbers that are held in float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"
-Forward = Callable[[Tensor], object]
+Forward = Callable[["torch.Tensor"], object]
 
 
 class Unmeasurable(ValueError):
@@ -40,7 +42,7 @@ def running_norms(model: nn.Module) -> dict[str, nn.Module]:
     LayerNorm have no such statistics, and InstanceNorm's (``track_running_stats=True``) are means over images of what
     is within one image, which moments over all images are not: see :func:`other_running`.
     """
-    kind = nn.modules.batchnorm._BatchNorm
+    kind = torch.nn.modules.batchnorm._BatchNorm
     return {name: module for name, module in model.named_modules() if isinstance(module, kind) and _runs(module)}
 
 
@@ -59,7 +61,7 @@ def registered_names(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _runs(module: nn.Module) -> bool:
-    return isinstance(getattr(module, MEAN, None), Tensor) and isinstance(getattr(module, VARIANCE, None), Tensor)
+    return all(isinstance(getattr(module, name, None), torch.Tensor) for name in (MEAN, VARIANCE))
 
 
 @dataclass(frozen=True)

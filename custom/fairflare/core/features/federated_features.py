@@ -7,12 +7,14 @@ Features", IJCAI 2022. All is about a linear classifier :math:`\psi = (W, b)` of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from fairflare.base import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["classifier_gradient", "matched_features", "matching_loss", "retrained_classifier"]
 
@@ -32,8 +34,8 @@ def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tens
     Returns:
         (C, d + 1); the last column belongs to the bias.
     """
-    residual = torch.softmax(functional.linear(features, weight, bias), 1)
-    residual = residual - functional.one_hot(torch.tensor(label, device=weight.device), len(bias)).to(residual)
+    residual = torch.softmax(torch.nn.functional.linear(features, weight, bias), 1)
+    residual = residual - torch.nn.functional.one_hot(torch.tensor(label, device=weight.device), len(bias)).to(residual)
     return torch.cat([residual.T @ features / len(features), residual.mean(0).unsqueeze(1)], 1)
 
 
@@ -113,11 +115,13 @@ def retrained_classifier(
         layer = torch.nn.Linear(width, classes).to(features.dtype)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     x, y = features.reshape(-1, width), torch.arange(classes).repeat_interleave(number)
-    targets = functional.one_hot(y, classes).to(x)
+    targets = torch.nn.functional.one_hot(y, classes).to(x)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for chosen in torch.randperm(len(x), generator=generator).split(batch_size):
-            residual = (torch.softmax(functional.linear(x[chosen], weight, bias), 1) - targets[chosen]) / len(chosen)
+            residual = (torch.softmax(torch.nn.functional.linear(x[chosen], weight, bias), 1) - targets[chosen]) / len(
+                chosen
+            )
             weight -= learning_rate * residual.T @ x[chosen]
             bias -= learning_rate * residual.sum(0)
     return weight, bias

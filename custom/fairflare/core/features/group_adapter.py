@@ -6,16 +6,12 @@ each image of a batch is of is set from outside (:func:`people`); until it is, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-
-#: Name of the tensor with the values of one group: the layer, and the group's number.
-VALUES = re.compile(r"(?P<layer>.*)\.fair_S\.(?P<group>\d+)\.weight")
 
 
 class Values(nn.Module):

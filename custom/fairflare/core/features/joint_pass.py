@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
 from fairflare.core.features.layers import parameter_layers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class JointPass:
         """
         waiting: list[Tensor] = []
         for batch in batches:
-            if not isinstance(batch, Tensor):
+            if not isinstance(batch, torch.Tensor):
                 raise TypeError(f"batches must give tensors of images, got {type(batch).__name__}")
             if waiting and (batch.shape[1:] != waiting[0].shape[1:] or not self._divisible):
                 yield torch.cat(waiting)
@@ -224,7 +225,11 @@ class JointPass:
 
     def _source(self, module: nn.Module, args: tuple[Any, ...]) -> str:
         """The layer whose output a batch norm multiplies by a constant for each channel; empty: none, or no such."""
-        usual = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward and not module.training
+        usual = (
+            isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+            and type(module).forward is torch.nn.modules.batchnorm._BatchNorm.forward
+            and not module.training
+        )
         if self._last is None or not usual or module in self._hooked or "forward" in vars(module):
             return ""
         name, output, written, image = self._last
@@ -260,7 +265,11 @@ def looks_at_images_alone(model: nn.Module) -> bool:
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    alone = all(m.running_mean is not None and not m.training for m, _ in modes if isinstance(m, _BatchNorm))
+    alone = all(
+        m.running_mean is not None and not m.training
+        for m, _ in modes
+        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
+    )
     for module, training in modes:
         module.training = training
     return alone
@@ -294,7 +303,9 @@ def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, outpu
     if last is None or output is None or output.dtype not in (torch.float32, torch.float64) or len(output) != 1:
         return False
     image, (mean, variance, weight, bias) = last[3], (getattr(norm, name) for name in NORM)
-    wanted = nn.functional.batch_norm(image, mean, variance, weight, bias, False, 0.0, cast(_BatchNorm, norm).eps)
+    wanted = torch.nn.functional.batch_norm(
+        image, mean, variance, weight, bias, False, 0.0, cast(torch.nn.modules.batchnorm._BatchNorm, norm).eps
+    )
     size = float(wanted.abs().max())
     return math.isfinite(size) and torch.allclose(output, wanted, rtol=SAME_NORM, atol=SAME_NORM * size)
 
@@ -331,8 +342,8 @@ class Layout:
 def first_tensor(output: Any) -> Tensor | None:
     """What counts as a layer's output: itself, or the first tensor in it."""
     if isinstance(output, (tuple, list)):
-        output = next((part for part in output if isinstance(part, Tensor)), None)
-    return output if isinstance(output, Tensor) else None
+        output = next((part for part in output if isinstance(part, torch.Tensor)), None)
+    return output if isinstance(output, torch.Tensor) else None
 
 
 def layouts(

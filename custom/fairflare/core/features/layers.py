@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
+
 
 _INNER = re.compile(r"\.(parametrizations\.|lora_[AB]\.[^.]+\.weight$|base_layer\.(weight|bias)$)")
 

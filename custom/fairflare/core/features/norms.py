@@ -6,26 +6,32 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
 
 from fairflare.core.features.layers import layers_of, parameter_layers
 
+if TYPE_CHECKING:
+    from torch import nn
+
 log = logging.getLogger(__name__)
-_Batch, _Instance = nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
-#: Kinds of norms by how a setting calls them.
-NORMS: dict[str, tuple[type[nn.Module], ...]] = {
-    "batch": (_Batch,),
-    "all": (_Batch, _Instance, nn.GroupNorm, nn.LayerNorm, *([nn.RMSNorm] if hasattr(nn, "RMSNorm") else [])),
-}
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
+def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
+    """Return the classes of norms that a setting calls ``"batch"``, or ``"all"``."""
+    base, nn = torch.nn.modules.batchnorm, torch.nn
+    if kind == "batch":
+        return (base._BatchNorm,)
+    newer = [nn.RMSNorm] if hasattr(nn, "RMSNorm") else []
+    return base._BatchNorm, torch.nn.modules.instancenorm._InstanceNorm, nn.GroupNorm, nn.LayerNorm, *newer
+
+
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
-    """Names of all tensors, affine and statistics, of the norms of a kind of :data:`NORMS`; in state-dict order."""
+    """Names of all tensors, affine and statistics, of the norms of a kind (:func:`norms_of`); in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
-    return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], NORMS[kind])]
+    return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], norms_of(kind))]
 
 
 def running_statistics(model: nn.Module) -> list[str]:
@@ -34,7 +40,7 @@ def running_statistics(model: nn.Module) -> list[str]:
     return [
         name
         for name, owner in layers_of(state).items()
-        if isinstance(layers[owner], (_Batch, _Instance)) and name.rpartition(".")[2] in _STATISTICS
+        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and name.rpartition(".")[2] in _STATISTICS
     ]
 
 
@@ -79,7 +85,7 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, norms_of("batch")):
                 stack.callback(module.register_forward_pre_hook(partial(before, name)).remove)
                 stack.callback(module.register_forward_hook(after, always_call=True).remove)
         yield

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from fairflare.base.task import evaluating
 from fairflare.core.features.layers import layers_of, parameter_layers
 
-#: Norms whose scale may have more dimensions than one, and which yet mix nothing.
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def execution_order(model: nn.Module, inputs: torch.Tensor, layers: Iterable[str]) -> list[str]:
@@ -90,6 +89,8 @@ def _mixing(model: nn.Module, layers: dict[str, nn.Module]) -> set[str]:
     """Layers that mix features, by the shapes of what they own: a weight may be parametrized, and then be no weight."""
     state = model.state_dict()
     owner = layers_of(state)
+    # Norms whose scale may have more dimensions than one, and which yet mix nothing.
+    norms = (torch.nn.modules.batchnorm._NormBase, torch.nn.GroupNorm, torch.nn.LayerNorm)
     return {
-        owner[key] for key, tensor in state.items() if tensor.ndim > 1 and not isinstance(layers[owner[key]], NORMS)
+        owner[key] for key, tensor in state.items() if tensor.ndim > 1 and not isinstance(layers[owner[key]], norms)
     }

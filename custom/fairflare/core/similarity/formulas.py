@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.base.checks import choice, whole
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # by estimator of HSIC
 COSINE_EPS = 1e-8  # least norm in a cosine
 
-Matrix = Tensor | np.ndarray
+Matrix: TypeAlias = "torch.Tensor | np.ndarray"
 
 
 class LayerSimilarity(NamedTuple):

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fairflare.base.checks import choice, number
 from fairflare.base.stopping import check_stop
@@ -18,6 +16,9 @@ from fairflare.core.features.joint_pass import JointPass
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, UNDEFINED, Alignment, LayerSimilarity, cosine_distance
 from fairflare.core.similarity.products import lower_products, products_of_rows, whole
 from fairflare.core.similarity.store import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
@@ -140,7 +141,7 @@ class _Scaled:
         self.sizes = [float(x.double().norm()) for x in first]
         self.varies = [False, False]
         self.squares: list[Tensor] = []  # s_c^2, (channels,) in float64
-        for norm in cast(Sequence[_BatchNorm], norms):
+        for norm in cast(Sequence[torch.nn.modules.batchnorm._BatchNorm], norms):
             assert norm.running_var is not None
             square = 1 / (norm.running_var.double() + norm.eps)
             self.squares.append(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-ONEDNN: Any = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)  # x y^T
+if TYPE_CHECKING:
+    from torch import Tensor
+
 LONG, LARGE = 512, 2**18  # columns and numbers of a channel from which oneDNN makes its products, one by one
 STRIP = 32  # least rows of a strip of a symmetric product; torch's of fewer than twice as many cost more than they save
 
@@ -36,11 +38,17 @@ def products_of_rows(x: Tensor, y: Tensor) -> Tensor:
     return _product(x, y, False)
 
 
+@cache
+def _onednn() -> Any:
+    """Return oneDNN's x y^T; ``None``: this build of torch has none."""
+    return getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
+
+
 def _product(x: Tensor, y: Tensor, onednn: bool) -> Tensor:
-    return ONEDNN(x, y, None, "none", [], "") if onednn else x @ y.mT
+    return _onednn()(x, y, None, "none", [], "") if onednn else x @ y.mT
 
 
 def _by_onednn(x: Tensor) -> bool:
     """Where its products are faster than MKL's: large ones, above all on a processor that MKL does not know."""
     large = x.shape[2] >= LONG and x.shape[1] * x.shape[2] >= LARGE
-    return large and ONEDNN is not None and x.dtype == torch.float32 and x.device.type == "cpu"
+    return large and _onednn() is not None and x.dtype == torch.float32 and x.device.type == "cpu"

@@ -89,8 +89,8 @@ def sums_of(
 
 def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
     """How many cases the images are of, and the sum of the squares of their numbers of images."""
-    images = np.unique(whose, return_counts=True)[1].astype(float)
-    return np.array([len(images), images @ images])
+    images = np.bincount(whose).astype(float)
+    return np.array([np.count_nonzero(images), images @ images])
 
 
 def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:

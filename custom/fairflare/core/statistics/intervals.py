@@ -82,8 +82,9 @@ class Estimate:
         from scipy.special import stdtrit
 
         ends = [np.broadcast_to(stdtrit(df, 1 - p / 2), self.share.shape) for df in (self.seeds_df, self.patients_df)]
-        if np.all(self.share == 1):
-            return ends[0]
+        for share, end in ((1, ends[0]), (0, ends[1])):
+            if np.all(self.share == share):
+                return end
         low, high = np.minimum(*ends), np.maximum(*ends)  # between those of both distributions
         for _ in range(60):
             middle = (low + high) / 2
@@ -102,27 +103,29 @@ class Estimate:
 
 
 def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:
-    """Estimates the mean of paired differences.
+    """Estimates the mean of paired differences, or of any figure.
 
     Args:
-        values: (..., seeds), at least two, finite.
-        shared: (...), :func:`shared_variance`; NaN: not known, and the estimate is over seeds alone.
+        values: (..., seeds), finite.
+        shared: (...), :func:`shared_variance`; NaN: not known, and the estimate is over seeds alone. Of one seed it is
+            over the patients alone: of these models, not of the method.
         patients_df: (...), degrees of freedom of ``shared``.
 
     Raises:
-        ValueError: fewer than two seeds.
+        ValueError: one seed, and nothing is known of the patients.
     """
     found = np.asarray(values, float)
-    if found.shape[-1] < 2:
-        raise ValueError(f"an interval needs at least 2 seeds, got {found.shape[-1]}")
     count = found.shape[-1]
-    of_seeds = found.var(-1, ddof=1) / count
+    if count < 2 and np.isnan(shared).any():
+        raise ValueError(f"an interval needs at least 2 seeds, got {count}")
+    of_seeds = found.var(-1, ddof=1) / count if count > 1 else np.zeros(found.shape[:-1])
     of_patients = np.nan_to_num(np.broadcast_to(np.asarray(shared, float), of_seeds.shape), nan=0.0)
     total = of_seeds + of_patients
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(of_patients > 0, of_seeds / total, 1.0)
     df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
-    return Estimate(found.mean(-1), np.sqrt(total), share, count - 1, np.where(share < 1, df, count - 1.0))
+    seeds_df = max(count - 1, 1)
+    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, np.where(share < 1, df, float(seeds_df)))
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
@@ -132,15 +135,17 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
     one seed's model does on one patient and another's does not: that is in the scatter over the seeds as well.)
 
     Args:
-        drawn: (..., seeds, draws) differences, the same patients in a draw for every seed; at least two of each.
+        drawn: (..., seeds, draws) differences, the same patients in a draw for every seed; at least two draws.
 
     Returns:
-        (...), 0 where it would be negative.
+        (...), 0 where it would be negative; of one seed its variance.
     """
     found = np.asarray(drawn, float)
     seeds, draws = found.shape[-2:]
     centred = found - found.mean(-1, keepdims=True)
     of_mean = np.square(centred.mean(-2)).sum(-1) / (draws - 1)
+    if seeds == 1:
+        return np.asarray(of_mean)
     of_each = np.square(centred).sum(-1).mean(-1) / (draws - 1)
     return np.asarray(np.maximum((seeds * of_mean - of_each) / (seeds - 1), 0.0))
 
@@ -209,59 +214,6 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
         return 1 / (np.where(of_sites > 0, of_sites / np.square(parts.sum(-1)), 0.0) + 1 / (draws - 1))
 
 
-@dataclass(frozen=True)
-class Certainty:
-    """A mean over sites, or a difference of two, and how sure it is.
-
-    Attributes:
-        mean: over sites and seeds.
-        half: half the width of the interval at :data:`LEVEL`; NaN: nothing is known, since nothing scatters.
-        p: that belongs to it, against 0; NaN with ``half``.
-        seeds: whether the seeds are in it.
-        patients: whether the draws of the test patients are in it.
-    """
-
-    mean: float
-    half: float = float("nan")
-    p: float = float("nan")
-    seeds: bool = False
-    patients: bool = False
-
-
-def certainty(values: npt.ArrayLike, drawn: npt.ArrayLike | None, units: npt.ArrayLike) -> Certainty:
-    """How sure the mean over sites is: over the seeds and, where they are known, the test patients.
-
-    With one seed the interval is of these models, over the patients alone: the mean plus and minus the t quantile, of
-    as many degrees of freedom as there are patients, times the standard deviation over the draws.
-
-    Args:
-        values: (seeds, sites), finite.
-        drawn: (seeds, sites, draws), the same patients in a draw for every seed; ``None``: not known.
-        units: (sites,) number of patients of each, as :func:`widened` takes it.
-    """
-    found = np.asarray(values, float)
-    by_seed, many = found.mean(1), found.shape[0] > 1
-    shared, df, wide = np.nan, np.inf, None
-    if drawn is not None:
-        wide = widened(found, drawn, units)
-        parts = wide.mean(0).var(-1) / found.shape[1] ** 2
-        df = float(degrees(parts, units, wide.shape[-1]))
-        shared = float(shared_variance(wide.mean(1))) if many else float(wide.mean(1).var(ddof=1))
-    mean = float(by_seed.mean())
-    if many:
-        of = estimate(by_seed, shared, df)
-        # Figures that are all the same, as those of a model that guesses, are no certainty.
-        half, p = (float(of.half), float(of.p)) if of.error > ROUNDING else (np.nan, np.nan)
-        return Certainty(mean, half, p, True, wide is not None)
-    if wide is None or not shared > ROUNDING**2:
-        return Certainty(mean)
-    from scipy.special import stdtr, stdtrit
-
-    error = float(np.sqrt(shared))
-    p = 2 * float(stdtr(df, -abs(mean) / error))
-    return Certainty(mean, float(stdtrit(df, (1 + LEVEL) / 2)) * error, p, False, True)
-
-
 def holm(p: npt.ArrayLike) -> Array:
     """Corrects p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
 
@@ -277,8 +229,15 @@ def holm(p: npt.ArrayLike) -> Array:
     return corrected
 
 
-def of_sites(values: npt.ArrayLike, higher_is_better: bool, axis: int = -1) -> dict[str, Array]:
-    """Gives average, population standard deviation and worst of the sites along an axis."""
-    found = np.asarray(values, float)
-    worst = found.min(axis) if higher_is_better else found.max(axis)
-    return {"average": found.mean(axis), "std": found.std(axis), "worst": worst}
+def of_sites(
+    values: npt.ArrayLike, higher_is_better: bool, axis: int = -1, where: npt.ArrayLike = True
+) -> dict[str, Array]:
+    """Gives average, population standard deviation and worst along an axis, of the sites that ``where`` says.
+
+    Where it says none, the first two are NaN, and the worst is infinite.
+    """
+    found, of = np.asarray(values, float), np.asarray(where, bool)
+    worst = (
+        found.min(axis, where=of, initial=np.inf) if higher_is_better else found.max(axis, where=of, initial=-np.inf)
+    )
+    return {"average": found.mean(axis, where=of), "std": found.std(axis, where=of), "worst": worst}

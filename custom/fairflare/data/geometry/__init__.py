@@ -7,12 +7,12 @@ Places are in mm. DICOM's axes lead to the left, the back and the head (PS3.3, C
 the right, the front and the head, as NIfTI's do. An array's axes are (row, column, slice).
 """
 
-from fairflare.data.geometry.misfits import Misfit, by_kind, notes_of
+from fairflare.data.geometry.misfits import Misfit, notes_of
 from fairflare.data.geometry.nifti import nifti_grid, three_axes
 from fairflare.data.geometry.pairs import TWO_FORMS, DrawnOn, Fit, Grid, codes_of, fit, tag_turn
 from fairflare.data.geometry.stacks import NO_SERIES, Plane, Stack, stack
 
 __all__ = [
-    "NO_SERIES", "TWO_FORMS", "DrawnOn", "Fit", "Grid", "Misfit", "Plane", "Stack", "by_kind", "codes_of", "fit",
+    "NO_SERIES", "TWO_FORMS", "DrawnOn", "Fit", "Grid", "Misfit", "Plane", "Stack", "codes_of", "fit",
     "nifti_grid", "notes_of", "stack", "tag_turn", "three_axes",
 ]  # fmt: skip

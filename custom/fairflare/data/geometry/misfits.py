@@ -1,11 +1,11 @@
-"""What does not go together, and how it is said: a kind of misfit is one line."""
+"""What does not go together, and how it is said."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-SHOWN = 3  # files that a message names
+SHOWN = 3  # values that a message names
 ASK = "Convert the original DICOM again, or ask who made the file"
 SKEW = 1e-4  # 1 - cos of the angle between a stack and its normal
 ACROSS = 0.02  # mm: what lies across less than this is rounding
@@ -28,24 +28,6 @@ class Misfit(ValueError):
 
     def __str__(self) -> str:
         return f"{self.value}. {self.remedy}"
-
-
-def by_kind(found: Iterable[tuple[str, Misfit]]) -> list[str]:
-    """One line for each kind of misfit: up to three files, the number of the others, one remedy.
-
-    Args:
-        found: names of files, each with what is wrong with it.
-    """
-    kinds: dict[tuple[str, str], dict[str, None]] = {}  # told once, in their order
-    for name, misfit in found:
-        told = f"{name}: {misfit.value}" if name else misfit.value
-        kinds.setdefault((misfit.cause, misfit.remedy), {})[told] = None
-    lines = []
-    for (cause, remedy), own in kinds.items():
-        more = f"; and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
-        kind = f"{cause} ({len(own)} times): " if len(own) > 1 else ""
-        lines.append(f"{kind}{'; '.join(list(own)[:SHOWN])}{more}. {remedy}")
-    return lines
 
 
 def notes_of(found: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from fairflare.base.disk.files import lies_in
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES, kind_of
-from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.data.listing.attributes import FORM, Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
@@ -95,7 +95,7 @@ class CheckedList:
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
             except ValueError as error:
-                raise self.bad(str(error), "'attributes' are not declared in a known form") from error
+                raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
         found: dict[str, tuple[Sample, ...]] = {}
         images: dict[Path, list[str]] = {}
         patients: dict[str, list[str]] = {}

@@ -6,10 +6,8 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,9 @@ import typer
 from fairflare.base.disk.files import system_error
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
-from fairflare.data.preparers import PREPARERS, dealing
-from fairflare.data.preparers import counts as counting
-from fairflare.data.preparers.draft import FOLDER
-from fairflare.data.preparers.engine import Preparer, PublicSet
-from fairflare.data.preparers.options import Command, option, values_of
-from fairflare.data.preparers.writing import MANIFEST
+from fairflare.data.preparers import dealing, preparers
+from fairflare.data.preparers.options import Command, Preparer, option, values_of
+from fairflare.data.preparers.writing import COUNTS, MANIFEST
 
 INTERRUPTED = 130
 PROG = "python -m fairflare.data.preparers"
@@ -52,18 +47,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def make_app(prog: str = PROG) -> typer.Typer:
-    """Every preparer as a command of its own."""
+    """Return an app with every preparer as a command of its own."""
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
     )  # fmt: skip
-    for preparer in PREPARERS.values():
+    for preparer in preparers().values():
         app.command(preparer.name, cls=Command, help=preparer.text)(command_of(preparer, prog))
     return app
 
 
-def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[..., None]:
-    """A function with the options of one preparer as its arguments."""
+def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
+    """Return a function with the options of one preparer as its arguments."""
 
     def run(**options: Any) -> None:
         try:
@@ -73,9 +68,7 @@ def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[...
             print(f"{prog}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
-            draft = Path(options["out_dir"], FOLDER)
-            how = f"; what is done waits in {draft}, and the same command goes on with it" if draft.is_dir() else ""
-            print(f"interrupted{how}", file=sys.stderr)
+            print("interrupted; nothing is written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
     given = [*([SOURCE] if preparer.has_source else []), *SHARED, *preparer.options]
@@ -85,22 +78,21 @@ def command_of(preparer: Preparer | PublicSet, prog: str = PROG) -> Callable[...
     return run
 
 
-def _prepare(preparer: Preparer | PublicSet, given: Mapping[str, Any]) -> None:
+def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     options = dict(given)
     plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:
         options["dealing"] = dealing.from_options(options, preparer.dealing)
         plain |= dealing.options_of(options["dealing"])
-    picture = find_spec("matplotlib") is not None
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
-        written = preparer.prepare(**options, record=record, picture=picture, progress=progress)
-    say(written, Path(options["out_dir"]), picture, by_name="group" in options)
+        preparer.prepare(**options, record=record, progress=progress)
+    say(Path(options["out_dir"]), by_name="group" in options)
 
 
 @contextmanager
 def counting_files() -> Iterator[Callable[[int], None]]:
-    """Says in a terminal how many files are written."""
+    """Say in a terminal how many files are written."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -111,29 +103,16 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = False) -> None:
-    """What every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
-    counted: dict[str, dict[str, Counter[int | None]]] = {}
-    names = None
-    unknown: dict[str, list[str]] = {}
-    for site, folder in written.items():
-        content = json.loads((folder / "datalist.json").read_text(encoding="utf-8"))
-        names = content.get("class_names", names)
-        lists = {key: value for key, value in content.items() if key in SPLITS or key.startswith("test_")}
-        print(f"{site} ({content['name']}): {', '.join(f'{len(entries)} {key}' for key, entries in lists.items())}")
-        if not content.get("synthetic") and not any("patient" in e for own in lists.values() for e in own):
-            unknown[site] = list(dict.fromkeys(e["image"] for own in lists.values() for e in own))
-        counted[site] = {
-            key: Counter(e["label"] if isinstance(e["label"], int) else None for e in entries)
-            for key, entries in lists.items()
-        }
-    if counting.classes_of(counted, names) != [None]:
-        print(f"\nimages of training, validation and test\n{counting.as_text(counted, names)}", end="")
-    for line in _patients(unknown, by_name):
-        print(line)
-    drawn = "counts.csv, counts.png" if picture else "counts.csv (no picture: pip install 'fairflare[page]')"
-    print(f"In {out}: {drawn}, manifest.json with checksums, versions and the seed.")
+def say(out: Path, by_name: bool = False) -> None:
+    """Say what every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    for site, found in manifest["sites"].items():
+        print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
+    if any("classes" in found for found in manifest["sites"].values()):
+        print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
+    for line in _patients(out, [site for site, found in manifest["sites"].items() if not found["patients"]], by_name):
+        print(line)
+    print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
         print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
@@ -146,8 +125,25 @@ def say(written: Mapping[str, Path], out: Path, picture: bool, by_name: bool = F
     print(f"Next: fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
-def _patients(unknown: Mapping[str, Sequence[str]], by_name: bool) -> Iterator[str]:
-    """That nobody said whose images they are, and what their names suggest."""
+def _table(counts: Path) -> str:
+    """Return the images of each class at each site, in the site's own splits together."""
+    import pandas
+
+    rows = pandas.read_csv(counts, dtype={"site": str, "class": str}, keep_default_na=False)
+    own = rows[rows["split"].isin(SPLITS)]
+    table = own.pivot_table(values="images", index="class", columns="site", aggfunc="sum", sort=False)
+    table.loc["all"] = table.sum()
+    return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
+
+
+def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:
+    """Say that nobody said whose images sites have, and what the names of these suggest."""
+    unknown: dict[str, list[str]] = {}
+    for site in sites:
+        content = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
+        entries = [entry for key, own in content.items() if key in SPLITS or key.startswith("test_") for entry in own]
+        if not content.get("synthetic"):
+            unknown[site] = list(dict.fromkeys(entry["image"] for entry in entries))
     if not unknown:
         return
     yield (

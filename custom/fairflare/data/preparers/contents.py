@@ -23,6 +23,10 @@ ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
 PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
 NUMPY = "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\""
+ARRAY = (
+    'an array that does not say where its voxels lie: python -c "import nibabel as n, numpy as p; '
+    "n.save(n.Nifti1Image(p.load('{0}'), p.eye(4)), '{1}.nii.gz')\""
+)
 GIF = "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\""  # its palette is no label
 SLIDE = (
     "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
@@ -37,6 +41,7 @@ CONVERTERS = {
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), PACKED),
     ".gif": GIF,
     ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
+    ".npy": ARRAY,
     ".npz": NUMPY,
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",
@@ -62,15 +67,15 @@ class Contents:
 
     @cached_property
     def series(self) -> list[Path]:
-        """The folders below with DICOM files in them."""
+        """Return the folders below with DICOM files in them."""
         return [folder for folder in self.folders if files_of_series(folder)]
 
     def key(self, path: Path) -> str:
-        """Path of a file below the folder without its ending, letters composed: under it files are compared."""
+        """Return the path of a file below the folder without its ending, letters composed, to compare files by."""
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
-        """What is not read, in words: number, three names and a converter of each ending; empty: nothing."""
+        """Say what is not read: number, three names and a converter of each ending; empty: nothing."""
         by_ending: dict[str, list[Path]] = {}
         for path in self.unread:
             ending = suffix_of(path)
@@ -79,7 +84,7 @@ class Contents:
         return "; ".join(_told(ending, paths, self.folder) for ending, paths in sorted(by_ending.items()))
 
     def notes(self) -> list[str]:
-        """The same as a note; none where nothing is passed over."""
+        """Return the same as a note; none where nothing is passed over."""
         return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
 
 
@@ -146,12 +151,12 @@ def sites_below(
 
 
 def known_ending(path: Path) -> str:
-    """The ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
+    """Return the ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
     return ending if (ending := suffix_of(path)) in SUFFIXES else ""
 
 
 def without_ending(name: str) -> str:
-    """A name without an ending that the reader knows."""
+    """Return a name without an ending that the reader knows."""
     return name[: len(name) - len(known_ending(Path(name)))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import Parameter
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from fairflare.data import partitions
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Item, Made, corrupted, resized_image, resized_mask
+from fairflare.data.preparers.items import Item, corrupted, resized_image, resized_mask
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
@@ -111,7 +112,7 @@ class Dealing:
 
     @property
     def corruption(self) -> tuple[str, int] | None:
-        """Kind and severity."""
+        """Return the kind and severity."""
         if self.corrupt is None:
             return None
         kind, _, severity = self.corrupt.partition(":")
@@ -122,12 +123,12 @@ class Dealing:
 
     @property
     def edge(self) -> int:
-        """Height and width that images are brought to; 0: none."""
+        """Return the height and width that images are brought to; 0: none."""
         return self.size or (CORRUPTED_SIZE if self.corrupt is not None else 0)
 
 
 def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
-    """The images of each site.
+    """Return the images of each site.
 
     Args:
         items: all images, with classes (``mask`` a number) or masks.
@@ -166,7 +167,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
 
 
 def _apart(item: Item) -> Item:
-    """Names and patients of one site are not those of another."""
+    """Return an item whose name and patient are not those of another site."""
     if not item.site:
         return item
     name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
@@ -174,12 +175,12 @@ def _apart(item: Item) -> Item:
 
 
 def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:
-    """Those whose images are corrupted: the last ones."""
+    """Return the sites whose images are corrupted: the last ones."""
     return list(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else []
 
 
 def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
-    """Test images, and the rest."""
+    """Return test images, and the rest."""
     groups, labels = group_labels(items)
     share = dealing.fractions[2]
     _, part = partitions.stratified_split(labels, (1 - share, share), seed=image_seed("common test", seed))
@@ -190,7 +191,7 @@ def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
 
 
 def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int) -> dict[str, list[Item]]:
-    """What each site has of the images that were held out as its own test, each class as it has the class else."""
+    """Return what each site has of the held-out images as its own test, each class as it has the class else."""
     groups, labels = group_labels(held)
     counts = {name: Counter(group_labels(own)[1]) for name, own in sites.items()}
     owner: dict[str, str] = {}
@@ -252,11 +253,11 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     found, edge = dealing.corruption, dealing.edge
     if not edge:  # a corruption needs a size
         return item
-    image = Made(item.image, resized_image, (edge, edge))
+    image = partial(resized_image, item.image, edge, edge)
     if found is not None and bad:
         own = image_seed(f"{found[0]}/{item.name}", seed)
-        image = Made(item.image, corrupted, (*found, own, edge))
-    mask = item.mask if isinstance(item.mask, int) else Made(item.mask, resized_mask, (edge, edge))
+        image = partial(corrupted, item.image, *found, own, edge)
+    mask = item.mask if isinstance(item.mask, int) else partial(resized_mask, item.mask, edge, edge)
     return replace(item, image=image, mask=mask)
 
 
@@ -264,7 +265,7 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
 
 
 def options(usual: Dealing) -> list[Parameter]:
-    """The options of :class:`Dealing`; their defaults are those of the data set."""
+    """Return the options of :class:`Dealing`; their defaults are those of the data set."""
     declared: tuple[tuple[str, Any, str, Any], ...] = (
         ("partition", Partition, "Who gets what; site: as the data say.", usual.partition),
         ("sites", int | None, f"How many (default: {usual.sites or 'as they are'}).", None),
@@ -284,7 +285,7 @@ def options(usual: Dealing) -> list[Parameter]:
 
 
 def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
-    """Takes the options of :class:`Dealing` out of all options.
+    """Take the options of :class:`Dealing` out of all options.
 
     What is not given is as usual for the data set, where it goes with what is given: no number of sites with the data's
     own, no corrupted sites without a corruption.
@@ -304,5 +305,5 @@ def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
 
 
 def options_of(dealing: Dealing) -> dict[str, Any]:
-    """For the manifest."""
+    """Return the settings of a dealing for the manifest."""
     return {name: getattr(dealing, name) for name in field_names(Dealing)}

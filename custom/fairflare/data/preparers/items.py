@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,30 +17,8 @@ from fairflare.data.reading import read_image, read_mask
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-@dataclass(frozen=True)
-class Made:
-    """Pixels that are made when they are written.
-
-    Attributes:
-        source: what they are made of: pixels, a file, or what is itself made.
-        step: a function of this package that makes (height, width) or (height, width, 3) of it.
-        args: further arguments of the step, plain values.
-    """
-
-    source: Source
-    step: Callable[..., Pixels]
-    args: tuple[Any, ...] = ()
-
-    def read(self) -> Pixels:
-        """Return the pixels.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
-        return self.step(self.source, *self.args)
-
-
-Source: TypeAlias = "Pixels | Path | Made"
+# Pixels, a file, or what makes pixels when they are written.
+Source: TypeAlias = "Pixels | Path | Callable[[], Pixels]"
 
 
 @dataclass(frozen=True)
@@ -107,40 +84,25 @@ def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) ->
 
 
 def pixels_of(source: Source) -> Pixels:
-    """The pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
+    """Return the pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
     if isinstance(source, Path):
         pixels = np.round(read_image(Sample(source, 0), site="source", split="none") * 255).astype(np.uint8)
         return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-    return source.read() if isinstance(source, Made) else source
+    return source() if callable(source) else source
 
 
 def mask_of(source: Source) -> Pixels:
-    """The values of a mask, 0 to 255; those of a file as training reads it."""
+    """Return the values of a mask, 0 to 255; those of a file as training reads it."""
     if not isinstance(source, Path):
-        return source.read() if isinstance(source, Made) else source
+        return source() if callable(source) else source
     values = read_mask(Sample(source, source), site="source", split="none")
     if values.min() < 0 or values.max() > 255:
         raise DataError(f"mask '{source}' has values from {values.min()} to {values.max()}; expected 0 to 255")
     return values.astype(np.uint8)
 
 
-def stamp(source: Source) -> str:
-    """Return the same for the same pixels: of what and how they are made, files by name, size and time of change."""
-    how: list[object] = []
-    while isinstance(source, Made):
-        how.append((source.step.__qualname__, source.args))
-        source = source.source
-    if isinstance(source, Path):
-        status = source.stat()
-        how.append((str(source.absolute()), status.st_size, status.st_mtime_ns))
-    else:
-        own = hashlib.sha256(np.ascontiguousarray(source).tobytes()).hexdigest()
-        how.append((source.shape, str(source.dtype), own))
-    return hashlib.sha256(repr(how).encode()).hexdigest()
-
-
 def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:
-    """By Pillow's bilinear filter, which is a low-pass where it shrinks; 0: as it is."""
+    """Resize pixels by Pillow's bilinear filter, which is a low-pass where it shrinks; 0: as they are."""
     if not height or pixels.shape[:2] == (height, width):
         return pixels
     from PIL import Image

@@ -16,7 +16,7 @@ BLACK_AND_WHITE = [0, 255]  # which every task on masks reads as 0 and 1
 def labels_of(
     values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the task, and what ``fairflare.json`` says of every site.
+    """Return the settings of the task, and what ``fairflare.json`` says of every site.
 
     Args:
         values: of all masks.

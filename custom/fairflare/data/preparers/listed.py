@@ -1,4 +1,4 @@
-"""What the preparers of own files share: whose an image is, tables with columns of any name, a look at each file."""
+"""What tables and names say: whose an image is, its class, its split, attributes of people."""
 
 from __future__ import annotations
 
@@ -7,25 +7,17 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fairflare.base.checks import nearest
-from fairflare.data.datalist import SPLITS, DataError, Sample
+from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.dicom_files import files_of_series
-from fairflare.data.geometry import DrawnOn, Misfit, fit, notes_of
-from fairflare.data.image_file import Dicom, image_file, kind_of
-from fairflare.data.kinds import by_kind, named, odd_pair, shown
+from fairflare.data.image_file import Dicom, kind_of
 from fairflare.data.listing.attributes import MOST_GROUPS
-from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import composed, listing
-from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.reading import PLAIN, read_pair
+from fairflare.data.preparers.names import listing
+from fairflare.data.preparers.tables import Row
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +26,6 @@ SPLIT_NAMES: Mapping[str, str] = {
     "validation": "validation", "test": "test",
 }  # fmt: skip
 OPTIONAL = ("site", "patient", "split")
-FURTHER = "column "
 # What tables have in place of a value, in small letters; of people also words that may be the name of a class.
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
 NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
@@ -46,7 +37,7 @@ Groups = str | Sequence[str] | Mapping[str, str] | None
 
 
 def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | None]:
-    """The expression of every site.
+    """Return the expression of every site.
 
     Args:
         given: one for all; ``SITE=EXPRESSION`` texts, perhaps with one for all others; or by site; ``None``: none.
@@ -75,7 +66,7 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
 
 
 def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
-    """The patient of an image, by the expression of its site in a text, else by a DICOM header; None: nobody says.
+    """Return the patient of an image, by the expression of its site in a text, else by a DICOM header.
 
     Raises:
         DataError: the expression does not match; says the ``site`` and the ``image``.
@@ -94,7 +85,7 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
-    """A key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
+    """Return a key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
     import pydicom
 
     try:
@@ -133,102 +124,8 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
         )
 
 
-def table_file(source: Path, csv: str | Path) -> Path:
-    """A table below the source, else as seen from the working folder.
-
-    Raises:
-        DataError: it is in neither place.
-    """
-    places = (source / csv, Path(csv))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataError(f"the table '{csv}' is neither below '{source}' nor below the working folder '{Path.cwd()}'")
-    return found
-
-
-def listed_rows(
-    source: Path, file: Path, columns: Mapping[str, str], of: str, images: Images | None = None,
-    attributes: Mapping[str, str] | None = None, classes: Collection[str] | None = None,
-) -> list[Row]:  # fmt: skip
-    """The rows of a table: ``path`` and ``text`` (below the source) of the image, what stands beside it (``of``),
-    ``site``, ``patient``, ``split``.
-
-    A row that says again what an earlier one says is passed over, and a warning counts them; another one counts the
-    images that no row names.
-
-    Args:
-        source: folder that the images lie below.
-        file: the table.
-        columns: what columns are called, where not so.
-        of: ``"label"``, or ``"mask"``, which becomes a path too.
-        images: that it may name; default: all of the folder.
-        attributes: as in :func:`columns_of`; texts of their columns have :data:`FURTHER` in front of the names.
-        classes: their names, where they are given.
-
-    Raises:
-        DataError: a column or an image is not there, a label is missing, a split is not known, or two rows say
-            different things of one image.
-    """
-    called = called_columns(columns, ("image", of, *OPTIONAL))
-    more = [column for column, _ in columns_of(attributes).values()]
-    remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
-    needed = dict.fromkeys([called["image"], called[of], *(called[key] for key in columns), *more])
-    table = read_table(file, list(needed), remedy)
-    images = images or Images(source)
-    paths = images.all([row[called["image"]] for row in table], file)
-    rows = []
-    for row, path in zip(table, paths, strict=True):
-        found = Row({key: row.get(called[key], "") for key in (of, *OPTIONAL)}, row.line, row.where)
-        if not found[of]:
-            raise DataError(f"{row.where}: the {of} is missing")
-        if of == "label" and found[of].lower() in NO_VALUE and found[of] not in (classes or ()):
-            raise DataError(
-                f"{row.where}: the label is '{found[of]}', which mostly means that there is none; take such rows out "
-                f"or, where it is a class, name all classes (--classes {found[of]} ...)"
-            )
-        found |= {FURTHER + name: row[name] for name in more}
-        found |= {"path": str(path), "text": path.relative_to(source).as_posix()}
-        found |= {"split": split_name(found["split"], row), "site": composed(found["site"])}
-        rows.append(found)
-    if of == "mask":
-        masks = images.all([row[of] for row in rows], file)
-        for row, mask in zip(rows, masks, strict=True):
-            row[of] = str(mask)
-    taken = {row[key] for row in rows for key in ("path", of)}
-    if others := [path.name for path in images.paths if str(path) not in taken]:
-        text = "%d of %d images in '%s' are not in the table '%s' and are left out: %s"
-        log.warning(text, len(others), len(images.paths), images.folder, file, named(others))
-    return _once(rows, file, of)
-
-
-def _once(rows: Sequence[Row], file: Path, of: str) -> list[Row]:
-    """The rows without those that repeat an earlier one.
-
-    Raises:
-        DataError: two name one image, and say different things.
-    """
-    first: dict[str, Row] = {}
-    labels = [row.get("label", "") for row in rows]
-    values = dict(zip(labels, by_value(labels), strict=True))
-    again = []
-    for row in rows:
-        before = first.setdefault(row["path"], row)
-        if before is row:
-            continue
-        again.append(row.line)
-        for key, text in row.items():
-            if text != before[key] and not (key == "label" and values[text] == values[before[key]]):
-                raise DataError(
-                    f"'{file}', lines {before.line} and {row.line}: both name '{row['path']}', with the "
-                    f"{key.removeprefix(FURTHER) if key != of else of} '{before[key]}' and '{text}'; take one out"
-                )
-    if again:
-        log.warning("'%s': %d rows repeat an earlier one, such as line %d", file, len(again), again[0])
-    return list(first.values())
-
-
 def by_value(labels: Sequence[str]) -> list[str]:
-    """Labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
+    """Return labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
 
     >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
     (['0', '1', '2'], ['00', 'x'])
@@ -241,7 +138,7 @@ def by_value(labels: Sequence[str]) -> list[str]:
 
 
 def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, list[float]]]:
-    """Column and inner edges of the bins of each attribute; without edges it is a category.
+    """Return the column and inner edges of the bins of each attribute; without edges it is a category.
 
     Raises:
         ValueError: edges that are no numbers; an attribute without a column.
@@ -260,14 +157,13 @@ def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, lis
 
 
 def attributes_of(
-    attributes: Mapping[str, str] | None, rows: Sequence[Row], prefix: str = FURTHER
+    attributes: Mapping[str, str] | None, rows: Sequence[Row]
 ) -> tuple[dict[str, Any], list[dict[str, str | float]]]:
-    """How the attributes are declared in a datalist, and those of each row; what is not known is left out.
+    """Return how the attributes are declared in a datalist, and those of each row; what is not known is left out.
 
     Args:
         attributes: as in :func:`columns_of`.
         rows: of the table.
-        prefix: in front of the columns' names in the rows.
 
     Raises:
         DataError: a value that is no number where there are bins, or too many values where there are none.
@@ -275,7 +171,7 @@ def attributes_of(
     declared: dict[str, Any] = {}
     found: list[dict[str, str | float]] = [{} for _ in rows]
     for name, (column, edges) in columns_of(attributes).items():
-        texts = [row.get(prefix + column, "") for row in rows]
+        texts = [row.get(column, "") for row in rows]
         plain = dict(
             zip(said := [text for text in texts if text.lower() not in NOT_KNOWN], by_value(said), strict=True)
         )
@@ -305,7 +201,7 @@ def _as_number(text: str, where: str) -> float:
 
 
 def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """What each known column is called in a file.
+    """Return what each known column is called in a file.
 
     Raises:
         ValueError: a column that is not known.
@@ -317,29 +213,27 @@ def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, 
 
 
 def split_name(text: str, row: Row) -> str:
-    """A split by one of its usual names; nothing stays nothing."""
+    """Return a split by one of its usual names; nothing stays nothing."""
     if text and text.lower() not in SPLIT_NAMES:
         raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
 
 
 def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tuple[list[str], list[int]]:
-    """The names of the classes, in the order of their numbers, and the number of each image's class.
+    """Return the names of the classes, in the order of their numbers, and the number of each image's class.
 
     Raises:
         DataError: there are fewer than two, a label is none of those that are given, or numbers are no classes' ones.
     """
-    if given and len(set(given)) != len(given):
-        raise ValueError(f"classes must be different names, got {list(given)}")
     plain = by_value([*labels, *(given or ())])
     found, names = plain[: len(labels)], plain[len(labels) :]
-    if names and len(set(names)) == len(names):
+    if len(set(names)) != len(names):
+        raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")
+    if names:
         strange = next((label for label, own in zip(labels, found, strict=True) if own not in names), None)
         if strange is not None:
             raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
         return list(given or ()), [names.index(label) for label in found]
-    if names:
-        raise ValueError(f"classes must be different numbers, got {list(given or ())}")
     names = sorted(set(found))
     if len(names) < 2:
         raise DataError(f"expected at least two classes, found {listing(names)}")
@@ -352,122 +246,3 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
             )
         return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in found]
     return names, [names.index(label) for label in found]
-
-
-def check_pictures(
-    items: Iterable[Item],
-    leave_out: bool | None = None,
-    notes: list[str] | None = None,
-    drawn_on: DrawnOn | None = None,
-) -> tuple[list[Item], set[int]]:
-    """Open every file: the header of an image with a class, and an image and its mask as training reads them.
-
-    Args:
-        items: to be looked at.
-        leave_out: go on without those that cannot be used.
-        notes: gets what is left out, and what is to be said of the files.
-        drawn_on: how masks lie on images where only one of both says so.
-
-    Returns:
-        the items that can be used, and the values of their masks.
-
-    Raises:
-        DataError: some are volumes (says what takes these), or cannot be used; a line for each kind.
-    """
-    given = list(items)
-    with ThreadPoolExecutor() as threads:
-        looks = list(threads.map(lambda item: _looked_at(item, drawn_on), given))
-    good = [item for item, look in zip(given, looks, strict=True) if isinstance(look, Looked)]
-    names = [shown(item.image) if isinstance(item.image, Path) else item.name for item in given]
-    bad = [(name, look) for name, look in zip(names, looks, strict=True) if not isinstance(look, Looked)]
-    said = refuse_bad(bad, len(given), "image(s)", bool(good) if leave_out else leave_out)
-    usable = [look for look in looks if isinstance(look, Looked)]
-    if notes is not None:
-        notes += [said] * bool(said) + notes_of(note for look in usable for note in look.notes)
-    return good, {value for look in usable for value in look.values}
-
-
-def refuse_bad(
-    bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None, notes: Iterable[str] = ()
-) -> str:
-    """What cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
-
-    Args:
-        bad: name of each file, and what is wrong with it.
-        number: of all.
-        what: they are.
-        leave_out: go on without them; None: the command cannot.
-        notes: lines of what is passed over, which may be the reason; for the error.
-
-    Raises:
-        DataError: the same, where one does not go on.
-    """
-    if not bad:
-        return ""
-    lines = "".join(f"\n  {line}" for line in by_kind(bad))
-    if leave_out:
-        return f"{len(bad)} of {number} {what} are left out:{lines}"
-    how = "" if leave_out is None else ", or go on without them (--leave-out)"
-    more = "".join(f"\n  {note}" for note in notes)
-    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
-
-
-def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
-    """Refuse to lose a site with all that is left out.
-
-    Args:
-        sites: that the source has.
-        left: those of images that can be used.
-
-    Raises:
-        DataError: names the sites without any.
-    """
-    if gone := sorted(set(sites) - set(left)):
-        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What an image and its mask are: the values of the mask, and what is to be said of both."""
-
-    values: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
-
-
-def _looked_at(item: Item, drawn_on: DrawnOn | None) -> Looked | Misfit | str:
-    """Return what an image and its mask are; else why they cannot be used."""
-    image, mask = item.image, item.mask
-    if not isinstance(image, Path):
-        return Looked()
-    grids = []
-    try:
-        for path in (path for path in (image, mask) if isinstance(path, Path)):
-            facts = image_file(path).facts()
-            if (facts.slices or 1) > 1:
-                return f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})"
-            grids.append(facts.grid)
-    except Misfit as error:
-        return error
-    except Exception as error:  # the libraries raise what they like for a damaged file
-        return f"it cannot be opened ({_plain(error)})"
-    notes = tuple(grid.note for grid in grids)
-    if not isinstance(mask, Path):
-        return Looked(notes=notes)
-    try:
-        pair = read_pair(Sample(image, mask), site="", split="none", how=replace(PLAIN, drawn_on=drawn_on))
-    except DataError as error:
-        whose = "its mask: " if str(error).startswith("site '': mask ") else ""
-        return odd_pair(image, mask) or error.misfit or whose + _plain(error)
-    values = frozenset(np.unique(pair[1]).tolist())
-    if len(values) > 2 and (odd := odd_pair(image, mask)):
-        return odd
-    found = fit(grids[0], grids[1], drawn_on)
-    return Looked(values, notes if isinstance(found, Misfit) else (*notes, found.note))
-
-
-def _plain(error: Exception) -> str:
-    """Why a file cannot be used, without the names that stand beside it and without a Python object."""
-    if type(error).__name__ == "UnidentifiedImageError":
-        return "damaged, or no picture"
-    text = error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
-    return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")

@@ -13,30 +13,30 @@ SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes for the name of a 
 
 
 def existing_folder(folder: Path) -> Path:
-    """The folder, when it is there."""
+    """Return the folder, when it is there."""
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; give the folder that holds the source files")
     return folder
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names as a message shows them: twelve at most."""
+    """Return names as a message shows them: twelve at most."""
     shown = sorted(names)
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "nothing"
 
 
 def composed(name: str) -> str:
-    """A name with composed letters (NFC): macOS writes an umlaut as two signs, Windows and Linux as one."""
+    """Return a name with composed letters (NFC): macOS writes an umlaut as two signs, Windows and Linux as one."""
     return unicodedata.normalize("NFC", name)
 
 
 def file_name(name: str) -> str:
-    """A name of letters and digits of any script, ``.``, ``_`` and ``-``; others, which disks refuse, as ``_``."""
+    """Return a name of letters and digits of any script, ``.``, ``_`` and ``-``; other signs become ``_``."""
     return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
-    """What each site is called in FLARE, and its folder: blanks and other signs become ``_``.
+    """Return what each site is called in FLARE, and its folder: blanks and other signs become ``_``.
 
     Args:
         sites: as the source calls them.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from fairflare.data.preparers.dealing import Dealing
 
 TOGETHER = "\n"  # between words that one value is made of
 Made = Callable[[Any], Any] | None
@@ -17,7 +21,7 @@ Made = Callable[[Any], Any] | None
 def option(
     name: str, kind: Any, text: str, default: Any = Parameter.empty, *flags: str, made: Made = None, **more: Any
 ) -> Parameter:
-    """An option as the keyword argument of a function.
+    """Return an option as the keyword argument of a function.
 
     Args:
         name: of the argument; the flag is the same with dashes, unless ``flags`` say otherwise.
@@ -34,9 +38,30 @@ def option(
 
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function of a command gets of what was given."""
+    """Return what the function of a command gets of what was given."""
     made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """A command for one's own files.
+
+    Attributes:
+        name: of the command.
+        text: what it is.
+        prepare: the function; gets the options by name.
+        options: what only this one has.
+        has_source: whether it reads one folder of source files, ``source_dir``.
+        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
+    """
+
+    name: str
+    text: str
+    prepare: Callable[..., dict[str, Path]]
+    options: Sequence[Parameter] = ()
+    has_source: bool = True
+    dealing: Dealing | None = None
 
 
 class Command(TyperCommand):
@@ -63,7 +88,7 @@ class Command(TyperCommand):
 
 
 def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
-    """``["image=id_code"]`` as a dict.
+    """Return ``["image=id_code"]`` as a dict.
 
     Raises:
         ValueError: one is no pair.
@@ -83,7 +108,7 @@ DRAWN_ON = option(
 
 
 def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
-    """The folders of each ``--site``.
+    """Return the folders of each ``--site``.
 
     Raises:
         ValueError: one has not three words, or a name is there twice.

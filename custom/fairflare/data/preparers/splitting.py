@@ -20,7 +20,7 @@ GROUPS = ("head", "medium", "tail")
 
 
 def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """Shares of training, validation and test: training and validation above 0, sum 1.
+    """Check the shares of training, validation and test: training and validation above 0, sum 1.
 
     Raises:
         ValueError: they are not.
@@ -34,7 +34,7 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
 def split_groups(
     groups: Iterable[str], *, site: str, seed: int = 0, fractions: Sequence[float] = FRACTIONS
 ) -> dict[str, str]:
-    """``{group: split}``: a seeded shuffle, cut at the fractions (6:2:2), at least one group in every split.
+    """Return ``{group: split}``: a seeded shuffle, cut at the fractions (6:2:2), at least one group in every split.
 
     Depends only on the set of names, the site's name, the seed and the fractions.
 
@@ -66,7 +66,7 @@ def split_groups(
 def assign(
     items: Sequence[Item], *, site: str, seed: int, fractions: Sequence[float] = FRACTIONS, stratified: bool = False
 ) -> list[tuple[str, ...]]:
-    """The splits of each item: those that its source gives, else one that is drawn for its whole group.
+    """Return the splits of each item: those that its source gives, else one that is drawn for its whole group.
 
     Args:
         items: of the site.
@@ -95,7 +95,7 @@ def assign(
 def assign_folds(
     items: Sequence[Item], folds: int, *, site: str, seed: int, fractions: Sequence[float]
 ) -> list[list[tuple[str, ...]]]:
-    """The splits of each item in each fold of a stratified cross-validation by group: every item is tested once.
+    """Return the splits of each item in each fold of a stratified cross-validation by group, each tested once.
 
     What a fold does not test is divided into training and validation in the proportion of the fractions.
 
@@ -116,7 +116,7 @@ def assign_folds(
 
 
 def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict[str, int]:
-    """The fold in which each group is tested, each class in all folds alike.
+    """Return the fold in which each group is tested, each class in all folds alike.
 
     Args:
         items, folds: as :func:`assign_folds` has them.
@@ -138,7 +138,7 @@ def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dic
 
 
 def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
-    """The groups in the order of their first item, and the class that most of the images of each have."""
+    """Return the groups in the order of their first item, and the class that most of the images of each have."""
     by_group: dict[str, Counter[int]] = {}
     for item in items:
         by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1

@@ -5,19 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.contents import contents, without_ending
-from fairflare.data.preparers.names import composed, existing_folder, listing
+from fairflare.data.preparers.names import composed, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
 WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
-ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
 WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
@@ -38,7 +35,9 @@ class Row(dict[str, str]):
         self.line, self.where = line, where
 
 
-def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list[Row]:
+def read_table(
+    file: Path, needed: Sequence[str] = (), remedy: str = "", notes: list[str] | None = None
+) -> list[Row]:  # fmt: skip
     """Read the rows of a table with a head line: commas, semicolons or tabs; quoted or not; ``sep=;`` before the head.
 
     UTF-8, UTF-16 where its mark says so, else Windows-1252, which a warning says. Empty rows are passed over.
@@ -47,11 +46,12 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
         file: the table.
         needed: columns that it must have.
         remedy: what to do where one is missing.
+        notes: gets what is to be said of it; None: a warning in the log does.
 
     Raises:
         DataError: it cannot be read, is empty, or lacks a column; names what is there.
     """
-    text = _text_of(file)
+    text = _text_of(file, notes)
     first, _, rest = text.partition("\n")
     said = first.strip().strip('"').lower()
     delimiter, before = "", 1
@@ -60,9 +60,7 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     lines = text.split("\n")
     head_line = next((line for line in lines if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
-    cells = _cells(file, text, delimiter)
-    at = accumulate((1 + sum(cell.count("\n") for cell in row) for row in cells), initial=before)
-    filled = [(line, row) for line, row in zip(at, cells, strict=False) if any(row)]
+    filled = _filled(file, text, delimiter, before)
     if len(filled) < 2:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
@@ -80,8 +78,8 @@ def read_table(file: Path, needed: Sequence[str] = (), remedy: str = "") -> list
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 
 
-def _text_of(file: Path) -> str:
-    """The text of a table, with ``\\n`` at the ends of lines.
+def _text_of(file: Path, notes: list[str] | None) -> str:
+    """Return the text of a table, with ``\\n`` at the ends of lines.
 
     Raises:
         DataError: it is no text; says what to save it as.
@@ -102,31 +100,32 @@ def _text_of(file: Path) -> str:
             text = "\0"
         else:
             strange = next(word for word in text.split() if not word.isascii())
-            log.warning("'%s' is not UTF-8; it is read as Windows-1252, such as '%.60s'", file, strange)
+            note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
+            log.warning(note) if notes is None else notes.append(note)
     if "\0" in text:
         raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _cells(file: Path, text: str, delimiter: str) -> list[list[str]]:
-    """All cells, empty rows too; rows are of one length, the longest one's."""
-    import pandas
-
-    width = max(line.count(delimiter) for line in text.split("\n")) + 1
+def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
+    """Return the rows with a cell that is not empty, each with its line, the first of them being ``line``."""
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
+    found = []
+    begins = line
     try:
-        frame = pandas.read_csv(
-            io.StringIO(text), sep=delimiter, header=None, names=list(range(width)), dtype=str, keep_default_na=False,
-            skip_blank_lines=False, skipinitialspace=True, index_col=False,
-        )  # fmt: skip
-    except (ValueError, csv.Error) as error:
-        raise DataError(f"'{file}' cannot be read: {error}; save the table as 'CSV UTF-8'") from error
-    return [[str(cell) for cell in row] for row in frame.fillna("").itertuples(index=False)]
+        for row in reader:
+            found += [(begins, row)] if any(row) else []
+            begins = line + reader.line_num
+    except csv.Error as error:
+        raise DataError(f"'{file}' cannot be read: line {begins}: {error}; save the table as 'CSV UTF-8'") from error
+    width = max((len(row) for _, row in found), default=0)
+    return [(at, row + [""] * (width - len(row))) for at, row in found]
 
 
 def _columns(
     file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Names of the columns and rows of as many texts.
+    """Return the names of the columns and rows of as many texts.
 
     R's ``write.table`` gives the column of row numbers no name: rows are then longer than the head by one in front.
 
@@ -145,37 +144,6 @@ def _columns(
             "tab in quotes"
         )
     return columns[:named], [(line, row[:named]) for line, row in cells]
-
-
-def find_table(source: Path, names: Sequence[str]) -> Path:
-    """The file of one of these names (``/`` for folders) in the source folder.
-
-    Raises:
-        DataError: there is none; names what was expected and what is there.
-    """
-    if found := next((source / name for name in names if (source / name).is_file()), None):
-        return found
-    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
-
-
-def find_below(source: Path, name: str) -> Path | None:
-    """The file of this name, small or capital, anywhere below a folder, the one that lies highest; None: there is none.
-
-    Of tables that come by themselves, and lie where the one who fetched them put them.
-    """
-    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
-    return min(found, key=lambda path: (len(path.parts), path), default=None)
-
-
-def find_folder(source: Path, names: Sequence[str]) -> Path:
-    """The folder of one of these names; where it holds nothing but a folder of the same name, that one."""
-    if found := next((source / name for name in names if (source / name).is_dir()), None):
-        return inner if (inner := found / found.name).is_dir() else found
-    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
-
-
-def _content(source: Path) -> str:
-    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
 
 
 class Images:
@@ -197,7 +165,7 @@ class Images:
                 self._known.setdefault(name, []).append(path)
 
     def find(self, name: str) -> Path | None:
-        """The image of this path, or of the path that this one ends with, or of this name; None: there is none.
+        """Find the image of this path, of the path that this one ends with, or of this name; None: there is none.
 
         The ending may be written otherwise, in capitals, or be missing; letters may be composed or not.
 
@@ -216,12 +184,12 @@ class Images:
         return None
 
     def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
-        """Whether the folders of a path and those that a table says are the same, as far as both say any."""
+        """Tell whether the folders of a path and those that a table says are the same, as far as both say any."""
         own = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
         return all(a == b for a, b in zip(own, asked[-2::-1], strict=False))
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
-        """The image of each name.
+        """Return the image of each name.
 
         Raises:
             DataError: some are not there; says which, and how many.
@@ -239,38 +207,12 @@ class Images:
 
 
 def _spellings(name: str) -> list[str]:
-    """A name, with a small ending, and without one that is an image's: tables and disks differ in these."""
+    """Return a name, with a small ending, and without one that is an image's: tables and disks differ in these."""
     name = composed(name)
     stem = without_ending(name)
     return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
 
 
 def _parts(name: str) -> list[str]:
-    """The parts of a path as a table of any system writes it."""
+    """Return the parts of a path as a table of any system writes it."""
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]
-
-
-def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
-    """Return the class of each row from columns of 0 and 1, one for each class.
-
-    Raises:
-        DataError: a row has none or several.
-    """
-    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
-    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
-        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
-    return [number for (number,) in found]
-
-
-def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
-    """A warning in the log where a data set has other numbers of images than the published one.
-
-    Args:
-        what: the data set.
-        found: class (site) of each image.
-        expected: images of each class; none: nobody says.
-    """
-    counts = [sum(number == place for number in found) for place in range(len(expected))]
-    if expected and counts != list(expected):
-        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -14,11 +14,10 @@ from typing import Any, TypedDict
 
 from fairflare import __version__
 from fairflare.base.checks import whole
-from fairflare.base.disk.files import sha256_of
+from fairflare.base.disk.files import csv_text, sha256_of
 from fairflare.base.for_types import Unpack
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
-from fairflare.data.preparers import counts as counting
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
 from fairflare.data.preparers.items import Item
@@ -29,7 +28,7 @@ NO_KEY = (
     "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
     "at two sites. {}"
 )
-SITE_FILE, MANIFEST, COUNTS, PICTURE = "fairflare.json", "manifest.json", "counts.csv", "counts.png"
+SITE_FILE, MANIFEST, COUNTS = "fairflare.json", "manifest.json", "counts.csv"
 CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
 
@@ -42,7 +41,6 @@ class Writing(TypedDict, total=False):
     seed: int
     number: bool
     overwrite: bool
-    picture: bool
     progress: Callable[[int], None]
     record: Mapping[str, Any]
 
@@ -86,7 +84,7 @@ def write_pool(
     items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
     form: Form | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """As :func:`write_sites`, but the images are dealt to sites first; what is dealt is split each class alike."""
+    """Deal the images to sites and write these as :func:`write_sites` does; what is dealt is split each class alike."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
     form = form or Form()
     dealt = replace(
@@ -103,11 +101,10 @@ def write_sites(
     form: Form | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """A folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all of it or nothing.
+    """Write a folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all or nothing.
 
     Everything goes into a hidden folder first and is then moved into place; what an earlier call wrote is put back
-    when that fails. A call that is interrupted leaves the hidden folder, and the next one takes from it what it would
-    write itself.
+    when that fails.
 
     Args:
         sites: images of each site.
@@ -117,7 +114,6 @@ def write_sites(
         seed: of the split; default 0.
         number: call the sites ``site-1``, ``site-2``, ... instead of by their names.
         overwrite: replace what an earlier call wrote.
-        picture: draw the counts, too (needs matplotlib).
         progress: is told how many files are written.
         record: what the manifest says of the call: ``preparer`` and ``options``.
 
@@ -132,10 +128,8 @@ def write_sites(
     form = form or Form()
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
-    numbered = writing.get("number", False)
-    names = site_names(sites, numbered)
+    names = site_names(sites, writing.get("number", False))
     targets = {site: out / name for site, name in names.items()}
-    _in_the_way(out, list(targets.values()), writing.get("overwrite", False))  # before there is a draft
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
         result = _Result(draft, form, seed, names)
@@ -145,7 +139,7 @@ def write_sites(
         for fold in range(1, form.folds + 1):
             own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
             _write_json(draft.new / f"fairflare_fold{fold}.json", {"sites": own})
-        result.summaries({"seed": seed, **writing.get("record", {})}, writing.get("picture", False))
+        result.summaries({"seed": seed, **writing.get("record", {})})
         moves = [(path, draft.old / path.name) for path in existing]
         moves += [(path, out / path.name) for path in sorted(draft.new.iterdir())]
         _move(moves)
@@ -153,10 +147,10 @@ def write_sites(
 
 
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
-    """What is to be replaced: what is there of the new result, and what else an earlier one has."""
+    """Return what is to be replaced: what is there of the new result, and what else an earlier one has."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     earlier = _sites_of(out / MANIFEST)
-    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS, PICTURE)), *out.glob("fairflare_fold*.json")]
+    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS)), *out.glob("fairflare_fold*.json")]
     existing = list(dict.fromkeys(path for path in (*targets, *earlier, *files) if path.exists()))
     if existing and not overwrite:
         raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
@@ -166,7 +160,7 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
 
 
 def _sites_of(manifest: Path) -> list[Path]:
-    """The sites' folders of an earlier result that are still there."""
+    """Return the sites' folders of an earlier result that are still there."""
     try:
         names = list(json.loads(manifest.read_text(encoding="utf-8"))["sites"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -176,7 +170,7 @@ def _sites_of(manifest: Path) -> list[Path]:
 
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
-    """All or none."""
+    """Move all of these, or none."""
     done: list[tuple[Path, Path]] = []
     try:
         for here, there in moves:
@@ -195,7 +189,7 @@ class _Entry:
     label: str | int
 
     def contents(self, whose: str = "") -> list[dict[str, Any]]:
-        """As in a datalist, one for each slice; ``whose``: put before the patient's key."""
+        """Return the entries of a datalist, one for each slice; ``whose``: put before the patient's key."""
         item = self.item
         patient = item.patient and whose + item.patient
         more = {
@@ -211,43 +205,48 @@ class _Result:
 
     def __init__(self, draft: Draft, form: Form, seed: int, names: Mapping[str, str]) -> None:
         self.draft, self.form, self.seed, self.names = draft, form, seed, names
-        self.counts: dict[str, dict[str, Counter[int | None]]] = {}
+        self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
+        self.classes: list[str] = []  # in the order of their numbers; none: there are masks
         self._entries: dict[str, list[_Entry]] = {}
         self._shared: dict[str, str] = {}
         self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
         self.notes = list(form.notes)
 
     def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
-        """Images, then everything about them."""
+        """Write the images, then everything about them."""
         links: list[tuple[str, str]] = []
         for site, items in sites.items():
             self._entries[site] = [self._put(site, item, links) for item in _different(site, items)]
         self.draft.finish()
+        entries = [entry for own in self._entries.values() for entry in own]
+        numbers = [entry.label for entry in entries if isinstance(entry.label, int)]
+        if len(numbers) == len(entries):
+            self.classes = list(self.form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         splits = {site: self._splits(site) for site in sites}
         if self.form.global_test:
             links += self._share(splits)
         for name, other in links:
             self.draft.link(name, other)
         self._datalists(splits)
-        own = [entry.item for entries in self._entries.values() for entry in entries if not entry.item.shared]
+        own = [entry.item for entry in entries if not entry.item.shared]
         if self.form.keys and (unknown := sum(item.patient is None for item in own)):
             self.notes.append(NO_KEY.format(unknown, len(own), self.form.keys))
         for note in self.notes:
             log.warning(note)
 
     def _share(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> list[tuple[str, str]]:
-        """Fills :attr:`_tested`; what every site needs of the others' files."""
+        """Collect the test images of all sites; return what every site needs of the others' files."""
         links = []
         for site, found in splits.items():
             folder = self.names[site]
             for entry, *own in zip(self._entries[site], *found, strict=True):
                 contents = entry.contents(f"{site}/" if entry.item.site else "")  # a key of this site alone
-                for fold in (fold for fold, of in enumerate(own) if "test" in of):
+                tested = [fold for fold, of in enumerate(own) if "test" in of]
+                for fold in tested:
                     self._tested.setdefault(fold, []).extend(contents)
-                if any("test" in of for of in own):
-                    files = [file for file in (entry.image, entry.label) if isinstance(file, str)]
-                    others = [name for name in self.names.values() if name != folder]
-                    links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
+                files = [file for file in (entry.image, entry.label) if isinstance(file, str) and tested]
+                others = [name for name in self.names.values() if name != folder]
+                links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
         return links
 
     def _put(self, site: str, item: Item, links: list[tuple[str, str]]) -> _Entry:
@@ -276,68 +275,65 @@ class _Result:
         )
 
     def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
-        with_classes = all(isinstance(entry.label, int) for own in self._entries.values() for entry in own)
         for fold in range(self.form.folds or 1):
             lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
             if tested := self._tested.get(fold):
                 # A small site may have none of its own.
                 lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
             more: dict[str, Any] = {"synthetic": True} if self.form.synthetic else {}
-            more |= self._classes(lists) if with_classes else {}
+            more |= self._classes(lists) if self.classes else {}
             more |= {"attributes": self.form.attributes} if self.form.attributes else {}
             for site, by_split in lists.items():
                 folder = self.draft.new / self.names[site]
                 files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []
                 for file in [*files, "datalist.json"] if fold == 0 else files:
                     write_datalist(folder / file, by_split, name=site, **more)
-                    load_datalist(folder, file, site=site, class_labels=with_classes)  # as a site would
+                    load_datalist(folder, file, site=site, class_labels=bool(self.classes))  # as a site would
                 if fold == 0:
                     self.counts[self.names[site]] = {
-                        split: Counter(e["label"] if with_classes else None for e in entries)
+                        split: Counter(self.classes[e["label"]] if self.classes else "images" for e in entries)
                         for split, entries in by_split.items()
                     }
 
     def _classes(self, lists: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-        names, groups = self.form.class_names, self.form.class_groups
+        """Return what a datalist says of the classes."""
+        groups = self.form.class_groups
         if groups is None:
             trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
-            groups = frequency_groups([trained[c] for c in range(max(trained) + 1 if names is None else len(names))])
-        named = {} if names is None else {"class_names": list(names)}
-        return {**named, **({"class_groups": groups} if groups else {})}
+            groups = frequency_groups([trained[number] for number in range(len(self.classes))])
+        named = {"class_names": self.classes} if self.form.class_names else {}
+        return named | ({"class_groups": groups} if groups else {})
 
-    def summaries(self, record: Mapping[str, Any], picture: bool) -> None:
-        """Checksums of each site, counts, their picture where it is wanted, and the manifest."""
-        new, names = self.draft.new, self.form.class_names
+    def summaries(self, record: Mapping[str, Any]) -> None:
+        """Write the checksums of each site, the counts and the manifest."""
+        new = self.draft.new
         sites = {}
+        rows: list[tuple[str, str, str, int]] = []
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
             lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
             (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
             counts, noise = self.counts[name], self.form.label_noise.get(site)
-            classes = {
-                split: {counting.class_name(c, names): n for c, n in sorted(found.items(), key=lambda x: x[0] or 0)}
-                for split, found in counts.items()
-            }
+            rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self.classes or ["images"]]
+            classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
                 "corrupted": site in self.form.corrupted,
                 "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
                 **({} if noise is None else {"label_noise": noise}),
-                **({} if None in counts["training"] else {"classes": classes}),
+                **({"classes": classes} if self.classes else {}),
             }  # fmt: skip
-        (new / COUNTS).write_text(counting.as_csv(self.counts, names), encoding="utf-8")
-        if picture:
-            counting.draw(self.counts, names, new / PICTURE)
+        (new / COUNTS).write_text(csv_text([("site", "split", "class", "images"), *rows]), encoding="utf-8")
         versions = {"fairflare": __version__, "python": platform.python_version()}
         versions |= {package: version(package) for package in PACKAGES}
-        classified = any("classes" in own for own in sites.values())
+        counted = {"num_classes": len(self.classes)} if self.form.class_names and self.classes else {}
         content = {
-            "kind": "classification" if classified else "segmentation",
+            "kind": "classification" if self.classes else "segmentation",
             **record,
             "folds": self.form.folds,
-            "task": {**({"num_classes": len(names)} if names and classified else {}), **self.form.task},
+            "task": {**counted, **self.form.task},
             "notes": self.notes,
             "versions": versions,
             "sites": sites,

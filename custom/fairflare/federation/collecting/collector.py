@@ -8,7 +8,7 @@ disk) is the server's fault and is never booked on a site.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.exchange.messages import Message
-from fairflare.exchange.received_state import Incoming, Shape, layout_of
-from fairflare.exchange.received_state import LikeReceived as LikeReceived
 from fairflare.exchange.staging import Staging
-from fairflare.exchange.tensor_file import Layout
+from fairflare.exchange.tensor_file import Layout, layout_of
 from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.received_state import Incoming, Shape
+from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import (
     COUNTS,
@@ -340,10 +340,6 @@ class Collector:
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers, self.products)
-
-    def hold(self, sites: Collection[str]) -> None:
-        """These sites get no more than the equal share in this round."""
-        self._influence.held = frozenset(sites)
 
     def inputs(self) -> RoundInputs:
         """What the rule is going to see."""

@@ -30,13 +30,12 @@ class Influence:
         known: training images by site, of those that said before the first round how many they have.
 
     Attributes:
-        held: sites that get no more than the equal share.
         warnings: where a bound was at work, and who held more than half of the weight.
     """
 
     def __init__(self, bounds: Bounds, num_sites: int | None = None, known: Mapping[str, float] | None = None) -> None:
         self.bounds, self.known = bounds, known or {}
-        self.num_sites, self.held = num_sites or 0, frozenset[str]()
+        self.num_sites = num_sites or 0
         self.warnings: list[Warned] = []
         self._states: tuple[list[str], dict[str, State]] | None = None
 
@@ -95,13 +94,8 @@ class Influence:
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)
             if used != value and name:
-                self._warn(
-                    site,
-                    f"max_update_norm, {name}",
-                    value,
-                    used,
-                    f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)",
-                )
+                text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
+                self._warn(site, f"max_update_norm, {name}", value, used, text)
         return kept
 
     def weighed(self, weighing: Weighing) -> Weighing:
@@ -112,7 +106,7 @@ class Influence:
             return weighing
         sites = self._bounded(weighing.sites)
         for site, weight in sorted(sites.items()):
-            if weight > MAJORITY:
+            if weight > MAJORITY and len(sites) != 2:  # of two one nearly always holds more
                 self._warn(site, "majority", weight, weight, f"weight {weight:.4g}, more than all others together")
         if weighing.buffers is None:
             return replace(weighing, sites=sites)
@@ -131,25 +125,12 @@ class Influence:
             limit = limits.get(site, 1.0)
             cut = [weight for weight in before if weight > limit + CAP_TOLERANCE]
             if cut:
-                kind = self._kind(site)
-                self._warn(
-                    site,
-                    kind,
-                    max(cut),
-                    limit,
-                    f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers ({kind})",
-                    len(cut),
-                )
+                text = f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers (max_weight)"
+                self._warn(site, "max_weight", max(cut), limit, text, len(cut))
             held = [by[site] for by in layers.values() if by.get(site, 0.0) > MAJORITY]
-            if held:
-                self._warn(
-                    site,
-                    "majority",
-                    max(held),
-                    max(held),
-                    f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers",
-                    len(held),
-                )
+            if held and len(sites) != 2:
+                text = f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers"
+                self._warn(site, "majority", max(held), max(held), text, len(held))
         self._warn_of_excess(capped.values(), layers=count)
         if all(layers[name] == by for name, by in given.items()):
             return weighing
@@ -165,8 +146,8 @@ class Influence:
         for site, weight in sorted(weights.items()):
             limit = limits.get(site, 1.0)
             if weight > limit + CAP_TOLERANCE:
-                kind = self._kind(site)
-                self._warn(site, f"{kind}{of}", weight, limit, f"{what} {weight:.4g} cut to {limit:.4g}{when} ({kind})")
+                text = f"{what} {weight:.4g} cut to {limit:.4g}{when} (max_weight)"
+                self._warn(site, f"max_weight{of}", weight, limit, text)
         capped = capped_weights(weights, limits) if limits else weights
         self._warn_of_excess([capped], of)
         return self._tempered(capped)
@@ -178,23 +159,15 @@ class Influence:
     def _limits(self, sites: Collection[str]) -> dict[str, float]:
         """Largest weight of each site; empty: no bound."""
         wanted = self.bounds.max_weight
-        if not sites or (wanted is None and not self.held.intersection(sites)):
+        if not sites or wanted is None:
             return {}
         if wanted == AUTO:
             wanted = auto_share(max(self.num_sites, len(sites)))
-        bound = 1.0 if wanted is None else feasible_bound(len(sites), float(wanted))
-        if wanted is not None and bound > float(wanted) + CAP_TOLERANCE:
-            self._warn(
-                "",
-                "max_weight",
-                float(wanted),
-                bound,
-                f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used",
-            )
-        return {site: 1 / len(sites) if site in self.held else bound for site in sites}
-
-    def _kind(self, site: str) -> str:
-        return "suspects" if site in self.held else "max_weight"
+        bound = feasible_bound(len(sites), float(wanted))
+        if bound > float(wanted) + CAP_TOLERANCE:
+            text = f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used"
+            self._warn("", "max_weight", float(wanted), bound, text)
+        return dict.fromkeys(sites, bound)
 
     def _warn_of_excess(self, capped: Iterable[SiteWeights], of: str = "", layers: int | None = None) -> None:
         most = self.bounds.max_excess
@@ -204,14 +177,8 @@ class Influence:
         over = [excess for excess in found if excess > most + CAP_TOLERANCE]
         if over:
             where = "" if layers is None else f" in {len(over)} of {layers} layers"
-            self._warn(
-                "",
-                f"max_excess{of}",
-                max(over),
-                most,
-                f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)",
-                None if layers is None else len(over),
-            )
+            text = f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)"
+            self._warn("", f"max_excess{of}", max(over), most, text, None if layers is None else len(over))
 
     def _warn(self, site: str, kind: str, value: float, used: float, text: str, layers: int | None = None) -> None:
         if (warning := Warned(site, kind, value, used, text, layers)) not in self.warnings:

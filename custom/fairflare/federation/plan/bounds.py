@@ -9,7 +9,7 @@ from pydantic import Field as Range
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
 from fairflare.core.features.adapting import products_of
 from fairflare.core.states import Aggregate
-from fairflare.methods.base.rule import OnlyMean, Rule, SendsParts
+from fairflare.methods.base.rule import Rule, SendsParts
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -67,7 +67,7 @@ class Bounds:
         Raises:
             ValueError: says why.
         """
-        if self.aggregate != "mean" and isinstance(rule, OnlyMean) and rule.only_mean:
+        if self.aggregate != "mean" and rule.only_mean:
             raise ValueError(
                 f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.only_mean}; leave it out"
             )

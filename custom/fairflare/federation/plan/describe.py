@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fairflare.base.acting import needs_of
-from fairflare.base.checks import nearest
+from fairflare.base.checks import unknown
 from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
@@ -16,7 +16,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
-from fairflare.methods.base.catalog import Method, all_methods, get_method, page_of
+from fairflare.methods.base.catalog import all_methods, get_method, page_of
 from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.fed_ga import STEPS
@@ -46,7 +46,7 @@ class Listed:
     Attributes:
         name, title, summary, source: see :class:`fairflare.methods.base.catalog.Method`.
         phases: how often a round asks each site.
-        learns: kinds of task that it can learn, its paper's first.
+        learns: kinds of task on pictures that it can learn, its paper's first (docs/volumes.md: whole volumes).
         page: in ``docs``, without ``.md``; ``None``: it has none.
     """
 
@@ -62,20 +62,12 @@ class Listed:
 def overview() -> list[Listed]:
     """Every method, by name."""
     return [
-        Listed(m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase), _learns(m), page_of(m.name))
+        Listed(
+            m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
+            tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name),
+        )
         for m in all_methods().values()
-    ]
-
-
-def _learns(method: Method) -> tuple[str, ...]:
-    """Kinds of task on pictures; docs/volumes.md says what methods learn of whole volumes."""
-    found = []
-    pictures = (kind for kind in TASKS_BY_KIND if not kind.startswith("volume_"))
-    for kind in sorted(pictures, key=lambda kind: (kind != method.task, kind)):
-        with suppress(ValueError):
-            make_plan(method.name, task=kind)
-            found.append(kind)
-    return tuple(found)
+    ]  # fmt: skip
 
 
 def method_table() -> str:
@@ -148,10 +140,10 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
     known = [setting.name for found in groups.values() for setting in found]
     for wanted in only:
         if wanted not in known:
-            hint = nearest(wanted, known, most=3) or f"; `fairflare describe {name}` lists them"
-            raise ValueError(f"method {name!r} has no setting {wanted!r}{hint}")
-    quick = make_plan(name)
-    paper = make_plan(name, small=False) if get_method(name).papers else quick
+            where = f"`fairflare describe {name}` has all {len(known)}"
+            raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
+    quick = make_plan(name, shown=True)
+    paper = make_plan(name, small=False, shown=True) if get_method(name).papers else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
@@ -192,7 +184,7 @@ def in_lines(used: InUse) -> str:
 
 def quick_job(name: str) -> str:
     """What a job that is quick to try has instead of the paper's settings."""
-    quick, paper = make_plan(name), make_plan(name, small=False)
+    quick, paper = make_plan(name, shown=True), make_plan(name, small=False, shown=True)
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
         values, usual = values_of(one)["args"], values_of(other)["args"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.acting import idle
-from fairflare.base.checks import choice, different, nearest, whole
+from fairflare.base.checks import choice, different, unknown, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, grouped
 from fairflare.base.machine.child import in_child
 from fairflare.base.settings import build, field_names
@@ -109,6 +109,7 @@ def make_plan(
     monai_bundle: str | Path | None = None,
     script: Script | None = None,
     apart: bool = False,
+    shown: bool = False,
     **options: Any,
 ) -> Plan:
     """Puts a run together.
@@ -137,6 +138,8 @@ def make_plan(
         script: with which the sites train what ``task``, an object, says of it.
         apart: this process is a server that stays small: where not all of the network travels, whatever has to look at
             it is done in a process that ends.
+        shown: the plan is only looked at: whether its settings fit the task's network is not asked, which takes
+            PyTorch and seconds.
         options: of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not with ``run``.
 
     Raises:
@@ -230,7 +233,8 @@ def make_plan(
         by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
         by_user = route_settings(by_user, chosen, task_class)[1]
         alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
-    check = partial(_check_together, f"method {chosen.name!r} cannot learn {kind}", made, parts, of_plan, alone)
+    what = f"method {chosen.name!r} cannot learn {kind}"
+    check = partial(_check_together, what, made, parts, of_plan, alone, shown=shown)
     if apart and of_plan.exchange != ALL:
         in_child(check, before=brings(made))
     else:
@@ -257,7 +261,13 @@ def make_plan(
 
 
 def _check_together(
-    what: str, task: Task, halves: tuple[Rule, LocalTraining] | None, run: RunSettings, alone: LocalTraining
+    what: str,
+    task: Task,
+    halves: tuple[Rule, LocalTraining] | None,
+    run: RunSettings,
+    alone: LocalTraining,
+    *,
+    shown: bool,
 ) -> None:
     """Refuse parts that do not fit each other or the task's network, which is built for it where need be.
 
@@ -266,17 +276,19 @@ def _check_together(
         task, run: of the plan.
         halves: of the method; ``None``: the sites have scripts, and only they know what of.
         alone: the site half as the method has it when it is not trained like another one.
+        shown: nothing is asked of the network.
 
     Raises:
         ValueError: says why.
     """
-    task.check()
+    if not shown:
+        task.check()
     try:
         if halves is not None:
             rule, training = halves
             training.check_task(task)
             alone.check_task(task)
-            rule.check_run(run.num_rounds, task)
+            rule.check_run(run.num_rounds, None if shown else task)
             run.check_products(rule, task)
         if run.crt_rounds and task.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
@@ -404,7 +416,7 @@ def route_settings(
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             if owner in OF_SITES:
                 raise ValueError(f"{key!r} is the site's own: it stands in the site's local/fairflare.json (--data)")
-            hint = nearest(key, [name + dot + rest for name in known], most=3) or ";"
-            all_of_them = f"`fairflare describe {method.name}` has all {len(known)}"
-            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint} {all_of_them}")
+            where = f"`fairflare describe {method.name}` has all {len(known)}"
+            hint = unknown(key, [name + dot + rest for name in known], where)
+            raise ValueError(f"method {method.name!r} has no setting {key!r}{hint}")
     return parts

@@ -30,7 +30,7 @@ from fairflare.federation.plan.bounds import Bounds
 #: Options of the run that are given like a method's settings.
 LIKE_SETTINGS = (
     *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
-    "exchange", "update_dtype", "anchor_as", "suspects", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
+    "exchange", "update_dtype", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
     "min_cases", "groups", "group_bins", "calibration_bins",
 )  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
@@ -69,10 +69,6 @@ class RunSettings(Bounds):
             nothing. 0: none.
         bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
             with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
-        suspects: what is done with a site that looks as if its labels were off, or as if it worked against the others,
-            in two rounds running (``docs/robustness.md``): ``warn`` says it; ``equal``: it has the equal share at most;
-            ``out``: it is left out for 2 rounds, then asked again, then for 4, 8, ... Data that are unlike the others'
-            can look the same.
         crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
             equal parts (cRT, ``docs/crt.md``); 0: none.
         crt_epochs: of each of them; one is as many draws as the site has training images.
@@ -139,7 +135,6 @@ class RunSettings(Bounds):
     exchange: str = ALL
     update_dtype: Literal["float32", "bfloat16"] = "float32"
     anchor_as: AnchorAs = MODEL
-    suspects: Literal["warn", "equal", "out"] = "warn"
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.base.settings import field_names, values_of
-from fairflare.exchange.received_state import in_words
+from fairflare.exchange.tensor_file import in_words
 from fairflare.methods.base.home import OwnModel
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflare.base.checks import few
-from fairflare.core.aggregation.suspicion import unlike_itself
 from fairflare.core.fairness import summarize
+from fairflare.core.statistics.outliers import unlike_itself
 from fairflare.federation.plan.run_settings import RunSettings
 
 FAR = 0.2  # of the metric's range

@@ -32,7 +32,6 @@ from fairflare.federation.record.run_info import following_rounds, knows
 from fairflare.methods.base.rule import State
 
 if TYPE_CHECKING:
-    from fairflare.federation.collecting.suspects import Suspects
     from fairflare.federation.server.retraining import Retraining
 
 
@@ -44,7 +43,6 @@ class Experiment:
         rule: the server half; its state is kept.
         journal, files: results and model files, which are taken back too.
         say: a line for the server's log.
-        also: what counts over the rounds besides, by name; kept as plain values.
 
     Attributes:
         run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
@@ -59,11 +57,9 @@ class Experiment:
         journal: Journal,
         files: ModelFiles,
         say: Callable[..., None],
-        also: Mapping[str, Suspects] | None = None,
     ) -> None:
         self.run, self.place, self.rule = run, place, rule
         self.journal, self.files, self.say = journal, files, say
-        self.also = dict(also or {})
         self.run_id = uuid.uuid4().hex[:12]
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
@@ -173,8 +169,6 @@ class Experiment:
         """Rule, best model and model files as they were; the global model in the network's own order."""
         check_state(found.model, like, "checkpoint")
         self.rule.load_state_dict(found.rule)
-        for name, counts in self.also.items():
-            counts.load_state_dict(found.extra[name])
         best = self.folder.best_model(found) if self.folder is not None else None
         if best is None and found.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)
@@ -206,7 +200,6 @@ class Experiment:
             "said": self.journal.info.get("said", {}),
             "best": self.files.best.state_dict(),
             "best_round": self.files.best_round,
-            **{name: counts.state_dict() for name, counts in self.also.items()},
         }
         checkpoint = Checkpoint(
             next_round=next_round,

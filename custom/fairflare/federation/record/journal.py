@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.machine.child import in_child
+from fairflare.base.plugins import tell_listeners
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import Tested, mean_of
@@ -22,8 +23,7 @@ from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
-from fairflare.reporting.pictures import draw_pictures
-from fairflare.reporting.results import LeftOut, ResultsStore, RoundRecord, read_document, read_results
+from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
 
@@ -212,7 +212,8 @@ class Journal:
             left_out=last.left_out,
             further=further,
         )
-        for line in in_child(_drawn, self.store.folder) if self.apart else _drawn(self.store.folder):
+        written = self.store.folder / RESULTS_FILE
+        for line in in_child(tell_listeners, written) if self.apart else tell_listeners(written):
             self.say(line)
         self.say("fairness on the sites' test splits\n" + fairness_table(read_results(self.store.folder)))
         for listener in self.listeners:
@@ -281,10 +282,3 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
     parts += [f"prior {found['prior']}"] if found["prior"] else []
     parts += [str(found[key]) for key in ("device", "computing") if found[key]]
     return ", ".join(parts)
-
-
-def _drawn(folder: Path) -> list[str]:
-    """Draws pictures and page of a finished run; lines for the log."""
-    from fairflare_lab.page.write import write_run_page  # a server that is to stay small does without
-
-    return draw_pictures(read_results(folder), folder) + write_run_page(read_document(folder), folder)

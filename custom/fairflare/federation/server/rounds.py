@@ -29,7 +29,6 @@ from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
 from fairflare.federation.collecting.phase import Stopped as Stopped
 from fairflare.federation.collecting.roster import Roster
-from fairflare.federation.collecting.suspects import Suspects
 from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.plan.site_training import PERSONAL, AtHome, check_halves
@@ -85,10 +84,7 @@ class Rounds:
         self.collector = Collector(rule, folder / "staging", run, run.seed, place.models_in_memory, self.metrics)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
-        self.suspects = Suspects(run, self.metrics[task.primary_metric], transport.say)
-        self.experiment = Experiment(
-            run, place, self.retraining, self.journal, self.files, transport.say, also={"suspects": self.suspects}
-        )
+        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
         rule.memory_folder = self.experiment.memory
         exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
         self.asking = Asking(run, exchange, self.experiment)
@@ -179,9 +175,7 @@ class Rounds:
             listener.round_started(current_round)
         run = self.settings
         self.transport.say(f"round {current_round} of {run.rounds_in_all}, from 0")
-        live = self.roster.live(current_round)
-        out = self.suspects.left_out(live, current_round)
-        record = RoundRecord(current_round=current_round, sites=[site for site in live if site not in out])
+        record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         rule = self.collector.rule = self.retraining.rule_at(current_round)
         trained = self.retraining.trained(state, current_round)
         shape = LikeReceived(trained, self.at_home.tensors)
@@ -190,7 +184,7 @@ class Rounds:
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
         form, timeout = run.anchor_as if asks_again else MODEL, run.train_timeout
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, anchor_as=form)
-        train.left_out |= {**self.roster.why_not(record.sites), **out}
+        train.left_out |= self.roster.why_not(record.sites)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         record.accepted = self.collector.accepted
@@ -223,17 +217,13 @@ class Rounds:
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
-        own = self.collector.rule is self.rule
-        cosines = self.suspects.look(self.collector, record) if own else {}
-        self.collector.hold(self.suspects.held())
         state, weighing = self.collector.aggregate()
         next_state: State = clean_state({**received, **state})  # of a round about some of them
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
         self.journal.weighed(weighing, record, self.collector.warnings, last=last)
-        if own:
-            self.suspects.judge(record, {site: found.stats for site, found in train.trained.items()}, cosines)
+        if self.collector.rule is self.rule:
             # Behind its rounds the encoder stays as it is.
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
@@ -299,8 +289,6 @@ class Rounds:
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
         told = rule.directives(current_round, self.settings.num_rounds, sites)
-        if name == TASK_TRAIN:
-            told = {**told, **self.suspects.directives(sites)}
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         task_of["update_dtype"] = self.settings.update_dtype
         return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)

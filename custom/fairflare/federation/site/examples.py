@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.disk.files import private_folder, safe_name
+from fairflare.base.disk.files import csv_text, private_folder, safe_name, write_whole
 from fairflare.base.stopping import TaskStopped
 from fairflare.exchange.messages import SPLIT_VALIDATION
 from fairflare.methods.base.training import SiteError
 
 if TYPE_CHECKING:
     import torch
-    from matplotlib.figure import Figure
 
     from fairflare.exchange.messages import SiteTask
     from fairflare.methods.base.training import LocalTraining, SiteRun
@@ -67,7 +67,7 @@ def draw_examples(
         title = f"{run.site}: {made}model after {request.current_round} rounds"
         by_class = getattr(training, "by_class", "")
         if by_class and (kept := run.store.load_before(by_class, request.current_round)):
-            _write_by_class(place, kept, run.data.class_names, title)
+            _write_by_class(place / "by_class.csv", kept, run.data.class_names)
         drawn = run.task.write_examples(
             model, run.data, place, batch_size=training.batch_size, device=run.device, title=title
         )
@@ -84,38 +84,19 @@ def draw_examples(
         log.warning("site %s: no example predictions: the task (%s) does not know how to draw them", run.site, kind)
 
 
-def _write_by_class(folder: Path, kept: Mapping[str, Any], names: Sequence[str] | None, title: str) -> None:
-    """Writes ``by_class.csv`` and ``by_class.png``, what the site measured by class: images, w (before), w^ (training).
+def _write_by_class(path: Path, kept: Mapping[str, Any], names: Sequence[str] | None) -> None:
+    """Write what the site measured by class: images, w of the received model (before), w^ while training (during).
 
     Args:
-        folder: of the site.
+        path: of the CSV file.
         kept: ``counts``, ``before``, ``during``: a number for each class; classes without an image are left out.
         names: of the classes; ``None``: their numbers.
-        title: over the picture.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    from fairflare_lab.page import style
-
     counts, before, during = (kept[name].tolist() for name in ("counts", "before", "during"))
     of = names or [str(number) for number in range(len(counts))]
     rows = [row for row in zip(of, counts, before, during, strict=True) if row[1]]
-    head = ["class", "images", "before", "during"]
-    style.write_files(folder, "by_class", lambda: _draw(rows, title), [head, *rows], svg=False, shared=False)
-
-
-def _draw(rows: Sequence[Sequence[Any]], title: str) -> Figure:
-    from fairflare_lab.page import style
-
-    figure = style.figure(3.6, title, synthetic=False, width=7.0)
-    for axes, column, called in zip(
-        figure.subplots(1, 2, sharex=True), (2, 3), ("w, received model", "w^, while training"), strict=True
-    ):
-        axes.semilogx([row[1] for row in rows], [row[column] for row in rows], "o", color=style.INK, markersize=4)
-        for row in rows:
-            axes.annotate(style.label(row[0]), (row[1], row[column]), fontsize=6)
-        axes.set_title(called)
-        axes.set_xlabel("images of the class")
-        axes.set_ylabel("weight of the class")
-    return figure
+    text = csv_text([["class", "images", "before", "during"], *rows])
+    write_whole(path, partial(Path.write_text, data=text, encoding="utf-8"), durable=False)

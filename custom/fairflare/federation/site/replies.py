@@ -19,7 +19,6 @@ from fairflare.methods.base.reports import (
     NO_IMAGES,
     SUPPRESSED,
     TRAINING,
-    VALIDATION,
     Field,
     ReportError,
     read_report,
@@ -33,7 +32,6 @@ RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of th
 DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
 #: In front of the names in a reply's ``suppressed``: what of it they are of.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
-TRAINED_METRIC = "trained_metric"  # in a reply's stats: the primary metric of the trained model on the validation split
 MAX_SAMPLES = 10**9  # a site that claims more is not believed
 MAX_METRICS = 1000  # entries that are read
 MAX_NAMES = 40_000  # characters of all their names together
@@ -79,11 +77,6 @@ STATS = (
     ),
     *SAMPLING,
     *groups.FIELDS,
-    Field(
-        TRAINED_METRIC, nan_ok=True, required=False,
-        doc="the primary metric of the trained model on the validation split; only from a site that the common model "
-        "serves far worse than the others (`suspects`)", of=VALIDATION,
-    ),
     Field(
         DRAWN_UNITS, "text", required=False,
         doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "

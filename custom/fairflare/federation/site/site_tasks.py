@@ -15,7 +15,6 @@ from fairflare.core.features.adapting import network_of, of_site
 from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
     FLOAT32,
-    MEASURE_TRAINED,
     SPLIT_TEST,
     SPLIT_VALIDATION,
     STATUS_OK,
@@ -32,7 +31,7 @@ from fairflare.federation.site import groups, norm_moments
 from fairflare.federation.site.examples import draw_examples
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
-from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, TRAINED_METRIC, VALIDATED
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.site.site_network import whole_anchor
 from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.base.reports import TOO_FEW
@@ -99,8 +98,6 @@ def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     worker.network.check_unchanged(received, local)
     report = training.report(run, model)
     stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-    if run.directives.get(MEASURE_TRAINED):
-        stats[TRAINED_METRIC] = worker.evaluate(model, run, "validation")[worker.task.primary_metric]
     if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
         store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
     store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)

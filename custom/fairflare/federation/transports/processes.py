@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.base.disk.files import private_opener
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
-from fairflare.exchange.received_state import layout_of
-from fairflare.exchange.tensor_file import write_tensors
+from fairflare.exchange.tensor_file import layout_of, write_tensors
 from fairflare.federation.collecting.transport import Question
 from fairflare.federation.plan.task_files import brings
 from fairflare.federation.site.worker import refusal

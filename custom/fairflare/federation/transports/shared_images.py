@@ -4,40 +4,67 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.federation.site.site_file import own_settings
+
+BEGINNING = 4096  # bytes of a file that are compared before the whole
 
 
 def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None:
-    """Compares the datalists of a run's sites by file; what only test lists share is meant (a common test set).
+    """Compare the images of a run's sites; what only test lists share is meant (a common test set).
 
-    The same pixels in two files are what ``fairflare check-data`` looks for; a list that cannot be read is what the
-    run's own check says.
+    The same pixels in files that differ are what ``fairflare check-data`` looks for; a list that cannot be read is what
+    the run's own check says.
 
     Args:
         sites: names.
         local: the run's ``local/fairflare.json``.
 
     Raises:
-        ValueError: two sites have an image in common (names both, and the image).
+        ValueError: two sites have an image, or a copy of its file, in common (names both, and the image).
     """
+    listed = [(site, *found) for site in sites for found in _images(own_settings(local, site))]
+    copies = _copies({site: {image for name, image, *_ in listed if name == site} for site in sites})
     first: dict[tuple[str, Any], tuple[str, bool]] = {}  # image -> site, and whether it is for testing only
     shared: dict[tuple[str, str], list[str]] = {}
-    for site in sites:
-        for image, number, tested in _images(own_settings(local, site)):
-            other, only_tested = first.setdefault((image, number), (site, tested))
-            if other == site:
-                first[image, number] = (site, tested and only_tested)
-            elif not (tested and only_tested):
-                shared.setdefault((other, site), []).append(image)
+    for site, image, number, tested in listed:
+        key = copies.get(image, image), number
+        other, only_tested = first.setdefault(key, (site, tested))
+        if other == site:
+            first[key] = (site, tested and only_tested)
+        elif not (tested and only_tested):
+            shared.setdefault((other, site), []).append(image)
     for (one, other), images in shared.items():
         raise ValueError(
             f"sites {one!r} and {other!r} have {len(images)} image(s) in common, such as {images[0]}: one hospital's "
             "data under two names; give each site its own 'data_root' or 'datalist' under 'sites' of the data file"
         )
+
+
+def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Return the checksum of each file of which another site has one of the same size and the same beginning.
+
+    Pictures of one value are nobody's copies.
+    """
+    alike: dict[tuple[int, bytes], dict[str, str]] = {}
+    for site, paths in files.items():
+        for path in paths:
+            with suppress(OSError), Path(path).open("rb") as file:
+                alike.setdefault((os.fstat(file.fileno()).st_size, file.read(BEGINNING)), {})[path] = site
+    found = {}
+    for group in alike.values():
+        for path in group if len(set(group.values())) > 1 else ():
+            with suppress(OSError, ValueError):  # the run's check names what cannot be read
+                pixels = image_file(Path(path)).decode(is_mask=False, limit=MAX_IMAGE_BYTES)
+                if (pixels != pixels.flat[0]).any():
+                    found[path] = sha256(Path(path).read_bytes()).hexdigest()
+    return found
 
 
 def _images(own: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import fairflare.methods
-from fairflare.base.checks import choice, nearest
+from fairflare.base.checks import choice, unknown
 from fairflare.base.settings import build
 from fairflare.methods.base.papers import Paper as Paper
 from fairflare.methods.base.papers import experiments, papers_of
@@ -47,6 +47,7 @@ class Method:
             another one.
         paper: the published setting of the experiments, for a method of another package; those of ours are in
             ``fairflare/papers``.
+        kinds: of task on pictures that it can learn.
         preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
         page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
     """
@@ -69,6 +70,7 @@ class Method:
     paper: Paper | None = None
     page: str | None = ""
     preinstalled: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ("segmentation", "classification")
 
     @property
     def papers(self) -> dict[str, Paper]:
@@ -168,8 +170,7 @@ def get_method(name: str) -> Method:
     """
     methods = all_methods()
     if name not in methods:
-        hint = nearest(name, methods, most=3) or ";"
-        raise ValueError(f"unknown method {name!r}{hint} `fairflare list` has all {len(methods)}")
+        raise ValueError(f"unknown method {name!r}{unknown(name, methods, f'`fairflare list` has all {len(methods)}')}")
     return methods[name]
 
 

@@ -131,7 +131,8 @@ def experiments() -> tuple[str, ...]:
 def _contents() -> dict[str, dict[str, Any]]:
     import yaml
 
-    return {name: yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) for name in PAPERS}
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times quicker where it is there
+    return {name: yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), safe) for name in PAPERS}
 
 
 def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:

@@ -105,7 +105,7 @@ class Weighing:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class _Changing(Mapping[str, torch.Tensor]):
+class _Changing(Mapping[str, "torch.Tensor"]):
     def __init__(self, state: State, frozen: Collection[str]) -> None:
         self._state, self._names = state, [name for name in state if name not in frozen]
 
@@ -131,6 +131,8 @@ class Rule(ABC):
     report_fields: ClassVar[tuple[Field, ...]] = ()
     #: What each of the :meth:`directives` is, and what it says about other sites; for ``docs/privacy.md``.
     directive_docs: ClassVar[dict[str, str]] = {}
+    #: Why nothing can take the place of the weighted mean of the models (``aggregate=median``); empty: something can.
+    only_mean: ClassVar[str] = ""
     #: Attributes that outlive a round, without their underscore: plain values, tensors, and dicts and lists of these.
     _outlive: ClassVar[tuple[str, ...]] = ()
 
@@ -236,22 +238,14 @@ class TwoPhase(Rule):
         """As :meth:`check_report`, for the report about the anchor; ``layers`` are the model's."""
 
 
-class OnlyMean(Rule):
-    """Capability: nothing can take the place of the weighted mean of the models (``aggregate=median``).
-
-    Attributes:
-        only_mean: why; empty: something can after all.
-    """
-
-    only_mean: ClassVar[str] = "it makes a step along the mean"
-
-
-class Steps(OnlyMean):
+class Steps(Rule):
     """Capability: the weights and the length of the step along the mean change are one formula.
 
     Attributes:
         step: of the round, ``>= 0``, set by :meth:`weigh`; ``None``: the plain mean.
     """
+
+    only_mean: ClassVar[str] = "it makes a step along the mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,10 +268,10 @@ class SeesModel(Rule):
         """
 
 
-class MakesTensors(OnlyMean, SeesModel):
+class MakesTensors(SeesModel):
     """Capability: some of the model's tensors are made at the server; they go to the sites, and none come back."""
 
-    only_mean = "the server makes a part of the model itself"
+    only_mean: ClassVar[str] = "the server makes a part of the model itself"
     #: Beginnings of their names.
     makes: ClassVar[tuple[str, ...]]
 
@@ -286,10 +280,10 @@ class MakesTensors(OnlyMean, SeesModel):
         """Those of the next model, after :meth:`weigh`; none: they stay as they are."""
 
 
-class SendsParts(OnlyMean, SeesModel):
+class SendsParts(SeesModel):
     """Capability: every site has a model of its own, and is sent something made for it in place of the common model."""
 
-    only_mean = "every site gets a model of its own"
+    only_mean: ClassVar[str] = "every site gets a model of its own"
 
     @property
     def weighs(self) -> bool:

@@ -49,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cka_split": "val",
         "cka_passes": 5,
     },
-    # Ours, chosen on development data; docs/fed_lwr_measured.md says how.
+    # Ours, chosen on development data; docs/fed_lwr.md says how.
     "stable": {**PAPER, "warmup_rounds": 10, "mix": 0.75},
 }
 # Spec name -> name in core.similarity.

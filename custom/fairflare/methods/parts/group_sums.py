@@ -16,7 +16,6 @@ import torch
 
 from fairflare.base.site_data import Proxy
 from fairflare.base.task import evaluating
-from fairflare.core.features.group_adapter import people
 from fairflare.core.statistics.group_sums import CONFUSION, Array, hidden_groups, hidden_parts, sums_of
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
@@ -192,6 +191,8 @@ class _Told(Proxy):
         return len(self._inner)
 
     def __iter__(self) -> Iterator[Batch]:
+        from fairflare.core.features.group_adapter import people
+
         seen = 0
         for batch in self._inner:
             count = len(batch[0])

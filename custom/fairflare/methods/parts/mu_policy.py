@@ -10,16 +10,26 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fairflare.base.checks import listed
 from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
-from fairflare.core.agents.mu_rewards import INITIAL_MU, MU_GRID, global_accuracy, observation, reward
-from fairflare.core.agents.q_learning import CAPACITY
-from fairflare.core.qmix import QMix, learning_rounds, warmup_in
+from fairflare.core.agents.mu_rewards import (
+    CAPACITY,
+    INITIAL_MU,
+    MU_GRID,
+    global_accuracy,
+    learning_rounds,
+    observation,
+    reward,
+    warmup_in,
+)
 from fairflare.methods.base.rule import RoundInputs
+
+if TYPE_CHECKING:
+    from fairflare.core.qmix import QMix
 
 log = logging.getLogger(__name__)
 SHOWN = 8  # names in a message
@@ -231,6 +241,8 @@ class QMixMu(MuPolicy):
         return seen
 
     def _new_agents(self, names: set[str], run_seed: int) -> QMix:
+        from fairflare.core.qmix import QMix
+
         return QMix(
             names, actions=MU_GRID if self.actions is None else self.actions,
             mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fairflare.base.disk.files import csv_text
+from fairflare.base.disk.files import csv_text, write_whole
+from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
     ALIKE,
     AXES,
@@ -300,3 +303,18 @@ def csv_of(document: StatsDocument) -> str:
     for site, distances in document.distances.items():
         rows += [[site, name, None, None, value] for name, value in distances.model_dump().items()]
     return csv_text(rows)
+
+
+def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
+    """Write ``stats.json`` and ``stats.csv`` into a folder, and the page where a listener draws it.
+
+    Returns:
+        What the log is to say: the document's sentences and where the page is.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in ((DOCUMENT, document.model_dump_json(indent=2) + "\n"), (CSV, csv_of(document))):
+        write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    return [*document.sentences, *tell_listeners(folder / DOCUMENT)]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import unknown
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.own_errors import in_one_line
 
@@ -61,8 +61,7 @@ class Bundle:
         self.folder, self.ids = folder, dict(ids or {})
         for part in self.ids:
             if part not in PLACES:
-                hint = nearest(part, PLACES) or ";"
-                raise BundleError(f"bundle_ids has no part {part!r}{hint} parts are {', '.join(PLACES)}")
+                raise BundleError(f"bundle_ids has no part {part!r}{unknown(part, PLACES, 'docs/bundles.md has all')}")
         files = [self._file(name) for name in configs]
         self.where = " and ".join(f"{CONFIGS}/{file.name}" for file in files)
         self.config = self._read(files)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, field_names, settings
-from fairflare.data.datalist import DataError, suggest
+from fairflare.data.datalist import DataError
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 
@@ -115,9 +115,9 @@ def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], 
     known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS, *others)))
     for key in given:
         if key not in known:
-            near = checks.nearest(key, known)
+            hint, near = checks.unknown(key, known, "docs/data.md has all"), checks.nearest(key, known)
             raise DataError(
-                f"site '{site}': unknown key '{key}' in the site's fairflare.json{suggest(key, known)}",
+                f"site '{site}': unknown key '{key}' in the site's fairflare.json{hint}",
                 # Close to a key that exists it is a typing mistake; anything else is the site's own word.
                 f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
                 if near
@@ -156,7 +156,7 @@ def _refuse_half_settings(site: str, given: Mapping[str, Any], own: FolderSettin
         return
     with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
     if with_data:
-        near = checks.nearest(site, with_data)
+        near = checks.nearest(site, with_data, most=1)
         lacks = f"no 'data_root' in the block of '{site}'" if site in blocks else f"no block for '{site}'"
         others = ", ".join(repr(name) for name in sorted(with_data))
         raise DataError(

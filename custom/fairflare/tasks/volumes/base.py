@@ -13,6 +13,7 @@ from pydantic import Field
 from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
+from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
 from fairflare.tasks.images import FolderImages, ImageData, ImageTask
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
     from fairflare.base.task import Batch
-    from fairflare_lab.phantoms.volumes import Volume
 
 #: In MONAI's letters, where each axis leads: ``RAS`` to the right, to the front, to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
@@ -147,15 +147,13 @@ class FolderVolumes(VolumeData, FolderImages):
 
 
 class PhantomVolumes(VolumeData):
-    """Synthetic volumes of one site, :mod:`fairflare_lab.phantoms.volumes`."""
+    """Synthetic volumes of one site."""
 
     synthetic = True
 
     def __init__(self, task: Any, site: str, seed: int, cases: float, what: str) -> None:
-        from fairflare_lab.phantoms.volumes import volumes_site
-
         super().__init__(task, site)
-        self.drawn = volumes_site(site, seed=seed, cases=cases)
+        self.drawn = source("volumes").volumes_site(site, seed=seed, cases=cases)
         listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
         self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
         self._kept: dict[tuple[str, int], Mapping[str, Any]] = {}
@@ -164,7 +162,7 @@ class PhantomVolumes(VolumeData):
         return len(self.drawn[self.check_split(split)])
 
     @abstractmethod
-    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
         """``image`` and ``label`` of a synthetic volume."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from monai.data import MetaTensor
 
     from fairflare.data.whole_volumes import Whole
-    from fairflare_lab.phantoms.volumes import Volume
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 LESION = 2  # label of the phantom
@@ -110,7 +109,7 @@ class PhantomVolumeClasses(PhantomVolumes):
         told = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
         return torch.from_numpy(np.bincount(told, minlength=2))
 
-    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
         import torch
 
         image = self.task.placed(whole, "phantom", self.site)

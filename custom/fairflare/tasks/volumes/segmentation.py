@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.data.whole_volumes import Whole
     from fairflare.tasks.transforms import Structured
-    from fairflare_lab.phantoms.volumes import Volume
 
 RARE = -2.0  # of the first outputs: a structure covers few voxels (Lin et al., focal loss, ICCV 2017, section 3.3)
 STEP = 16  # the network's poolings halve a side four times
@@ -237,7 +236,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         each = self.task.patches if split == "training" else 1
         return [("patient", str(index // each)) for index in range(self.num_samples(split))]
 
-    def made(self, volume: Volume, whole: Whole) -> dict[str, Any]:
+    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures

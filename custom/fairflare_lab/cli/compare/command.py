@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from fairflare.cli.options import (
     Task,
     TaskFile,
     parse_settings,
+    value_of,
     which_paper,
 )
 from fairflare.cli.run.folder import site_settings
@@ -34,9 +36,9 @@ from fairflare_lab.cli.compare.tables import command_line, report
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task as LearnedTask
-    from fairflare.federation.plan.series import Series
     from fairflare.methods.base.papers import PaperTable
     from fairflare_lab.cli.compare.runs import Runner
+    from fairflare_lab.cli.compare.series import Series
 
 DONE = "completed"  # state of a run; compare.runs is not imported for a mere TAB
 
@@ -140,7 +142,7 @@ def compare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs of other settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Runs several methods on the same data, with the same training and the same seeds, and compares them.
+    """Run several methods on the same data, with the same training and the same seeds, and compare them.
 
     Every seed starts all methods from the same model. A comparison that was stopped goes on with the same command:
     what is done is not repeated, what was interrupted continues. Exit code 1 when a run failed.
@@ -149,7 +151,7 @@ def compare(
         chosen = None if sites is None else parse_sites(sites)
         if sites is not None and chosen is None:
             raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
-        from fairflare.federation.plan.series import leaving_out, seeds_of, value_of
+        from fairflare_lab.cli.compare.series import leaving_out, seeds_of
 
         told = {
             "seeds": None if seeds is None else seeds_of(value_of(f"[{seeds}]" if "," in seeds else seeds)),
@@ -203,7 +205,7 @@ def compare(
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
-    """Whose settings the rows have, and what they still have to be given."""
+    """Say whose settings the rows have, and what they still have to be given."""
     from fairflare.methods.base.catalog import all_methods
 
     plans = [run.make() for run in series.runs()[: len(series.entries)]]
@@ -217,15 +219,15 @@ def _say_what_is_run(series: Series, own_data: bool) -> None:
 
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
-    """A paper's table as a plan file would say it; with ``--paper`` its rows are trained as the paper has each."""
-    from fairflare.federation.plan.series import entries_of
+    """Return a paper's table as a plan file; with ``--paper`` its rows are trained as the paper has each."""
+    from fairflare_lab.cli.compare.series import entries_of
 
     plan = table.as_plan(small=told.get("small", True))
     return {"entries": entries_of(f"--preset {table.name}", plan.pop("methods")), **plan}
 
 
 def _check_metric(metric: str, task: LearnedTask) -> None:
-    """Before hours of training: what the tables are asked for is measured at all.
+    """Check before hours of training that what the tables are asked for is measured at all.
 
     Raises:
         ValueError: the task has no such metric (suggests the nearest).
@@ -242,12 +244,12 @@ def _check_metric(metric: str, task: LearnedTask) -> None:
 def _series(
     rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
 ) -> tuple[Series, dict[str, Any]]:
-    """What is compared, and the sites' private settings; the command line goes before the plan.
+    """Return what is compared, and the sites' private settings; the command line goes before the plan.
 
     As it suits the sites' own images, where there are such and nothing else is said.
     """
     from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
-    from fairflare.federation.plan.series import Series, read_entry, read_file
+    from fairflare_lab.cli.compare.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
     given = {"sites": "default", **file, **told, "settings": {**file.get("settings", {}), **told.get("settings", {})}}
@@ -290,17 +292,17 @@ def _go(runner: Runner, metric: str | None = None) -> None:
     if done == len(runner.all):
         return
     from fairflare_lab.cli.compare.provenance import note_session
-    from fairflare_lab.cli.compare.view import Lines, Live, plan_in_words
+    from fairflare_lab.cli.compare.view import View, plan_in_words
 
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, command_line(), runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
-    view = (Live if console.is_terminal else Lines)(runner, metric)
+    view = View(runner, metric)
     with stopped_by_signals(errors) as stop:
         try:
-            with view:
+            with view.bars if console.is_terminal else nullcontext():
                 runner.go(view.tell, stop)
         except KeyboardInterrupt:
             say("Stopped. The same command goes on from here.")

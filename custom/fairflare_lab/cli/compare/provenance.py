@@ -18,7 +18,7 @@ FILE = "provenance.json"
 
 
 def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any], runs: Sequence[str]) -> None:
-    """Adds to a comparison's ``provenance.json`` what its next runs are made with; before they begin.
+    """Add to a comparison's ``provenance.json`` what its next runs are made with; before they begin.
 
     A comparison that was stopped may go on with other code, on another machine: each session stands for itself.
 
@@ -50,7 +50,7 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
 
 
 def sessions_of(folder: Path) -> list[dict[str, Any]]:
-    """What :func:`note_session` kept; nothing of a comparison that an earlier version made.
+    """Return what :func:`note_session` kept; nothing of a comparison that an earlier version made.
 
     Raises:
         ValueError: the file is there and cannot be read (names it).
@@ -65,7 +65,7 @@ def sessions_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit_of(package: Path) -> str | None:
-    """The commit that a package's files are of, ``+ changes`` where some differ; ``None``: no checkout, or no git."""
+    """Return the commit of a package's files, ``+ changes`` where some differ; ``None``: no checkout, or no git."""
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")  # not a checkout that merely lies around it
         commit = _git(package, "rev-parse", "HEAD").strip()
@@ -80,7 +80,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def processor() -> str:
-    """Model of the processor, which decides about the last bits; the machine's kind where the system does not tell."""
+    """Name the processor, which decides about the last bits; the machine's kind where the system does not tell."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -96,7 +96,7 @@ def accelerator() -> str | None:
 
 
 def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of the files that each site's datalist names.
+    """Compute checksums of the files that each site's datalist names.
 
     Args:
         local: content of ``local/fairflare.json``.
@@ -124,15 +124,14 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:
     content = json.loads((root / datalist).read_bytes())
-    every = hashlib.sha256()
     files = sorted({file for file in _texts(content) if (root / file).is_file()})
-    for file in files:
-        every.update(f"{sha256_of(root / file)}  {file}\n".encode())
-    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": every.hexdigest()}
+    lines = "".join(f"{sha256_of(root / file)}  {file}\n" for file in files)
+    of_all = hashlib.sha256(lines.encode()).hexdigest()
+    return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": of_all}
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Every text in a JSON document: those that name a file are the images and masks."""
+    """Yield every text in a JSON document: those that name a file are the images and masks."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, Mapping):

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 def command_line() -> list[str]:
-    """What was typed."""
+    """Return what was typed."""
     return ["fairflare", *sys.argv[1:]]
 
 
 def report(
     runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
 ) -> tuple[int, list[Comparison]]:
-    """Writes the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
+    """Write the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
 
     Returns:
         The exit code; the comparison of the final models, and of the last ones where every run has such. Of left-out
         sites there is none: what models are worth where they were trained and where they were not.
     """
     from fairflare.federation.record.curves import NO_CURVES
+    from fairflare_lab.cli.compare.page import comparison_page
     from fairflare_lab.cli.compare.provenance import sessions_of
     from fairflare_lab.cli.compare.runs import DONE
     from fairflare_lab.compare.comparison import comparison_of, row_table
-    from fairflare_lab.compare.comparison_page import comparison_page
     from fairflare_lab.compare.difference_table import difference_table
     from fairflare_lab.compare.group_gaps import (
         OF_LEFT_OUT,
@@ -107,7 +107,7 @@ def _put(
     before: str = "",
     kinds: Sequence[str] = ("csv", "md"),
 ) -> str:
-    """A table on the screen, behind ``before``, and as files; returns it in Markdown."""
+    """Show a table on the screen, behind ``before``, and write it as files; return it in Markdown."""
     if shown:
         typer.echo(before + table(width=console.width))
     text = ""

@@ -11,7 +11,7 @@ from fairflare.cli.screen import console, say
 from fairflare.reporting.layout import counted, number, spread
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import metrics_of, summary_of
-from fairflare_lab.cli.compare.runs import DONE, FAILED, Runner
+from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Runner
 from fairflare_lab.cli.compare.runs import Progress as RunProgress
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ MOST_LINES = 10  # of a run that goes on
 
 
 def plan_in_words(runner: Runner) -> str:
-    """``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
+    """Say ``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
     rows = counted(len({p.run.entry.label for p in runner.all}), "row")
     seeds = counted(len({p.run.seed for p in runner.all}), "seed")
     left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
@@ -34,7 +34,7 @@ def plan_in_words(runner: Runner) -> str:
 
 
 def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -> list[str]:
-    """A line for a run that ended, with its figure and the time left; one more for a row that is complete."""
+    """Return a line for a run that ended, with its figure and the time left; one more for a row that is complete."""
 
     def of(one: RunProgress) -> tuple[str, FairnessSummary]:
         results = read_results(find_results(runner.place(one.run)))
@@ -61,66 +61,36 @@ def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -
     ]
 
 
-class Lines:
-    """A line for each run that ended, and some while it goes, for logs and pipes."""
+class View:
+    """A line for each run that ended; while runs go a bar for each on a terminal, in logs and pipes some lines.
 
-    tenths = True  # of a run at work
+    Attributes:
+        bars: of the runs at work, and of all; shown once they are entered.
+    """
 
     def __init__(self, runner: Runner, metric: str | None = None) -> None:
         self.runner, self.metric = runner, metric
+        columns = (TextColumn(text) for text in ("{task.completed:>3.0f}/{task.total:.0f}", "{task.fields[note]}"))
+        self.bars = Progress(TextColumn("{task.description}"), BarColumn(24), *columns, console=console)
+        self._whole = self.bars.add_task("rounds", total=sum(p.of for p in runner.all), note="")
+        self._bars: dict[str, TaskID] = {}
         self._told: dict[str, int] = {}
 
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
     def tell(self, progress: RunProgress) -> None:
+        """Say that a run got on."""
         name, tenth = progress.run.name, MOST_LINES * progress.rounds // progress.of
         if progress.state in (DONE, FAILED):
             for line in _ended_in_words(self.runner, progress, self.metric):
                 say(line, console)
-        elif self.tenths and progress.state == "running" and tenth > self._told.get(name, -1):
+        elif not self.bars.live.is_started and tenth > self._told.get(name, -1):
             self._told[name] = tenth
             say(f"{name}: round {progress.rounds} of {progress.of}{_left(self.runner)}", console)
-
-
-class Live(Lines):
-    """The same lines, under them a bar for each run at work, and one for all."""
-
-    tenths = False  # the bars tell it
-
-    def __init__(self, runner: Runner, metric: str | None = None) -> None:
-        super().__init__(runner, metric)
-        self._bars: dict[str, TaskID] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(24),
-            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-        )
-        self._whole = self._progress.add_task("rounds", total=sum(p.of for p in runner.all), note="")
-
-    def __enter__(self) -> Live:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def tell(self, progress: RunProgress) -> None:
-        super().tell(progress)  # above the bars
-        name = progress.run.name
-        if progress.state == "running":
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(escape(name[:40]), total=progress.of, note="")
-            self._progress.update(self._bars[name], completed=progress.rounds)
-        elif name in self._bars:
-            self._progress.remove_task(self._bars.pop(name))
+        if name not in self._bars:
+            self._bars[name] = self.bars.add_task(escape(name[:40]), total=progress.of, note="")
+        at_work = progress.state == RUNNING
+        self.bars.update(self._bars[name], completed=progress.rounds, visible=at_work)
         done = sum(p.rounds for p in self.runner.all)
-        self._progress.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
+        self.bars.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
 
 
 def _left(runner: Runner) -> str:
@@ -129,6 +99,4 @@ def _left(runner: Runner) -> str:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    about = f"{f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'}"
-    n = runner.unseen()
-    return f", about {about} left" + (f" ({counted(n, 'method')} not timed yet)" if n else "")
+    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"

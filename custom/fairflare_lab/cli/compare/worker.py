@@ -50,7 +50,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
 
 
 def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
-    from fairflare.federation.transports.unseen import completed, without
+    from fairflare_lab.compare.at_left_out import completed, without
 
     local, log = given["local"], Path(given["log"])
     if given["held_out"] and completed(place):  # only the test is missing
@@ -69,7 +69,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
 
 def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
     """Test the run's model at the left-out site; return the exit code."""
-    from fairflare.federation.transports.unseen import at_unseen
+    from fairflare_lab.compare.at_left_out import at_unseen
 
     with logged(Path(given["log"]), "a"):
         try:

@@ -1,0 +1,38 @@
+"""Find what other packages add to FairFlare by entry points; :mod:`fairflare_lab` uses the same ones.
+
+The groups: ``fairflare.commands`` (typer functions, by the name of the command), ``fairflare.listeners`` (functions
+that are called with the document of what has ended, ``results.json`` or ``stats.json``, and return lines for the log)
+and ``fairflare.sources`` (synthetic images).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+COMMANDS, LISTENERS = "fairflare.commands", "fairflare.listeners"
+
+
+def plugged(group: str) -> dict[str, Any]:
+    """Load what installed packages add to a group, by name.
+
+    Raises:
+        ImportError: a package that adds something cannot be imported.
+    """
+    return {point.name: point.load() for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
+def tell_listeners(document: Path) -> list[str]:
+    """Call the listeners with what a run, or a statistics job, that has ended has written.
+
+    Returns:
+        Lines for the log. Never raises: a page or a picture must not cost a run.
+    """
+    lines: list[str] = []
+    for point in sorted(entry_points(group=LISTENERS), key=lambda point: point.name):
+        try:
+            lines += point.load()(document)
+        except Exception as error:
+            lines.append(f"listener {point.name} = {point.value} failed: {type(error).__name__}: {error}")
+    return lines

@@ -1,0 +1,436 @@
+"""Everything that is wrong with the images of one or several sites, found in one go: for ``fairflare check-data``.
+
+Nothing is read in another way than in training: the datalist by :func:`fairflare.data.datalist.load_datalist`, each
+sample by the task, as a site with this one image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.checks import few
+from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
+from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
+from fairflare.data.geometry import Misfit, notes_of
+from fairflare.data.kinds import by_kind, odd_pair, shown
+from fairflare.data.patients import on_both_sides
+from fairflare.data.reading import PLAIN, ValueNotes, notes_on
+from fairflare.tasks.images import ImageTask
+from fairflare.tasks.scores.examples import flat_pair
+from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
+
+BINS = 64  # of the histogram of intensities in [0, 1]
+SHOWN = 24  # images on a site's contact sheet
+CLEAR = 0.15  # above chance: so much a probe of the images must know to say anything
+PLACES = 3  # of one image that are named in a message
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that was found.
+
+    Args:
+        site: where; empty: at several.
+        text: what, and what to do about it.
+        grave: training must not begin like this; False: it may be meant so.
+        about: the image, with two folders; empty: it is about several, or about a list.
+    """
+
+    site: str
+    text: str
+    grave: bool = True
+    about: str = ""
+
+
+@dataclass
+class SiteReport:
+    """What a site has.
+
+    Attributes:
+        site: its name.
+        counts: images by split and class; of a task on masks the class is ``None``.
+        groups: images by attribute, split and group.
+        sizes: images by (height, width) in pixels, as they are in the files.
+        histogram: (channels, BINS) pixels by intensity, all readable images, as the network gets them.
+        shown: some of the images, (channels, height, width) in [0, 1], each with its target.
+    """
+
+    site: str
+    counts: dict[str, Counter[int | None]] = field(default_factory=dict)
+    groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    histogram: npt.NDArray[np.int64] | None = None
+    shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What all sites have, and what is wrong with it; ``labels``: whether they mean the same, as far as that shows."""
+
+    sites: list[SiteReport]
+    problems: list[Problem]
+    labels: str = ""
+
+    @property
+    def grave(self) -> int:
+        """Number of problems with which training must not begin."""
+        return sum(problem.grave for problem in self.problems)
+
+    @property
+    def usable(self) -> int:
+        """Number of images that training can use, of all sites and splits."""
+        return sum(sum(found.values()) for site in self.sites for found in site.counts.values())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One image that could be read."""
+
+    site: str
+    split: str
+    sample: Sample
+    content: str | None  # hash; None: all its pixels are the same
+    target: str  # hash
+    empty: bool  # a mask with nothing in it
+    full: bool  # a mask of which a structure covers all
+
+    @property
+    def place(self) -> str:
+        number = "" if self.sample.slice is None else f" slice {self.sample.slice}"
+        return f"'{self.sample.image}'{number} ({self.site}, {self.split})"
+
+
+@dataclass
+class _Look:
+    """What one look at an image gave."""
+
+    size: tuple[int, ...] | None = None
+    content: str | None = None
+    picture: npt.NDArray[np.float32] | None = None
+    target: npt.NDArray[Any] | None = None
+    histogram: npt.NDArray[np.int64] | None = None
+    empty: bool = False  # nothing in the mask
+    full: bool = False  # one structure covers all
+    features: npt.NDArray[np.floating] | None = None  # of a classification
+    errors: list[DataError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # of its place
+
+
+def check_sites(
+    task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
+) -> DataReport:
+    """Looks at every image of every site.
+
+    Args:
+        task: as which the images are read: sizes, values of masks, numbers of classes.
+        sites: the settings of each, as in its ``fairflare.json``.
+        done: is told how many images of how many were looked at.
+    """
+    problems: list[Problem] = []
+    opened: list[tuple[SiteSettings, Datalist]] = []
+    for site, settings in sites.items():
+        opened += _listed(task, site, settings, problems)
+    total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
+    reports, seen, lookers = [], [], []
+    for own, listed in opened:
+        looker = _Looker(task, own, listed)
+        lookers.append(looker)
+        reports.append(looker.report)
+        for _ in looker.look():
+            before += 1
+            done(before, total)
+        seen += looker.seen
+        problems += looker.problems
+    problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen), *_unnamed_people(opened)]
+    names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
+    return DataReport(reports, problems, _labels(lookers, names, problems) if task.class_labels else "")
+
+
+def _listed(
+    task: ImageTask, site: str, settings: Mapping[str, Any], problems: list[Problem]
+) -> list[tuple[SiteSettings, Datalist]]:
+    found: list[DataError] = []
+    opened = []
+    try:
+        own = read_settings(task.site_settings, site, settings)
+        if own.data_root is None:
+            problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
+            return []
+        same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
+        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
+        opened.append((own, listed))
+    except DataError as error:
+        found.append(error)
+    problems += [Problem(site, _plain(site, error)) for error in found]
+    return opened
+
+
+def _plain(site: str, error: DataError) -> str:
+    """The message without the site, which has a column of its own."""
+    return str(error).removeprefix(f"site '{site}': ")
+
+
+class _Looker:
+    """Looks at the images of one site, several at a time."""
+
+    def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist) -> None:
+        self.task, self.own, self.listed = task, own, listed
+        self.report = SiteReport(listed.site, groups=_groups(listed))
+        self.problems: list[Problem] = []
+        self.seen: list[_Seen] = []
+        self.features: list[tuple[npt.NDArray[np.floating], int]] = []
+        self._said: set[str] = set()
+        self._values = ValueNotes()
+        self._misfits: dict[str, tuple[str, Misfit]] = {}  # told together, a line a kind
+        self._notes: list[str] = []
+
+    def look(self) -> Iterator[None]:
+        with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
+            for split, samples in self.listed.splits.items():
+                self.report.counts[split] = Counter()
+                every = max(1, len(samples) * len(self.listed.splits) // SHOWN)
+                looked = threads.imap(lambda sample, split=split: self.one(sample, split), samples)  # type: ignore[misc]
+                for index, (sample, found) in enumerate(zip(samples, looked, strict=True)):
+                    self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
+                    yield
+                self.finish(split)
+        for text in by_kind(self._misfits.values()):
+            self.say(text)
+        for text in notes_of(self._notes):
+            self.say(text, grave=False)
+        for line in self._values.lines():
+            self.say(line, grave=False)
+
+    def one(self, sample: Sample, split: str) -> _Look:
+        """The image as it is in the file, and as the task gets it with its target."""
+        found = _Look()
+        try:
+            image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
+            found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
+            if (image != image.flat[0]).any():
+                found.content = _hash(np.asarray(image.shape), image)
+        except DataError as error:
+            found.errors.append(error)
+        try:
+            alone = replace(self.listed, splits={split: (sample,)})
+            data: Any = self.task.open_folder(self.report.site, self.own, alone)
+            image, target = (one[0].numpy() for one in data.read(split, [0]))
+            found.picture, found.target = flat_pair(image, target)
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
+            found.empty = not (structures > 0).any()
+            found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
+            found.features = features_of(found.picture) if self.task.class_labels else None
+            found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
+            found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
+            self._values.add(sample)
+        except DataError as error:
+            found.errors.append(error)
+        if found.errors and isinstance(sample.label, Path) and sample.slice is None and self.task.spatial_dims == 2:
+            odd = odd_pair(sample.image, sample.label)
+            found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
+        return found
+
+    def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
+        for error in found.errors:
+            if error.misfit is None:
+                self.say(_plain(self.report.site, error), about=shown(sample.image))
+            else:
+                name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
+                self._misfits[name] = (name, error.misfit)
+        self._notes += found.notes
+        if found.size is not None:
+            self.report.sizes[found.size] += 1
+        if found.size is None or found.picture is None or found.target is None or found.histogram is None:
+            return
+        if found.content is None:
+            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
+        is_class = self.task.class_labels
+        if found.features is not None:
+            self.features.append((found.features, int(found.target)))
+        self.report.counts[split][int(found.target) if is_class else None] += 1
+        empty = found.empty and not is_class
+        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty, found.full))
+        before = self.report.histogram
+        self.report.histogram = found.histogram if before is None else before + found.histogram
+        if show:
+            self.report.shown.append((found.picture, found.target))
+
+    def finish(self, split: str) -> None:
+        """What only shows when a split was gone through."""
+        empty = sum(seen.empty for seen in self.seen if seen.split == split)
+        if empty:
+            self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
+        full = sum(seen.full for seen in self.seen if seen.split == split)
+        if full:
+            self.say(f"{full} image(s) of '{split}' have a mask of which one structure covers all", grave=False)
+        if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
+            return
+        trained = self.report.counts.get("training", Counter())
+        lacking = sorted(number for number in self.report.counts[split] if number is not None and number not in trained)
+        if lacking:
+            names = self.listed.class_names
+            shown = ", ".join(names[n] if names and n < len(names) else str(n) for n in lacking)
+            self.say(f"classes of '{split}' without an image in 'training': {shown}", grave=False)
+
+    def say(self, text: str, grave: bool = True, about: str = "") -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.problems.append(Problem(self.report.site, text, grave, about))
+
+
+def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
+    """How many listed images are of each declared group, also of ``unknown``, by attribute and split."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for name, attribute in listed.attributes.items():
+        for split, samples in listed.splits.items():
+            counts = Counter(sample.groups[name] for sample in samples)
+            of = {group: counts[number] for number, group in enumerate(attribute.groups)}
+            found.setdefault(name, {})[split] = of
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ of all images
+
+
+def _hash(*arrays: npt.NDArray[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
+
+
+def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
+    """Sites that call or group the classes differently."""
+    for what, key in (("names", "class_names"), ("groups", "class_groups")):
+        by_value: dict[str, list[str]] = defaultdict(list)
+        for _, listed in opened:
+            value = getattr(listed, key)
+            if value is not None:
+                by_value[repr(value)].append(listed.site)
+        if len(by_value) > 1:
+            orders = {tuple(sorted(getattr(listed, key))) for _, listed in opened if getattr(listed, key) is not None}
+            order = " (the same ones in another order)" if len(orders) == 1 and what == "names" else ""
+            said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
+            yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
+
+
+def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:
+    """Asks a simple probe of the others' images at each site; adds what it is certain of to ``problems``."""
+    given = {looker.report.site: looker.features for looker in lookers if looker.features}
+    labels = {site: np.array([label for _, label in own]) for site, own in given.items()}
+    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items()}
+    found = label_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
+    if len(found) < 2:
+        return ""
+    classes = max(2, len(names or ()), 1 + max(int(own.max()) for own in labels.values()))
+    chance = 1 / classes
+    for site, one in found.items():
+        if not one.certain:
+            continue
+        usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
+        which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
+        text = (
+            f"its labels look {in_words(one.looks_like, names, classes)}{which}. A simple probe of the other sites' "
+            f"images agrees with {one.agreement:.0%} of its labels, with {one.explained:.0%} of them read so (at the "
+            f"other sites with {usual:.0%}); compare the list of classes, and look at some images"
+        )
+        problems.append(Problem(site, text, grave=one.agreement < chance and one.explained > chance + CLEAR))
+    shown = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
+    weak = float(np.median([one.agreement for one in found.values()])) < chance + CLEAR
+    told = (
+        "too little to tell whether the labels mean the same everywhere" if weak else "the labels seem to mean the same"
+    )
+    told = "see above" if any(one.certain for one in found.values()) else told
+    return f"labels across sites: a simple probe of the others' images agrees at {shown} (chance {chance:.0%}): {told}"
+
+
+def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
+    """Images that are the same pixel by pixel."""
+    groups: dict[str, list[_Seen]] = defaultdict(list)
+    for one in seen:
+        if one.content is not None:
+            groups[one.content].append(one)
+    return (group for group in groups.values() if len(group) > 1)
+
+
+def _where(group: Sequence[_Seen]) -> tuple[str, str]:
+    """The site of a group of images, if it is one, and the group in words."""
+    sites = {one.site for one in group}
+    return sites.pop() if len(sites) == 1 else "", few([one.place for one in group], PLACES)
+
+
+def _duplicates(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    """The same image in two splits, at two sites, or twice in one split.
+
+    A test list that all sites share is meant, as is an image in ``test`` and in ``test_<name>``.
+    """
+    shared: Counter[tuple[str, ...]] = Counter()
+    for group in _by_content(seen):
+        site, where = _where(group)
+        places = {(one.site, one.split) for one in group}
+        tested = all(split.startswith("test") for _, split in places)
+        if len(places) == 1:
+            yield Problem(site, f"one image {len(group)} times in one split: {where}", grave=False)
+        elif not tested:
+            yield Problem(site, f"one image in several splits or at several sites: {where}; keep it in one place")
+        elif not site:
+            shared[tuple(sorted({one.site for one in group}))] += 1
+    for sites, count in shared.items():
+        yield Problem("", f"{count} test image(s) are the same at {', '.join(sites)}", grave=False)
+
+
+def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    for group in _by_content(seen):
+        if len({one.target for one in group}) > 1:
+            site, where = _where(group)
+            yield Problem(site, f"one image with different labels: {where}; find out which one is right")
+
+
+def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
+    """Sites whose list names no patient, and whose files' names put some into training and test."""
+    unknown = []
+    for _, listed in opened:
+        if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
+            continue
+        lists = {k: ["/".join(s.image.parts[-2:]) for s in own] for k, own in listed.splits.items() if k in SPLITS}
+        found = on_both_sides(lists)
+        if found is not None:
+            expression, both, number = found
+            shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")
+            text = (
+                f"no 'patient' is named, and by the names of files images of {len(both)} of {number} groups ({shown}) "
+                f"are in several of {', '.join(lists)}: if these are patients, the test knows them from training; name "
+                f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)"
+            )
+            yield Problem(listed.site, text, grave=False)
+        else:
+            unknown.append(listed.site)
+    if unknown:
+        text = (
+            f"no 'patient' is named at {', '.join(unknown)}: that nobody is in training and in test is not known, and "
+            "intervals count each volume, or picture, as a patient"
+        )
+        yield Problem("", text, grave=False)
+
+
+def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:
+    """Within a site the datalist itself is refused."""
+    sites: dict[str, set[str]] = defaultdict(set)
+    for one in seen:
+        if one.sample.patient is not None and one.split != SPLIT_GLOBAL:
+            sites[one.sample.patient].add(one.site)
+    for patient, found in sorted(sites.items()):
+        if len(found) > 1:
+            text = f"patient '{patient}' is at {', '.join(sorted(found))}: the same person, or the same number?"
+            yield Problem("", text, grave=False)

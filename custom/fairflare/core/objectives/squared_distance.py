@@ -1,0 +1,37 @@
+"""The squared distance of parameters to where they are pulled, with a gradient of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SquaredDistance(torch.autograd.Function):
+    r""":math:`\sum_i |a_i - b_i|^2` of ``(*a, *b)`` as one node: half the time of a node for each operation.
+
+    The gradient of a has the same bits, and one of its own; b is constant. Neither may be changed in place before the
+    backward pass (PyTorch says so then).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        differences = _differences(tensors)
+        ctx.save_for_backward(*tensors, *differences)
+        norms = [torch.linalg.vector_norm(d).to(differences[0]) for d in differences]
+        return torch.stack(norms).square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        half = len(saved) // 3
+        # With create_graph the gradient needs a graph of its own, which those of the forward pass have not.
+        differences = _differences(saved[: 2 * half]) if torch.is_grad_enabled() else saved[2 * half :]
+        return *(2 * grads[0].to(d) * d for d in differences), *[None] * half
+
+
+def _differences(tensors: Sequence[Tensor]) -> list[Tensor]:
+    half = len(tensors) // 2
+    return [a - b for a, b in zip(tensors[:half], tensors[half:], strict=True)]

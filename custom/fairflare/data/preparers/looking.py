@@ -1,0 +1,232 @@
+"""A look at each file of one's own before anything is written: what cannot be used is named in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.data.datalist import DataError, Sample, suffix_of
+from fairflare.data.geometry import DrawnOn, Fit, Misfit, codes_of, fit
+from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
+from fairflare.data.intensity import bounds_of
+from fairflare.data.intensity import labels_of as whole_labels
+from fairflare.data.kinds import by_kind, odd_pair
+from fairflare.data.orientation import same_turn, turn_of, turned
+from fairflare.data.preparers.contents import VOLUMES_TAKEN
+from fairflare.data.preparers.names import listing
+from fairflare.data.preparers.trees import Case
+from fairflare.data.reading import PLAIN, read_pair
+
+GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of an image and its mask.
+
+    Attributes:
+        values: of the mask.
+        notes: what is to be said of both; empty ones do not count.
+        spacing: of a volume: mm between rows, columns and slices, as they are listed; None: the file does not say.
+        stored: the same as they are in the file, in words.
+        way: where the axes of the file point to, such as RAS; ``?``: it does not say.
+        slices: those to be listed; None: the file is listed whole.
+        empty: slices that are left out.
+        own_plane: slices are in the plane and in the order of the file.
+    """
+
+    values: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    spacing: tuple[float, ...] | None = None
+    stored: str = "?"
+    way: str = "?"
+    slices: tuple[int, ...] | None = None
+    empty: int = 0
+    own_plane: bool = True
+
+
+Looker = Callable[[Path, Path | None], Look]
+
+
+def looks_of(cases: Sequence[Case], look: Looker) -> list[Look | Misfit | str]:
+    """Look at each image and its mask; return what they are, else why they cannot be used."""
+
+    def tried(case: Case) -> Look | Misfit | str:
+        try:
+            return look(case.image, case.label if isinstance(case.label, Path) else None)
+        except TooLarge as error:
+            return f"it or its mask would take {error.size} bytes"
+        except Misfit as error:
+            return error
+        except Exception as error:  # the libraries raise what they like for a damaged file
+            names = (path for path in (case.image, case.label) if isinstance(path, Path) and path.is_file())
+            why = next(filter(None, map(_misnamed, names)), "") or _plain(error)
+            return why if isinstance(error, ValueError) else f"it cannot be opened ({why})"
+
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(tried, cases))
+
+
+def _misnamed(path: Path) -> str:
+    """Say that a NIfTI file has the other ending than it should; empty: it has not."""
+    if not suffix_of(path).startswith(".nii"):
+        return ""
+    with path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+    if packed == (suffix_of(path) == ".nii.gz"):
+        return ""
+    return f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {'.nii.gz' if packed else '.nii'}"
+
+
+def _plain(error: Exception) -> str:
+    """Say why a file cannot be used, without the names that stand beside it and without a Python object."""
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "damaged, or no picture"
+    text = error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
+    return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")
+
+
+def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = None) -> Look:
+    """Look at the header of a picture with a class, and at a picture and its mask as training reads them.
+
+    Args:
+        image: its file.
+        mask: None: it has a class.
+        drawn_on: how the mask lies on the image where only one of both says so.
+
+    Raises:
+        ValueError: it is a volume, or both do not go together.
+        Exception: what the libraries raise for a damaged file.
+    """
+    grids = []
+    for path in filter(None, (image, mask)):
+        facts = image_file(path).facts()
+        if (facts.slices or 1) > 1:
+            raise ValueError(f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})")
+        grids.append(facts.grid)
+    notes = tuple(grid.note for grid in grids)
+    if mask is None:
+        return Look(notes=notes)
+    try:
+        pair = read_pair(Sample(image, mask), site="", split="none", how=replace(PLAIN, drawn_on=drawn_on))
+    except DataError as error:
+        if odd := odd_pair(image, mask):
+            raise ValueError(odd) from error
+        whose = "its mask: " if str(error).startswith("site '': mask ") else ""
+        raise error.misfit or ValueError(whose + _plain(error)) from error
+    values = tuple(np.unique(pair[1]).tolist())
+    if len(values) > 2 and (odd := odd_pair(image, mask)):
+        raise ValueError(odd)
+    found = fit(grids[0], grids[1], drawn_on)
+    return Look(values, notes if isinstance(found, Misfit) else (*notes, found.note))
+
+
+def look_at_volume(
+    image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False, drawn_on: DrawnOn | None = None
+) -> Look:
+    """Look at the header and the values of a volume, and at its mask.
+
+    Args:
+        image: its file or folder.
+        mask: None: it has a class.
+        plane: of the slices that are listed; None: it is listed whole.
+        keep_empty: list slices without a label, too.
+        drawn_on: see :func:`fairflare.data.geometry.fit`.
+
+    Raises:
+        ValueError: it is no volume, has values that are no numbers, or it and its mask do not go together.
+        Exception: what the libraries raise for a damaged file.
+    """
+    file = image_file(image)
+    facts = file.facts()
+    if len(facts.shape) != 3:
+        raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
+    found, labels = (None, None) if mask is None else _labels_on(facts, mask, drawn_on)
+    volume = file.decode(is_mask=False, limit=MAX_IMAGE_BYTES)
+    if volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None:
+        raise ValueError("it has values that are NaN or infinite; repair the file")
+    affine = facts.affine if found is None else found.affine
+    turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
+    spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
+    stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
+    kept, empty = None, 0
+    if plane is not None:
+        shown = turned(np.broadcast_to(np.True_, facts.shape) if labels is None else labels != 0, turn)
+        filled = shown.any(axis=(0, 1)) | (labels is None or keep_empty)
+        kept, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
+        if spacing is not None and turn is not None:
+            spacing = spacing[np.argsort(turn[:, 0])]
+    return Look(
+        () if labels is None else tuple(np.unique(labels).tolist()),
+        (facts.grid.note, "" if found is None else found.note),
+        None if spacing is None else tuple(spacing.tolist()),
+        stored,
+        "?" if affine is None else codes_of(affine),
+        kept,
+        empty,
+        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
+    )
+
+
+def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:
+    """Return how a mask lies on its image, and its labels along the axes of this.
+
+    Raises:
+        Misfit: it does not lie on its image.
+        ValueError: its values are not whole numbers.
+    """
+    file = image_file(mask)
+    found = fit(image.grid, file.facts().grid, drawn_on)
+    if isinstance(found, Misfit):
+        raise Misfit(found.cause, found.place, f"its mask '{mask.name}': {found.value}", found.remedy)
+    try:
+        values = whole_labels(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
+    except (TooLarge, Misfit):
+        raise
+    except ValueError as error:
+        raise ValueError(f"its mask '{mask.name}': {error}") from error
+    return found, found.bring(values).reshape(image.grid.shape)
+
+
+def refuse_bad(
+    bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None, notes: Iterable[str] = ()
+) -> str:
+    """Say what cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
+
+    Args:
+        bad: name of each file, and what is wrong with it.
+        number: of all.
+        what: they are.
+        leave_out: go on without them; None: the command cannot.
+        notes: lines of what is passed over, which may be the reason; for the error.
+
+    Raises:
+        DataError: the same, where one does not go on.
+    """
+    if not bad:
+        return ""
+    lines = "".join(f"\n  {line}" for line in by_kind((f"'{name}'", problem) for name, problem in bad))
+    if leave_out and len(bad) < number:
+        return f"{len(bad)} of {number} {what} are left out:{lines}"
+    how = "" if leave_out is None else ", or go on without them (--leave-out)"
+    more = "".join(f"\n  {note}" for note in notes)
+    raise DataError(f"{len(bad)} of {number} {what} cannot be used; repair them or take them out{how}:{lines}{more}")
+
+
+def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
+    """Refuse to lose a site with all that is left out.
+
+    Args:
+        sites: that the source has.
+        left: those of images that can be used.
+
+    Raises:
+        DataError: names the sites without any.
+    """
+    if gone := sorted(set(sites) - set(left)):
+        raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")

@@ -1,0 +1,129 @@
+"""The engine of one's own files: trees of images are looked at, and become items that are written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fairflare.data.datalist import DataError
+from fairflare.data.geometry import DrawnOn, Misfit, notes_of
+from fairflare.data.kinds import shown
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.labels import labels_of
+from fairflare.data.preparers.listed import (
+    Groups,
+    attributes_of,
+    classes_of,
+    groups_by_site,
+    patient_of,
+    refuse_one_patient,
+)  # fmt: skip
+from fairflare.data.preparers.looking import Look, Looker, looks_of, refuse_bad, refuse_empty
+from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.tables import Row
+from fairflare.data.preparers.trees import Case, Tree
+from fairflare.data.preparers.writing import Form, Writing, write_pool
+
+
+def write_own(
+    trees: Mapping[str, Tree], look: Looker, out_dir: str | Path, dealing: Dealing, writing: Writing,
+    what: str = "image", plane: str | None = None, *, attributes: Mapping[str, str] | None = None,
+    classes: Sequence[str] | None = None, group: Groups = None, leave_out: bool | None = None,
+    mask_values: Mapping[str, int | str] | None = None, mask_drawn_on: DrawnOn | None = None,
+) -> dict[str, Path]:  # fmt: skip
+    """Look at all images and masks of one's own, and write those that can be used.
+
+    Args:
+        trees: what the source holds, by site; a site without a name: the cases say theirs.
+        look: at one image and its mask.
+        out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
+        what: the images are, ``"image"`` or ``"volume"``.
+        plane: of the slices that are listed; None: files are listed whole.
+        attributes, classes, group, leave_out, mask_values, mask_drawn_on: options of the commands.
+
+    Returns:
+        the folder of each site.
+
+    Raises:
+        DataError: images cannot be used (names all of them), or what is said of them contradicts itself.
+        ValueError: options that do not go together.
+    """
+    notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
+    cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
+    names, labels = _labels(cases, classes, what)
+    rows = [case.row or Row() for case in cases]
+    if attributes and cases and not any(rows):
+        raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
+    declared, people = attributes_of(attributes, rows)
+    expressions = groups_by_site(group, {case.site for case in cases})
+    cases = [replace(c, label=label, people=own) for c, label, own in zip(cases, labels, people, strict=True)]
+    found = list(zip(cases, looks_of(cases, look), strict=True))
+    good = [(case, seen) for case, seen in found if isinstance(seen, Look)]
+    bad: list[tuple[str, str | Misfit]] = [problem for tree in trees.values() for problem in tree.alone]
+    bad += [(shown(case.image), problem) for case, problem in found if not isinstance(problem, Look)]
+    if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
+        notes.append(said)
+    refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
+    looks = [seen for _, seen in good]
+    notes += notes_of(note for seen in looks for note in seen.notes)
+    called = {value: name for tree in trees.values() for value, name in tree.names.items()}
+    values = {value for seen in looks for value in seen.values}
+    task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values)
+    if not all(seen.own_plane for seen in looks):
+        task["orientation"] = plane
+    if mask_drawn_on is not None:
+        settings["mask_drawn_on"] = mask_drawn_on
+    if empty := sum(seen.empty for seen in looks):
+        slices = empty + sum(len(seen.slices or ()) for seen in looks)
+        notes.append(f"{empty} of {slices} slices have no label and are left out (--keep-empty keeps them)")
+    seed = writing.get("seed", 0)
+    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
+    refuse_one_patient(items, group)
+    if what == "volume":
+        kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
+        writing["record"] = {**writing.get("record", {}), **kind, "volumes": _in_figures(good)}
+    form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
+    return write_pool(items, out_dir, dealing, settings, form, **writing)
+
+
+def _item(case: Case, seen: Look, expression: str | None, seed: int) -> Item:
+    """Return a case as it is written; ``expression``: that of its site, which says whose it is."""
+    patient = case.patient or patient_of(case.text or case.name, expression, case.site, case.image, seed)
+    name = file_name(case.name)
+    splits = (case.split,) if case.split else ()
+    volume = None if seen.slices is None else name
+    mask: Any = case.label
+    return Item(
+        name, f"{case.site}/{patient}" if patient else name, case.image, mask, patient, case.site, splits, volume,
+        seen.spacing, slices=seen.slices, attributes=case.people,
+    )  # fmt: skip
+
+
+def _labels(cases: Sequence[Case], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:
+    """Return the names of the classes (None: there are masks), and the number of the class, or the mask, of each.
+
+    Raises:
+        DataError: some have masks and some classes, or a class is none of those that are named.
+        ValueError: classes are named where there are masks.
+    """
+    texts = [case.label for case in cases if isinstance(case.label, str)]
+    if len(texts) not in (0, len(cases)):
+        raise DataError(f"some {what}s have masks and some have classes; prepare them one by one")
+    if classes and not texts:
+        raise ValueError("--classes are those of a table of classes; masks have structures")
+    return classes_of(texts, classes) if texts else (None, [case.label for case in cases])
+
+
+def _in_figures(good: Iterable[tuple[Case, Look]]) -> dict[str, Any]:
+    """Return by site of the source the number of volumes, and of those of each spacing, orientation and label."""
+    found: dict[str, dict[str, Counter[str]]] = {}
+    for case, look in good:
+        own = found.setdefault(case.site or "site-1", {key: Counter() for key in ("spacing", "orientation", "label")})
+        own["spacing"][look.stored] += 1
+        own["orientation"][look.way] += 1
+        own["label"].update(map(str, look.values))
+    return {site: {"volumes": own["orientation"].total(), **own} for site, own in found.items()}

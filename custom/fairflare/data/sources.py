@@ -1,0 +1,28 @@
+"""Sources of made-up images, which other packages offer: entry points of the group ``fairflare.sources``.
+
+``classes`` (pictures with classes), ``prostate`` (pictures with masks) and ``volumes`` are modules of fairflare_lab.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from fairflare.data.datalist import DataError
+
+SOURCES = "fairflare.sources"
+
+
+@cache
+def source(kind: str) -> Any:
+    """Load what draws images of this kind: the module that an installed package names.
+
+    Raises:
+        DataError: no package offers it here.
+    """
+    found = [point for point in entry_points(group=SOURCES) if point.name == kind]
+    if not found:
+        text = f"the phantom {kind!r} is in the package fairflare_lab, which is not installed here; set 'data_root'"
+        raise DataError(f"{text} to own images", text)
+    return found[0].load()

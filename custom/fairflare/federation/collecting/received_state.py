@@ -1,0 +1,167 @@
+"""A site's model as the server takes it in: tensor by tensor, in shape and type of the model that was sent out.
+
+Neither the reply nor what becomes of it need be held as a whole: FLARE may have left the tensors on disk, and from here
+they go into the file where they wait for the other sites'. Where they are to wait in memory they are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import torch
+
+from fairflare.base.checks import few
+from fairflare.core.features.layers import is_statistic
+from fairflare.core.states import State, local_tensor
+from fairflare.exchange.messages import Message, clean_tensor
+from fairflare.exchange.tensor_file import Layout, LazyState, in_words
+from fairflare.methods.base.reports import Field, read_report, shortened
+
+FILTERS = (Field("filters", "names", required=False),)
+
+
+class Incoming(LazyState):
+    """What a site sent, made when a tensor is asked for.
+
+    Args:
+        layout: of every tensor.
+        make: gives a tensor by its name.
+        notes: what results and log should say of it.
+        made: tensors that were made already, for nobody else.
+        moved: whether a trained tensor is another one than the site received; True: nobody knows.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        make: Callable[[str], torch.Tensor],
+        notes: Iterable[str] = (),
+        made: Mapping[str, torch.Tensor] | None = None,
+        moved: bool = True,
+    ) -> None:
+        self.layout, self._make, self.notes, self.made, self.moved = layout, make, tuple(notes), made or {}, moved
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.layout:
+            raise KeyError(name)
+        return self.made[name] if name in self.made else self._make(name)
+
+
+class Shape(Protocol):
+    """What a model from a site must look like."""
+
+    updates: bool  # what is collected are updates, not models
+    stays: frozenset[str]  # tensors that are not averaged, as they stay at the sites
+
+    def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
+        """The state to collect, every tensor looked at, and made for good where it fits into memory.
+
+        Raises:
+            ValueError, TypeError: it cannot be collected (names site, tensor).
+        """
+
+    def collected(self, state: State) -> State:
+        """A state that was collected, as it goes into the sum."""
+
+
+class LikeReceived:
+    """Sites send updates of, or models like, the one that the server sent: what is collected are full models.
+
+    A tensor that did not come is the received one: it stays at the sites by the job's method, or a filter at the site
+    (FLARE's ``ExcludeVars``) kept it there.
+
+    Args:
+        received: the model.
+        stays: tensors of it that the sites keep; one that comes all the same is not looked at.
+    """
+
+    updates = False
+
+    def __init__(self, received: State, stays: Iterable[str] = ()) -> None:
+        self.received, self.stays = received, frozenset(stays)
+
+    def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
+        received = self.received
+        for name in message.params:
+            if name not in received:
+                raise ValueError(f"site {site!r}: tensor {shortened(name)} is unexpected, the global model has none")
+        params = {name: value for name, value in message.params.items() if name not in self.stays}
+        due = [name for name in received if name not in self.stays]
+        absent = [name for name in due if name not in params]
+        if not params and due:
+            raise ValueError(f"site {site!r} sent no model; does a filter at the site exclude every tensor?")
+        if due and not any(received[name].is_floating_point() for name in params):
+            raise ValueError(
+                f"site {site!r} sent no tensor that is averaged, only {in_words(list(params))}; does a filter at the "
+                "site exclude the others?"
+            )
+
+        def make(name: str) -> torch.Tensor:
+            if name not in params:
+                return received[name]
+            where = f"site {site!r}: tensor {name!r}"
+            return local_tensor(clean_tensor(name, params[name]), received[name], where, is_update=message.is_update)
+
+        layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
+        notes = _filtered(site, message)
+        kept = [name for name in message.params if name in self.stays]
+        if kept:
+            notes.append(f"site {site!r}: {in_words(kept)} came that the job's method keeps at the sites; not used")
+        if absent:
+            notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
+        made: dict[str, torch.Tensor] = {}
+        below = []
+        moved = not any(is_trained(name, received[name]) for name in params)
+        keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors are the message's own
+        for name in params:
+            tensor = make(name)  # and so it is checked
+            moved = moved or (is_trained(name, tensor) and not torch.equal(tensor, received[name]))
+            if _has_negative_variance(name, tensor):
+                below.append(name)
+            if keep:
+                made[name] = tensor
+        if below:
+            notes.append(f"site {site!r}: {in_words(below)} with variances below 0; the average is kept at 0 or more")
+        return Incoming(layout, make, notes, made, moved)
+
+    def collected(self, state: State) -> State:
+        return state
+
+
+def is_trained(name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no counter and no running statistic, as far as it and its name tell."""
+    return tensor.is_floating_point() and not is_statistic(name)
+
+
+def _filtered(site: str, message: Message) -> list[str]:
+    """Which of FLARE's filters at the site the model went through, as FLARE notes it there, and what they left."""
+    filters = read_report(message.meta, FILTERS, site)["filters"]
+    if not filters:
+        return []
+    text = f"site {site!r}: its model went through {few(list(map(shortened, filters)), 3)}"
+    if message.is_update:
+        total = left = 0
+        for name, value in message.params.items():
+            tensor = clean_tensor(name, value)
+            total, left = total + tensor.numel(), left + int(torch.count_nonzero(tensor))
+        text += f"; {100 * left / max(total, 1):.3g} % of the numbers in its update are not 0"
+    return [text]
+
+
+def _has_negative_variance(name: str, tensor: torch.Tensor) -> bool:
+    return name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any())
+
+
+class Conformed(LazyState):
+    """A staged state in another layout: absent tensors are 0 (of an update: unchanged), other types are cast."""
+
+    def __init__(self, state: State, layout: Layout) -> None:
+        self._state, self.layout = state, layout
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        dtype, shape = self.layout[name]
+        zero = torch.zeros((), dtype=dtype).expand(shape)
+        if name not in self._state:
+            return zero
+        return local_tensor(self._state[name], zero, f"tensor {name!r}", is_update=False)

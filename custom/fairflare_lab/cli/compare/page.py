@@ -1,0 +1,83 @@
+"""A comparison as one Markdown page: the command, both tables, what it took."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from fairflare.reporting.documents import Results
+from fairflare.reporting.layout import counted
+
+
+def comparison_page(
+    command: Sequence[str],
+    runs: Sequence[Results],
+    table: str,
+    differences: str,
+    *last: str,
+    groups: str = "",
+    sessions: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Write down what is needed to believe a table and to make it again.
+
+    Args:
+        command: arguments of the command line.
+        runs: documents of :func:`fairflare.reporting.results.read_results`.
+        table, differences: Markdown; an empty one is left out.
+        last: both again, of the last models on average.
+        groups: Markdown of the gaps between groups of people; empty: nobody asked for them.
+        sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
+    """
+    complete = [run for run in runs if run["status"] == "completed"]
+    known = [run["info"].get("versions") or {} for run in complete]
+    versions = {", ".join(f"{name} {version}" for name, version in of.items()) for of in known if of}
+    lines = [
+        "# Comparison", "", "```bash", shlex.join(command), "```", "", what_ran(complete),
+        *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
+        "## What each row reached", "", table,
+    ]  # fmt: skip
+    further = {"Differences": (differences,), "The last models": last, "Groups of people": (groups,)}
+    for title, parts in further.items():
+        if any(parts):
+            lines += ["", f"## {title}", *(line for part in parts if part for line in ("", part))]
+    return "\n".join(lines)
+
+
+def what_ran(runs: Sequence[Results]) -> str:
+    """Say rows, seeds, rounds, sites and time of completed runs in a sentence."""
+    ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
+    took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
+    told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
+    labels = {run["info"]["label"] for run in runs}
+    seeds = sorted({int(run["info"]["seed"]) for run in runs})
+    rounds, sites = (
+        " or ".join(counted(n, what) for n in sorted(set(numbers)))
+        for what, numbers in (
+            ("round", [int(run["info"]["num_rounds"]) for run in runs]),
+            ("site", [len(run["info"]["sites"]) for run in runs]),
+        )
+    )
+    return (
+        f"{counted(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, {sites}: "
+        f"{counted(len(runs), 'run')}, {told} of run time in all."
+    )
+
+
+def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each code and machine that runs were made with, and one for each site's data."""
+    machines = dict.fromkeys(
+        f"Code: commit {told.get('commit') or 'not recorded'}; processor: {told.get('processor') or 'not recorded'}"
+        + (f"; GPU: {told['accelerator']}." if told.get("accelerator") else ".")
+        for told in sessions
+    )
+    data = dict.fromkeys(
+        (site, f"{of['files']} files, sha256 {of['sha256']}" if "sha256" in of else f"none, {of['not recorded']}")
+        for told in sessions
+        for site, of in told.get("data", {}).items()
+    )
+    lines = [*machines, *(f"Data of {site}: {text}." for site, text in data)]
+    if len({site for site, _ in data}) < len(data):
+        lines.append("The data CHANGED between the sessions of this comparison: its rows cannot be compared.")
+    return lines

@@ -1,0 +1,311 @@
+"""Several runs that are to be compared: methods and settings times seeds, on the same data with the same training."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fairflare.base import checks
+from fairflare.base.disk.files import safe_name
+from fairflare.cli.options import value_of
+from fairflare.federation.plan.plan import Plan, make_plan
+
+ALONE_METHOD = "solo"
+OWN = "own"  # train_like: every method with its own training
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a comparison.
+
+    Args:
+        method: of ``fairflare list``.
+        settings: of this row only.
+        label: what the tables call it; two rows have two labels.
+    """
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            told = ", ".join(f"{name}={_text(value)}" for name, value in self.settings.items())
+            object.__setattr__(self, "label", f"{self.method} ({told})" if told else self.method)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a series: the arguments of :func:`fairflare.federation.plan.plan.make_plan`, JSON-able."""
+
+    entry: Entry
+    seed: int
+    plan: Mapping[str, Any]
+    held_out: str = ""  # a site that is no part of the run: its model is tested there
+
+    @property
+    def name(self) -> str:
+        """Return the name of the run's folder."""
+        without = f"-without-{_file_name(self.held_out)}" if self.held_out else ""
+        return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}{without}")
+
+    def make(self) -> Plan:
+        """Make the plan.
+
+        Raises:
+            ValueError: there is none of this row (names it).
+        """
+        try:
+            return make_plan(**self.plan)
+        except ValueError as error:
+            raise ValueError(f"row {self.entry.label!r}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is compared, and under which conditions.
+
+    Args:
+        entries: the rows; the first one is what the others are compared with unless ``reference`` says otherwise.
+        seeds: every row is run with each; runs of one seed start from the same model.
+        train_like: the method whose task, network, data, local training, rounds and number of sites all rows get;
+            ``""``: that of the first row; ``"own"``: each its own.
+        reference: label of the row that differences are taken to; ``""``: the first.
+        task: kind of task, or ``None``.
+        sites: number or names; 0: as many as the quick job has.
+        rounds: ``None``: as many as the quick job has.
+        settings: of every row; those of a row go before.
+        task_file, monai_bundle: as in :func:`fairflare.federation.plan.plan.make_plan`.
+        small: False: the papers' settings.
+        paper: which paper's (``--paper NAME``): every row as it has it, so that none is trained like another.
+        min_sites: usable results that a round needs.
+        test_last: of so many last models the mean is in the results; ``None``: as the run has it.
+        bootstrap: draws of the test images for the intervals; 0: none, and they are over the seeds alone.
+        hold_out: sites that are left out in turn, a run for each; ``sites`` are names then, see :func:`leaving_out`.
+
+    Raises:
+        ValueError: no row, two rows of one label or folder, a seed twice, an unknown reference.
+    """
+
+    entries: Sequence[Entry]
+    seeds: Sequence[int] = (0, 1, 2)
+    train_like: str = ""
+    reference: str = ""
+    task: str | None = None
+    sites: int | Sequence[str] = 0
+    rounds: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    task_file: str | None = None
+    monai_bundle: str | None = None
+    small: bool = True
+    paper: str | None = None
+    min_sites: int = 2
+    test_last: int | None = None
+    bootstrap: int = 200
+    hold_out: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        checks.not_empty("the methods to compare", {entry.label: entry for entry in self.entries}, of="method")
+        labels = [entry.label for entry in self.entries]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ValueError(f"two rows are called {twice!r}: give one of them other settings, or a label (--plan)")
+        checks.different("folder of a method", [_file_name(entry.label) for entry in self.entries])
+        checks.not_empty("the seeds", self.seeds, of="seed")
+        checks.different("seeds", [checks.whole("a seed", seed, low=0) for seed in self.seeds])
+        if self.reference:
+            checks.choice("reference", self.reference, [entry.label for entry in self.entries])
+
+    def runs(self) -> list[Run]:
+        """Return every run, seed by seed, so that an early look finds all rows."""
+        return [
+            Run(entry, seed, self._plan(entry, seed, site), site)
+            for seed in self.seeds
+            for site in self.hold_out or ("",)
+            for entry in self.entries
+        ]
+
+    def refers_to(self) -> str:
+        """Return the label of the row that differences are taken to."""
+        return self.reference or self.entries[0].label
+
+    def _plan(self, entry: Entry, seed: int, held_out: str) -> dict[str, Any]:
+        like = self.train_like or (OWN if self.paper else self.entries[0].method)
+        return {
+            "method": entry.method,
+            "label": entry.label,
+            "seed": seed,
+            "task": self.task,
+            "sites": self.sites if isinstance(self.sites, int) else [site for site in self.sites if site != held_out],
+            "num_rounds": self.rounds,
+            "settings": {**self.settings, **entry.settings},
+            "train_like": None if like in (OWN, entry.method) else like,
+            "task_file": self.task_file,
+            "monai_bundle": self.monai_bundle,
+            "small": self.small,
+            **({} if self.paper is None else {"paper": self.paper}),
+            "min_sites": self.min_sites,
+            "bootstrap": self.bootstrap,
+            **({} if self.test_last is None else {"test_last": self.test_last}),
+            "experiment": "compare",  # an interrupted run goes on
+        }
+
+
+def leaving_out(series: Series, told: str) -> Series:
+    """Return the series with a run for each left-out site in place of every run.
+
+    Synthetic data stay dealt to all sites, so that every site has the images that it has in a run of all.
+
+    Args:
+        series: of all sites.
+        told: ``each``, or names with commas between.
+
+    Raises:
+        ValueError: no name, a name twice, one that no site has, or fewer than ``min_sites`` sites would be left.
+    """
+    plan = series.runs()[0].make()
+    sites = list(plan.sites or ())
+    if len(sites) <= series.min_sites:
+        raise ValueError(
+            f"--hold-out leaves a site out of {len(sites)}, and a round needs {series.min_sites} (min_sites): "
+            f"give the comparison {series.min_sites + 1} sites or more"
+        )
+    names = sites if told == "each" else [name.strip() for name in told.split(",") if name.strip()]
+    checks.not_empty("--hold-out", names, of="site, or 'each'")
+    for name in checks.different("sites of --hold-out", names):
+        checks.choice("--hold-out", name, sites)
+    checks.different("folder of a left-out site", [_file_name(name) for name in names])
+    dealt = getattr(plan.task, "phantom_sites", None)
+    settings = dict(series.settings) if dealt is None else {"phantom_sites": dealt, **series.settings}
+    return replace(series, sites=sites, hold_out=names, settings=settings)
+
+
+# ------------------------------------------------------------------------------------------------ how users say it
+
+FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
+             "monai_bundle", "paper", "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
+
+
+def read_entry(text: str) -> Entry:
+    """Read ``fed_lwr:preset=authors,mix=0.5`` as a row.
+
+    Raises:
+        ValueError: no method, or a setting without ``=`` or twice.
+    """
+    method, _, rest = text.partition(":")
+    if not method:
+        raise ValueError(f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}")
+    found: dict[str, Any] = {}
+    for item in _split(rest):
+        name, equals, value = item.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"{text!r}: a setting is NAME=VALUE, got {item!r}")
+        if name.strip() in found:
+            raise ValueError(f"{text!r} gives {name.strip()!r} twice")
+        found[name.strip()] = value_of(value)
+    return Entry(method, found)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a comparison from a YAML or JSON file: see ``docs/compare.md``.
+
+    Returns:
+        ``{"entries": [...], ...}``: arguments of :class:`Series`, and ``data``.
+
+    Raises:
+        ValueError: not readable, or a key that nothing has (suggests the nearest).
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"--plan {path} does not exist") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} is no readable YAML or JSON: {error}") from error
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{path} must hold names and values ({', '.join(FILE_KEYS)})")
+    _known(str(path), found, FILE_KEYS)
+    rows = found.get("methods")
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
+    given = {key: value for key, value in found.items() if key not in ("methods", "sweep", "set", "paper", "seeds")}
+    if "set" in found:
+        given["settings"] = _mapping(f"{path}: 'set'", found["set"])
+    if "seeds" in found:
+        given["seeds"] = seeds_of(found["seeds"])
+    paper = found.get("paper", False)
+    given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
+    return {"entries": entries_of(str(path), rows, found.get("sweep")), **given}
+
+
+def seeds_of(given: Any) -> list[int]:
+    """Read ``3`` as ``[0, 1, 2]``; a list stays.
+
+    Raises:
+        ValueError: neither.
+    """
+    if isinstance(given, list):
+        return [checks.whole("a seed", seed, low=0) for seed in given]
+    return list(range(checks.whole("seeds", given)))
+
+
+def entries_of(path: str, rows: Sequence[Any], sweep: Any = None) -> list[Entry]:
+    """Read the rows of a plan; one with a ``sweep`` (its own, or that of all rows) becomes one for each value.
+
+    Raises:
+        ValueError: a row or a sweep that cannot be read (names the file).
+    """
+    return [entry for row in rows for entry in _entries(path, row, sweep)]
+
+
+def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
+    if isinstance(row, str):
+        entry, own = read_entry(row), None
+    else:
+        found = _mapping(f"{path}: a row of 'methods'", row)
+        _known(f"{path}, a row of 'methods'", found, ("method", "label", "set", "sweep"))
+        if not isinstance(found.get("method"), str):
+            raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
+        told = _mapping(f"{path}: 'set' of a row", found.get("set") or {})
+        entry, own = Entry(found["method"], told, str(found.get("label", ""))), found.get("sweep")
+    if (chosen := own or sweep) is None:
+        return [entry]
+    swept = _mapping(f"{path}: 'sweep'", chosen)
+    values = next(iter(swept.values()), None)
+    if len(swept) != 1 or not isinstance(values, list) or not values:
+        raise ValueError(f"{path}: 'sweep' must be one setting and a list of its values, got {dict(swept)!r:.80}")
+    (name,) = swept
+    return [
+        Entry(entry.method, {**entry.settings, name: value}, f"{entry.label}, {name}={_text(value)}")
+        for value in values
+    ]
+
+
+def _mapping(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must hold names and values, got {value!r:.80}")
+    return {str(name): setting for name, setting in value.items()}
+
+
+def _known(what: str, found: Mapping[str, Any], keys: Sequence[str]) -> None:
+    for key in found:
+        if key not in keys:
+            raise ValueError(f"{what}: unknown key {key!r}{checks.unknown(key, keys, 'docs/compare.md has all')}")
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas that are in no bracket and no quotes."""
+    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text)
+    return [part for part in parts if part.strip()]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", label).strip("_.") or "row"

@@ -1,0 +1,75 @@
+"""``fairflare show`` of several runs, and ``fairflare report``: comparisons and pages of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fairflare.cli import completion
+from fairflare.cli.options import Metric, Overwrite
+from fairflare.cli.screen import console, say, user_errors
+from fairflare.reporting.documents import Results
+
+
+def show_several(
+    found: Sequence[Results],
+    metric: str | None,
+    *,
+    last: bool,
+    sites: bool,
+    style: Literal["text", "markdown", "csv"],
+    put: Callable[..., None] | None,
+) -> None:
+    """Print the comparison of several runs, with the differences to the first row.
+
+    Args:
+        found: documents of the runs.
+        metric: default: the task's own.
+        last: compare the last models, not the final ones.
+        sites: print a column for each site.
+        style: of the tables.
+        put: takes the comparison as one JSON document in place of the tables.
+    """
+    from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.comparison_json import comparison_json
+    from fairflare_lab.compare.difference_table import difference_table
+
+    several = comparison_of(found, metric, last=last)
+    if put is not None:
+        put(run=None, comparison=comparison_json(several))
+        return
+    parts = [row_table(several, style=style, per_site=sites, width=console.width)]
+    if style != "csv":
+        if differ := several.differences:
+            parts.append(difference_table(differ, several.reference, style=style, width=console.width))
+        parts.append(several.problem)
+    typer.echo("\n\n".join(filter(None, parts)))
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run, a download or a comparison.", autocompletion=completion.runs),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the report; default: report/ in the folder.")
+    ] = None,
+    metric: Metric = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Row that others are compared with; default: the comparison's.")
+    ] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Writes one self-contained HTML page about a run, a FLARE download of a job, or a comparison.
+
+    Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
+    """
+    with user_errors(out or folder):
+        from fairflare_lab.page.write import write_report
+
+        beside = folder if folder.is_dir() else folder.parent
+        page = write_report(folder, out or beside / "report", metric=metric, reference=reference, overwrite=overwrite)
+    say(f"page: {page}", console)

@@ -1,0 +1,164 @@
+"""Test a run's model at the site that was left out of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.base.machine.threads import one_thread
+from fairflare.base.settings import values_of
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
+from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
+from fairflare.exchange.sent_tensors import rebuilt
+from fairflare.federation.plan.plan import Plan, make_plan
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.plan.site_training import at_home
+from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
+from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import RUN_DIR
+from fairflare.methods.base.reports import SUPPRESSED
+from fairflare.reporting.results import read_results
+from fairflare_lab.compare.left_out import Unseen
+
+BATCH = 32  # images, for the statistics
+NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
+
+
+def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
+    """Take a site's block out of the content of ``local/fairflare.json``."""
+    blocks = local.get("sites")
+    if not isinstance(blocks, Mapping):
+        return dict(local)
+    return {**local, "sites": {name: block for name, block in blocks.items() if name != site}}
+
+
+def completed(workspace: Path) -> bool:
+    """Return whether the run in this folder has completed."""
+    try:
+        return read_results(workspace / RUN_DIR / RESULTS_FOLDER).status == "completed"
+    except (OSError, ValueError):
+        return False
+
+
+def at_unseen(
+    arguments: Mapping[str, Any],
+    workspace: Path,
+    site: str,
+    local: Mapping[str, Any],
+    should_stop: Callable[[], bool | str] = lambda: False,
+) -> Unseen:
+    """Test the last common model of a run on the test split of a site that was not there; keep the result beside it.
+
+    A network with batch norms is tested once more with statistics of the site's own training images, without their
+    labels, as ``fairflare adapt`` measures them; of ``norm_statistics=site`` that is the only way.
+
+    Args:
+        arguments: of :func:`fairflare.federation.plan.plan.make_plan`, as the run had them.
+        workspace: of the run, which has completed.
+        site: name.
+        local: content of ``local/fairflare.json``, with this site.
+        should_stop: True ends the test.
+
+    Raises:
+        RuntimeError: the site could not test it; the text says why.
+        ValueError: the site was part of the run.
+    """
+    plan = make_plan(**arguments)
+    if site in (plan.sites or ()):
+        raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
+    network, state = common_model(plan, workspace, local)
+    home = at_home(values_of(plan.training), network, lambda *_, **__: None)
+    found = Unseen(site=site, reason=NO_MODEL)
+    if not home.own_everywhere:
+        found = _tested(plan, state, site, local, should_stop)
+        found.best, found.best_is_last = _best(plan, workspace, found, local, should_stop)
+    statistics = _statistics(network)
+    if statistics and (not home.own_everywhere or home.tensors <= statistics):
+        own = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
+        data = plan.task.open_site(site, own)
+        with one_thread(), torch.no_grad():
+            recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
+        adapted = _tested(plan, network.state_dict(), site, local, should_stop)
+        found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
+        found.adapted_groups, found.groups_kept = adapted.groups, adapted.groups_kept  # the same images: the same stay
+    found.write(workspace / RUN_DIR / RESULTS_FOLDER)
+    return found
+
+
+def common_model(
+    plan: Plan, workspace: Path, local: Mapping[str, Any], name: str = MODEL_FILE
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return the network of a run and a common model of it, whole, which is loaded in it.
+
+    Args:
+        plan: of the run.
+        workspace, local: see :func:`at_unseen`.
+        name: of the model's file.
+    """
+    content = torch.load(workspace / RUN_DIR / name, map_location="cpu", weights_only=True)
+    note = content["train_conf"].get("exchange") or {}
+    network, state = rebuilt(plan.task, content["model"], note, local.get("initial_weights"))
+    network.load_state_dict(state)
+    return network, dict(state)
+
+
+def _best(
+    plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
+) -> tuple[dict[str, float | None], bool]:
+    """Return figures of the model that the sites of the run validated best, and whether that is the last one."""
+    told = read_results(workspace / RUN_DIR / RESULTS_FOLDER).best
+    if told.value is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
+        return {}, False
+    if told.is_last:
+        return last.metrics, True
+    _, state = common_model(plan, workspace, local, BEST_MODEL_FILE)
+    return _tested(plan, state, last.site, local, stop).metrics, False
+
+
+def _statistics(network: torch.nn.Module) -> set[str]:
+    """Return the names of what batch norms measure, of every name that a norm has."""
+    names = [name for same in registered_names(network).values() for name in same]
+    return {f"{name}.{kind}" for name in names for kind in (MEAN, VARIANCE, "num_batches_tracked")}
+
+
+def _tested(
+    plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
+) -> Unseen:
+    """Test a model as any site tests one that it is sent: same code and floor of cases, nothing of its own in it."""
+    rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in OF_GROUPS}
+    request = SiteTask(
+        name=TASK_VALIDATE, state=dict(state), current_round=rounds, num_rounds=rounds, seed=plan.run.seed,
+        measure=(SPLIT_TEST,), resample=plan.run.bootstrap, min_cases=plan.run.min_cases, as_sent=True, **asked,
+    )  # fmt: skip
+    with OwnedFolder("unseen") as temporary, one_thread():
+        worker = SiteWorker(
+            site, plan.task, plan.training, own_settings(local, site), temporary.path, num_threads=1, tells_all=True
+        )
+        reply = worker.perform(request, lambda: bool(stop()))
+    if reply.status != STATUS_OK:
+        raise RuntimeError(f"the left-out site {site!r} could not test the model: {reply.reason}")
+    metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
+    reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
+    drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
+    said = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
+    bins = plan.run.group_bins, plan.run.calibration_bins
+    sums = read_groups(site, said, plan.run.groups, len(plan.task.outcome_names()), *bins)
+    return Unseen(
+        site=site,
+        metrics=metrics,
+        images=reply.num_samples,
+        reason=reason,
+        resampled=drawn,
+        unit=reply.stats.get(DRAWN_UNITS, "") if drawn else "",
+        units=reply.stats.get(NUM_UNITS) if drawn else None,
+        groups={name: {kind: values.tolist() for kind, values in of.items()} for name, of in (sums or {}).items()},
+        groups_kept=suppressed_in(said, IN_GROUPS),
+    )

@@ -1,0 +1,161 @@
+"""The rows of a comparison: runs that differ in nothing but the seed, and what each of them measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from fairflare.base.settings import by_name
+from fairflare.core.fairness import FairnessSummary, summarize
+from fairflare.reporting.documents import SUPPRESSED, Results
+from fairflare.reporting.layout import Cell, Spread, spread
+from fairflare.reporting.values import (
+    by_site_of,
+    direction_of,
+    global_metrics,
+    global_values,
+    label_of,
+    measured,
+    suppressed_of,
+)
+
+R = TypeVar("R")  # a document, or what the page makes of it
+
+
+@dataclass
+class Row(Generic[R]):
+    """Runs of one configuration.
+
+    Attributes:
+        label: different from all others'.
+        runs: documents.
+        values: of a metric by site, a dict for each model that was tested: one a run, or each of its last ones.
+        summaries: of each of these.
+        settings: what tells it from others of the same label.
+        measured: which model the values are of.
+        of_all: ``{metric: values}`` of each of these models on the global test.
+    """
+
+    label: str
+    runs: list[R]
+    values: list[dict[str, float]] = field(default_factory=list)
+    summaries: list[FairnessSummary] = field(default_factory=list)
+    settings: str = ""
+    measured: str = ""
+    of_all: dict[str, list[float]] = field(default_factory=dict)
+
+    def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
+        """Return ``{site: which of the models have no value of it}``."""
+        found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
+        return {site: missing for site, missing in found.items() if missing}
+
+    def at(self, site: str) -> Spread:
+        """Return mean and deviation of a site's values."""
+        return spread([values.get(site, math.nan) for values in self.values])
+
+    def over(self, attribute: str) -> Spread:
+        """Return mean and deviation of a figure over the sites."""
+        return spread([getattr(summary, attribute) for summary in self.summaries])
+
+    @property
+    def suppressed(self) -> list[str]:
+        """Return the sites that keep their value in any of the runs, sorted."""
+        return sorted({site for summary in self.summaries for site in summary.suppressed})
+
+    def cell(self, site: str) -> Cell:
+        """Show mean and deviation of a site's values, or the word for values that the site keeps."""
+        found = self.at(site)
+        return SUPPRESSED if math.isnan(found.mean) and site in self.suppressed else found
+
+
+def complete_runs(runs: Sequence[Results]) -> list[Results]:
+    """Return the runs that completed; one that is given twice (its folder and its file, a copy) counts once.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found: dict[str, Results] = {}
+    for run in runs:
+        if run["status"] == "completed":
+            found.setdefault(json.dumps([dict(run.info), run.started, run.test], sort_keys=True), run)
+    if not found:
+        raise ValueError(f"none of the {len(runs)} runs is complete")
+    return list(found.values())
+
+
+def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list[Row[Results]]:
+    """Return a row for runs that differ in nothing but the seed; ``last``: values of each of their last models.
+
+    Raises:
+        ValueError: a run without the metric (names it).
+    """
+    groups: dict[tuple[str, str], list[Results]] = {}
+    for run in runs:
+        groups.setdefault((label_of(run), json.dumps(settings_of(run), sort_keys=True)), []).append(run)
+    labels = [label for label, _ in groups]
+    rows = []
+    for index, ((label, _), group) in enumerate(groups.items()):
+        for run in group:
+            _check_metric(run, metric)
+        row = row_of(label, group, metric, last)
+        names = dict.fromkeys(name for run in group for name in global_metrics(run, metric))
+        row.of_all = {name: [v for run in group for v in global_values(run, name, last=last)] for name in names}
+        if labels.count(label) > 1:
+            row.label = f"{label} ({labels[: index + 1].count(label)})"
+            alike = [others[0] for (other, _), others in groups.items() if other == label]
+            row.settings = setting_difference(group[0], alike)
+        rows.append(row)
+    return rows
+
+
+def row_of(label: str, runs: Sequence[Results], metric: str, last: bool) -> Row[Results]:
+    """Return a row of runs; ``last``: values of each of their last models."""
+    tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
+    higher = direction_of(runs[0], metric)
+    summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric)) for run, v in tested]
+    which = (runs[0]["info"] or {}).get("measured") or ""
+    return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
+
+
+def _check_metric(run: Results, metric: str) -> None:
+    if not all(math.isnan(value) for value in by_site_of(run, metric).values()):
+        return
+    if kept := suppressed_of(run, metric):
+        raise ValueError(
+            f"the run {named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
+            f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
+        )
+    known = sorted({name for values in (run.get("test") or {}).values() for name in values})
+    raise ValueError(
+        f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
+        f"{' ...' if len(known) > 8 else ''}. "
+        "Compare runs of one task, or choose a metric that all have with --metric"
+    )
+
+
+def named(run: Results) -> str:
+    """Name a run as its user knows it."""
+    info = run["info"] or {}
+    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
+    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
+
+
+def settings_of(run: Results) -> dict[str, Any]:
+    """Return every setting but the seed by its dotted name."""
+    config = dict((run["info"] or {}).get("config") or {})
+    config.pop("seed", None)
+    found = by_name(config)
+    found.pop("task.path", None)  # the same file has another module name in a job
+    return found
+
+
+def setting_difference(run: Results, alike: Sequence[Results]) -> str:
+    """Say the settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
+    own, others = settings_of(run), [settings_of(other) for other in alike]
+    names = {name for other in others for name in other}
+    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
+    shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
+    return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")

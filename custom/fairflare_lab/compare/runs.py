@@ -1,0 +1,138 @@
+"""What runs measured at their sites, in one array; every comparison is a figure of it, with its certainty."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.cases.resampling import IMAGES
+from fairflare.core.statistics.intervals import Estimate, degrees, estimate, shared_variance, widened
+from fairflare.reporting.documents import Results
+
+LEAST = 20  # draws of the test patients that say how far a figure scatters
+VALUE, DRAWS = 0, slice(1, None)  # of the last axis
+
+Array = npt.NDArray[np.floating]
+Units: TypeAlias = tuple[str, int | None]  # what a site drew, and how many of them it has
+Draws: TypeAlias = tuple[Units, Sequence[float]]  # what was drawn, and the metric on each draw
+Row: TypeAlias = Mapping[int, Mapping[str, tuple[float, Draws | None]]]  # by seed and site: as measured, on draws
+Figure: TypeAlias = Callable[[Array], Array]  # (rows, seeds, sites, 1 + draws) -> (seeds, 1 + draws)
+
+
+class Contrast(NamedTuple):
+    """A figure over the seeds, and how far the test patients move it.
+
+    Attributes:
+        values: by seed, all finite.
+        shared: :func:`fairflare.core.statistics.intervals.shared_variance`; NaN: not known.
+        df: its degrees of freedom.
+    """
+
+    values: Mapping[int, float]
+    shared: float = math.nan
+    df: float = math.inf
+
+    @classmethod
+    def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
+        """Return a figure with what (seeds, draws) of it say; too few draws that have it say nothing."""
+        usable = drawn[:, np.isfinite(drawn).all(0)]
+        return cls(values, float(shared_variance(usable)), df) if usable.shape[1] >= LEAST else cls(values)
+
+    @property
+    def estimate(self) -> Estimate:
+        return estimate([self.values[seed] for seed in sorted(self.values)], self.shared, self.df)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Values of several rows, paired by seed and site.
+
+    Attributes:
+        values: (rows, seeds, sites, 1 + draws), as measured and then on the draws of the test patients; NaN where there
+            is none.
+        seeds, sites: of the axes.
+        units: what was drawn, of the sites where all runs have the same draws.
+    """
+
+    values: Array
+    seeds: Sequence[int]
+    sites: Sequence[str]
+    units: Mapping[str, Units]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Runs:
+        """Stack rows; of a site of one patient, or whose runs have other draws, nothing is known of the patients."""
+        seeds = sorted({seed for row in rows for seed in row})
+        sites = sorted({site for row in rows for by_site in row.values() for site in by_site})
+        kinds: dict[str, set[tuple[Units, int] | None]] = {site: set() for site in sites}
+        for *_, site, _, draws in _entries(rows):
+            kinds[site].add(None if draws is None else (draws[0], len(draws[1])))
+        same = {site: kind for site, found in kinds.items() if len(found) == 1 and (kind := next(iter(found)))}
+        units = {site: unit for site, (unit, _) in same.items() if unit[1] != 1}
+        many = max((count for _, count in same.values()), default=0)
+        values = np.full((len(rows), len(seeds), len(sites), 1 + many), math.nan)
+        for rank, seed, site, value, draws in _entries(rows):
+            at = values[rank, seeds.index(seed), sites.index(site)]
+            at[VALUE] = value
+            if draws is not None and site in units:
+                at[1 : 1 + len(draws[1])] = draws[1]
+        counts = [units[site][1] or math.inf if site in units else math.inf for site in sites]
+        values[..., DRAWS] = widened(values[..., VALUE], values[..., DRAWS], counts)
+        return cls(values, seeds, sites, units)
+
+    def at(self, site: str) -> Runs:
+        """Return the runs at one site."""
+        rank = self.sites.index(site)
+        units = {site: self.units[site]} if site in self.units else {}
+        return replace(self, values=self.values[:, :, [rank]], sites=[site], units=units)
+
+    def contrast(self, figure: Figure) -> Contrast:
+        """Return a figure of the runs, over the seeds that have it.
+
+        It is known how far the patients move it where all sites have the same draws: its variance is taken apart by
+        site, with the draws of one and the others as they were measured.
+        """
+        found = _quiet(figure, self.values)
+        has = np.isfinite(found[:, VALUE])
+        values = {seed: float(found[k, VALUE]) for k, seed in enumerate(self.seeds) if has[k]}
+        if not values or len(self.units) < len(self.sites):
+            return Contrast(values)
+        drawn, counts, parts = found[has][:, DRAWS], [self.units[site][1] or math.inf for site in self.sites], [1.0]
+        if len(self.sites) > 1:
+            by_site = [_quiet(figure, self._of_site(rank)) for rank in range(len(self.sites))]
+            parts = [float(np.nanvar(one[has][:, DRAWS].mean(0))) for one in by_site]
+        return Contrast.drawn(values, drawn, float(degrees(parts, counts, drawn.shape[1])))
+
+    def _of_site(self, rank: int) -> Array:
+        """Return the values with the draws of one site, and the others as they were measured."""
+        of_site = (np.arange(len(self.sites)) == rank)[:, None]
+        return np.where(of_site, self.values, self.values[..., :1])
+
+
+def _quiet(figure: Figure, values: Array) -> Array:
+    """Return a figure, NaN where a seed or a model has no value, without NumPy's warning of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return figure(values)
+
+
+def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws | None]]:
+    for rank, row in enumerate(rows):
+        for seed, by_site in row.items():
+            for site, (value, draws) in by_site.items():
+                yield rank, seed, site, value, draws
+
+
+def draws_of(run: Results, site: str, metric: str) -> Draws | None:
+    """Return a site's values on its draws, and what they are of; ``None``: there are none of this metric."""
+    values = (run.get("resampled") or {}).get(site)
+    if not values or metric != run["info"]["primary_metric"]:
+        return None
+    unit = (run.get("resampled_units") or {}).get(site) or {}
+    return (unit.get("unit") or IMAGES, unit.get("count")), [math.nan if v is None else v for v in values]

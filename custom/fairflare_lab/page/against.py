@@ -1,0 +1,167 @@
+"""Methods against two things at once: average and worst site, or a figure and a setting that is swept."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairflare.reporting.layout import number
+from fairflare.reporting.values import in_words
+from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, listed
+from fairflare_lab.page.material import Material, PageRow
+from fairflare_lab.page.style import INK, chart, label, log_scale, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare_lab.cli.compare.series calls the rows of a sweep
+PANELS = {"mean": "average", "worst": "worst site"}
+Lines = dict[str, list[tuple[float, PageRow]]]
+
+
+def pareto(material: Material) -> Section:
+    """Show the average against the worst site, and against the worst decile where that is more than one site."""
+    rows = [row for row in material.rows if math.isfinite(row.over("worst").mean)]
+    if len(rows) < 2:
+        return NOTHING
+    deciles = any(summary.num_sites >= 20 for row in rows for summary in row.summaries)
+    axes_of = {"worst": "worst site", **({"bottom_decile": "worst decile"} if deciles else {})}
+    apart = set_apart(rows)
+    ranked = [row for row in rows if row.label not in apart]
+    fronts = {name: not_dominated(ranked, name, material.higher) for name in axes_of}
+    parts: list[Picture | Table] = []
+    for name, called in axes_of.items():
+        told = (
+            f"{row.label} {number(row.over('mean').mean)} and {number(row.over(name).mean)}"
+            f"{', not beaten' if row.label in fronts[name] else ''}"
+            for row in rows
+        )
+        deviations = "; thin lines are standard deviations over seeds" if material.over_seeds else ""
+        parts.append(Picture(
+            f"pareto_{name}", scatter(material, rows, name, called, fronts[name]),
+            f"Each method's average over the sites against its {called}{material.over_seeds}{deviations}. A ring marks "
+            "those that no other beats: none is at least as good in both and better in one (a row of one seed beside "
+            "others of several, or without a value of some site, takes no part). Whether a step between two of them is "
+            "more than noise, the differences say.",
+            f"Average and {called}: {listed(told, '; ')}.",
+        ))  # fmt: skip
+    cells = [
+        [row.label, row.over("mean"), *(cell for name, front in fronts.items() for cell in (
+            row.over(name), apart.get(row.label) or ("yes" if row.label in front else "no")
+        ))]
+        for row in rows
+    ]  # fmt: skip
+    text = "Average and worst site, and who is beaten by no other row in both (by the means over seeds)."
+    heads = ["method", "average", *(name for called in axes_of.values() for name in (called, f"not beaten ({called})"))]
+    notes = [] if deciles else ["With fewer than 20 sites the worst tenth of them is the worst site."]
+    notes += [f"{name}: {why}; it beats nobody and is not ranked." for name, why in apart.items()]
+    return Section("pareto", "Average and worst site", notes=notes, parts=[*parts, Table("pareto", text, heads, cells)])
+
+
+def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
+    """Say which rows are not ranked with others, and why: one seed beside rows of several, or fewer sites."""
+    sites = {site for row in rows for values in row.values for site, value in values.items() if math.isfinite(value)}
+    seeds = max(len(row.runs) for row in rows)
+    single = {row.label: "one seed" for row in rows if len(row.runs) == 1 < seeds}
+    return {row.label: "fewer sites" for row in rows if row.lacks(sites)} | single
+
+
+def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:
+    """List the rows that no other is at least as good as in both and better in one."""
+    sign = 1 if higher else -1
+    points = {row.label: (sign * row.over("mean").mean, sign * row.over(attribute).mean) for row in rows}
+    return [
+        name
+        for name, own in points.items()
+        if not any(o[0] >= own[0] and o[1] >= own[1] and o != own for o in points.values())
+    ]
+
+
+def scatter(
+    material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Collection[str]
+) -> Callable[[], Figure]:
+    """Give a chart with a mark for each of the ``rows`` and a ring around those of the ``front``."""
+    better = "higher is better" if material.higher else "lower is better"
+    return partial(
+        chart, partial(_marks, material, rows, attribute, front), 3.3,
+        f"{in_words(material.metric)}: average against {called}", material.synthetic, count=len(rows), grid="both",
+        xlabel=f"average over the sites ({better})", ylabel=f"{called} ({better})",
+    )  # fmt: skip
+
+
+def _marks(material: Material, rows: Sequence[PageRow], attribute: str, front: Collection[str], axes: Axes) -> None:
+    for index, row in enumerate(material.rows):
+        if row not in rows:
+            continue
+        style, mean, low = look(index), row.over("mean"), row.over(attribute)
+        x_error, y_error = ([of.sd] if math.isfinite(of.sd) else None for of in (mean, low))
+        axes.errorbar([mean.mean], [low.mean], xerr=x_error, yerr=y_error, color=style.colour, marker=style.marker,
+                      markersize=7, elinewidth=0.8, linestyle="none", label=label(row.label))  # fmt: skip
+        if row.label in front:
+            axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
+    axes.margins(0.15)
+
+
+def sweep(material: Material) -> Section:
+    """Show a figure and a table for each setting that rows are swept over, if there is any."""
+    swept: dict[str, Lines] = {}
+    rows = [row for row in material.rows if row.summaries]
+    for row in rows:
+        if found := SWEPT.fullmatch(row.label):
+            line = swept.setdefault(found[2], {}).setdefault(found[1], [])
+            line.append((float(json.loads(found[3])), row))
+            line.sort(key=lambda point: point[0])
+    several = {name: lines for name, lines in swept.items() if max(map(len, lines.values())) > 1}
+    inside = [row.label for lines in several.values() for points in lines.values() for _, row in points]
+    others = [row for row in rows if row.label not in inside]
+    parts: list[Picture | Table] = []
+    for name, lines in several.items():
+        cells: list[list[Cell]] = [
+            [line, value, *map(row.over, PANELS)] for line, points in lines.items() for value, row in points
+        ]
+        told = (f"{line} {value:g}: {number(row.over('mean').mean)}" for line, of in lines.items() for value, row in of)
+        file = f"sweep_{re.sub(r'[^a-z0-9]+', '_', name.lower())}"
+        metric = in_words(material.metric)
+        caption = (
+            f"{metric} over the sites against {name}: their average and the worst one{material.over_seeds}. Bars are "
+            "95 % intervals of the mean over seeds (Student's t), where there are several; a dashed line is a row "
+            "without the setting."
+        )
+        alt = f"Average against {name}: {listed(told, '; ')}."
+        draw = partial(
+            chart, partial(_draw_sweep, lines, others), 4.6, f"{metric} against {name}", material.synthetic, panels=2,
+            count=len(lines) + len(others), grid="both", xlabel=name,
+        )  # fmt: skip
+        parts += [
+            Picture(file, draw, caption, alt),
+            Table(file, f"{metric} against {name}.", ["method", name, *PANELS.values()], cells),
+        ]
+    return Section("sweep", "Against a setting", parts=parts)
+
+
+def half_width(found: Spread, runs: int) -> float:
+    """Halve the 95 % interval of a mean over so many runs, from their population standard deviation; NaN of one run."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, runs - 1)) * found.sd / math.sqrt(runs - 1) if runs > 1 else math.nan
+
+
+def _draw_sweep(lines: Lines, others: Sequence[PageRow], *panels: Axes) -> None:
+    values = [value for points in lines.values() for value, _ in points]
+    for axes, (attribute, called) in zip(panels, PANELS.items(), strict=True):
+        for index, (line, points) in enumerate(lines.items()):
+            style, places = look(index), [value for value, _ in points]
+            found = [row.over(attribute) for _, row in points]
+            bars = [half_width(of, len(row.summaries)) for of, (_, row) in zip(found, points, strict=True)]
+            axes.errorbar(places, [of.mean for of in found], bars, color=style.colour, marker=style.marker,
+                          elinewidth=0.8, capsize=2, label=label(line))  # fmt: skip
+        for index, row in enumerate(others, len(lines)):
+            axes.axhline(row.over(attribute).mean, color=look(index).colour, linestyle="--", label=label(row.label))
+        if min(values) > 0 and max(values) >= 10 * min(values):
+            log_scale(axes, x=True)
+        axes.set_ylabel(called)

@@ -1,0 +1,82 @@
+"""Draw a synthetic spot whose colour, outline, texture and dots depend on its class. No patient in it.
+
+One scene serves every number of classes. A class is a point in a space of eight numbers, drawn once from its own
+number; an image lies around it, so that near classes are hard to tell apart and no class is at chance.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare_lab.phantoms.canvas import Canvas, Colour, ramp
+
+TONES = ("light", "dark")  # of the skin around the spot
+SKIN: dict[str, Colour] = {"light": (0.86, 0.70, 0.62), "dark": (0.46, 0.33, 0.27)}
+SEEN = {"light": 1.0, "dark": 0.75}  # contrast of a spot on it
+SEED = 20260  # of the classes, the same for every phantom
+
+
+class Look(NamedTuple):
+    """What is usual of a class: colour of the spot, lobes of its outline, cells of its texture, dots."""
+
+    colour: npt.NDArray[np.float64]  # (3,) in [0, 1]
+    lobes: int
+    ragged: float
+    cells: int
+    stretch: float
+    dots: int
+    bright: float  # of the dots, in [0, 1]
+
+
+@lru_cache(maxsize=64)
+def look_of(label: int) -> Look:
+    """Return what is usual of class number ``label``, from 0."""
+    rng = np.random.default_rng([SEED, label])
+    return Look(
+        colour=rng.uniform(0.1, 0.75, 3),
+        lobes=int(rng.integers(2, 7)),
+        ragged=float(rng.uniform(0.0, 0.3)),
+        cells=int(rng.choice([3, 5, 8, 12])),
+        stretch=float(rng.choice([1.0, 3.0])),
+        dots=int(rng.choice([0, 4, 12])),
+        bright=float(rng.choice([0.05, 0.95])),
+    )
+
+
+def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
+    """Draw one image.
+
+    Args:
+        c: an empty canvas; the image is a function of its random numbers.
+        label: number of the class.
+        tone: of :data:`TONES`; ``None``: the first.
+
+    Returns:
+        (size, size, 3) uint8.
+    """
+    look, tone = look_of(label), tone or TONES[0]
+    c.fill(SKIN[tone])
+    c.shade(1 + 0.06 * c.noise(4) + np.float32(c.uniform(0.01, 0.04)) * c.noise(14))
+    cx, cy = c.uniform(-0.2, 0.2), c.uniform(-0.2, 0.2)
+    radius = c.uniform(0.45, 0.75)
+    turn, stretched = c.uniform(0, 2 * np.pi), c.uniform(0.75, 1.0)
+    angle = np.arctan2(c.y - np.float32(cy), c.x - np.float32(cx))
+    edge = c.ellipse(cx, cy, radius, radius * stretched, turn)
+    edge = edge * (1 + np.float32(look.ragged * c.uniform(0.5, 1.2)) * np.cos(look.lobes * (angle - np.float32(turn))))
+    inside = ramp(edge, 1.1, 0.85)
+    colour = np.clip(look.colour + c.rng.normal(0, 0.13, 3), 0, 1)
+    c.paint(inside * np.float32(SEEN[tone] * c.uniform(0.45, 0.9)), colour)
+    texture = ramp(c.noise(look.cells, look.stretch), -0.4, 0.6)
+    c.shade(1 - inside * texture * np.float32(SEEN[tone] * c.uniform(0.15, 0.5)))
+    dots = np.zeros_like(inside)
+    for _ in range(int(c.rng.poisson(look.dots))):
+        reach, around = radius * np.sqrt(c.uniform(0, 1)), c.uniform(0, 2 * np.pi)
+        size = c.uniform(0.04, 0.08)
+        dot = c.ellipse(cx + reach * np.cos(around), cy + reach * np.sin(around), size, size)
+        dots = np.maximum(dots, ramp(dot, 1.3, 0.7))
+    c.paint(dots * np.float32(SEEN[tone] * c.uniform(0.4, 0.9)), (look.bright,) * 3)
+    return c.finish(gain=0.12, cast=0.06, noise=0.015)

@@ -1,0 +1,469 @@
+"""The engine of published data sets: an entry says where files lie and what columns mean, this reads and writes.
+
+A layout (:class:`Listed`, :class:`ClassFolders`, :class:`Pairs`, :class:`Arrays`) is called with the source folder, the
+seed and whether folds are drawn, and gives items: a list, or by site. A function may stand in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.checks import choice, whole
+from fairflare.data.datalist import DataError
+from fairflare.data.preparers.contents import without_ending
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.items import Item, Pixels, relabelled
+from fairflare.data.preparers.listed import attributes_of, split_name
+from fairflare.data.preparers.looking import refuse_bad
+from fairflare.data.preparers.names import existing_folder, file_name, listing
+from fairflare.data.preparers.options import Preparer
+from fairflare.data.preparers.tables import Images, Row, read_table
+from fairflare.data.preparers.trees import Case, pairs
+from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
+
+log = logging.getLogger(__name__)
+
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
+
+Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
+
+
+@dataclass(frozen=True)
+class People:
+    """Attributes of the people, from a table that may lie anywhere below the source, or not at all.
+
+    Attributes:
+        table: its name.
+        image: its column of images.
+        columns: of the attributes, as in :func:`fairflare.data.preparers.listed.columns_of`.
+    """
+
+    table: str
+    image: str
+    columns: Mapping[str, str]
+
+    def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
+        """Return how the attributes are declared in a datalist, and the items with those of their people."""
+        file = find_below(source, self.table)
+        rows = read_table(file, [self.image]) if file is not None else []
+        there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
+        declared, people = attributes_of(there, rows)
+        declared = {name: said for name, said in declared.items() if said.get("values") != []}
+        known = {row[self.image]: person for row, person in zip(rows, people, strict=True)}
+        own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
+        return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
+
+
+def public_set(
+    name: str, text: str, read: Callable[..., Found], usual: Dealing | None = None, form: Form | None = None,
+    options: Sequence[Parameter] = (), people: People | None = None,
+    targets: Mapping[str, Mapping[str, int] | None] | None = None,
+) -> Preparer:  # fmt: skip
+    """Return the preparer of one published data set.
+
+    Args:
+        name: of the command.
+        text: what it is.
+        read: a layout, or a function ``(source, seed, folds, **options)``.
+        usual: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
+        form: what the datalists say: class names, settings of the task, what says whose an image is.
+        options: what only this set has.
+        people: a table of their attributes.
+        targets: by the value of the option ``target``, what ``fairflare.json`` makes of the masks; None: nothing.
+    """
+
+    def prepare(
+        source_dir: str | Path, out_dir: str | Path, *, dealing: Dealing | None = None, **more: Any
+    ) -> dict[str, Path]:
+        """Bring the set into the form that sites read.
+
+        Args:
+            source_dir: folder with the files of the set.
+            out_dir: folder to write to.
+            dealing: how the images become those of sites; default: the set's own.
+            more: the set's own options, and those of :func:`fairflare.data.preparers.writing.write_sites`.
+
+        Returns:
+            the folder of each site.
+
+        Raises:
+            DataError: the source is not as expected; says what was expected and what was found.
+        """
+        writing: Writing = {k: more.pop(k) for k in Writing.__annotations__ if k in more}  # type: ignore[assignment]
+        given = {p.name: p.default for p in options if p.default is not Parameter.empty} | more
+        source, dealing, said, settings = Path(source_dir), dealing or usual, form or Form(), {}
+        if targets:
+            values = targets[choice("target", given.pop("target"), targets)]
+            settings = {} if values is None else {"mask_values": dict(values)}
+        found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
+        if dealing is None and people is None and isinstance(found, Mapping):
+            return write_sites(found, out_dir, settings, said, **writing)  # one image at a time
+        by_site = found.items() if isinstance(found, Mapping) else [("", found)]
+        items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
+        if people is not None:
+            declared, items = people.add_to(items, source)
+            said = replace(said, attributes=declared)
+        dealing = dealing or Dealing(fractions=tuple(said.fractions))
+        return write_pool(items, out_dir, dealing, settings, said, **writing)
+
+    return Preparer(name, text, prepare, options, dealing=usual)
+
+
+# ------------------------------------------------------------------------------------------------------ layouts
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Whose an image is, by a table that may lie anywhere below the source, or not at all.
+
+    Attributes:
+        table: its name.
+        images: its columns of images.
+        person: its column of people (lesions); none: the images of one row are of one.
+    """
+
+    table: str
+    images: Sequence[str] = ("image",)
+    person: str = ""
+
+    def read(self, source: Path) -> dict[str, str]:
+        """Return the key of each image, by the name of the image in small letters and without its ending.
+
+        Raises:
+            DataError: two rows say different things of one image.
+        """
+        file = find_below(source, self.table)
+        rows = read_table(file, [*self.images, *([self.person] if self.person else [])]) if file is not None else []
+        own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
+        found: dict[str, str] = {}
+        for row, key, name in (
+            (row, key, row[name]) for row, key in zip(rows, own, strict=True) for name in self.images
+        ):
+            if key and found.setdefault(_stem(name), key) != key:
+                raise DataError(
+                    f"{row.where}: '{name}' is of '{key}', and of '{found[_stem(name)]}' before; take one out"
+                )
+        return found
+
+
+def _stem(name: str) -> str:
+    return without_ending(Path(name).name).lower()
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Images that a table names, with a class each.
+
+    Attributes:
+        tables: names of the table below the source: the first one that is there.
+        classes: their names; columns of 0 and 1, where ``columns`` have no ``label``.
+        folders: of the images, in the same way; none: anywhere below the source.
+        columns: what the columns ``image``, ``label``, ``site``, ``fold`` (train, validation or test; what is not said
+            is drawn) and ``usable`` (1) are called, as far as there are such; several: the first ones that it has.
+            Labels and sites are numbers from 0 on, or names.
+        sites: their names.
+        keys: whose an image is.
+        title, counts: of the published set, and its images of each class (of each site, where there are ``sites``).
+    """
+
+    tables: Sequence[str]
+    classes: Sequence[str]
+    folders: Sequence[str] = ()
+    columns: Sequence[Mapping[str, str]] = ({"image": "image"},)
+    sites: Sequence[str] = ()
+    keys: Keys | None = None
+    title: str = ""
+    counts: Sequence[int] = ()
+
+    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
+        file = find_table(source, self.tables)
+        head = read_table(file)[0] if len(self.columns) > 1 else {}
+        called = next((own for own in self.columns if set(own.values()) <= set(head)), self.columns[0])
+        others = "".join(f"; or {', '.join(own.values())}" for own in self.columns[1:])
+        rows = read_table(file, [*called.values(), *(() if "label" in called else self.classes)], others)
+        if "usable" in called:
+            rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
+        folder = find_folder(source, self.folders) if self.folders else source
+        paths = Images(folder).all([row[called["image"]] for row in rows], file)
+        given = "label" in called
+        labels = _numbers(rows, called["label"], self.classes) if given else one_hot(rows, self.classes)
+        places = _numbers(rows, called["site"], self.sites) if self.sites else [0] * len(rows)
+        people = self.keys.read(source) if self.keys is not None else {}
+        items = []
+        for row, path, label, place in zip(rows, paths, labels, places, strict=True):
+            name, site = without_ending(path.name), self.sites[place] if self.sites else ""
+            split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
+            splits = () if split in ("", "training") else (split,)
+            person = people.get(_stem(path.name))
+            items.append(Item(file_name(name), person or name, path, label, person, site, splits))
+        say_counts(self.title, places if self.sites else labels, self.counts)
+        order = np.argsort(places, kind="stable").tolist()
+        return _by_given_split([items[number] for number in order])
+
+
+def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
+    """Return the number of each row by a column that has names, or else their numbers.
+
+    Raises:
+        DataError: a text is neither.
+    """
+    known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
+    if any(row[column] in names for row in rows):
+        known = {name: number for number, name in enumerate(names)}
+    for row in rows:
+        if row[column] not in known:
+            told = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
+            raise DataError(f"{row.where}: expected {told}, got '{row[column]}'")
+    return [known[row[column]] for row in rows]
+
+
+def _by_given_split(items: Sequence[Item]) -> list[Item]:
+    """Let a person with images on both sides of the published split not hold these together."""
+    sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for item in items:
+        sides.setdefault((item.site, item.group), set()).add(item.splits)
+    torn = {key for key, found in sides.items() if len(found) > 1}
+    if torn:
+        log.warning("the published split has images of %d lesions in training and in test", len(torn))
+    return [replace(item, group=item.name, patient=None) if (item.site, item.group) in torn else item for item in items]
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """Images in a folder for each class, at any depth.
+
+    Attributes:
+        inside: the folder below the source that holds the parts; it may be the source itself.
+        parts: folders that must be there.
+        classes, title, counts: as in :class:`Listed`.
+    """
+
+    inside: str
+    parts: Sequence[str]
+    classes: Sequence[str]
+    title: str = ""
+    counts: Sequence[int] = ()
+
+    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
+        root = source if (source / self.parts[0]).is_dir() else find_folder(source, [self.inside])
+        if missing := [part for part in self.parts if not (root / part).is_dir()]:
+            found = listing(path.name for path in root.iterdir())
+            raise DataError(
+                f"'{root}': expected the folders {', '.join(self.parts)}; missing: {', '.join(missing)}; found {found}"
+            )
+        paths = [path for part in self.parts for path in Images(root / part).paths]
+        names = {path.parent.name for path in paths}
+        if names != set(self.classes):
+            raise DataError(
+                f"'{root}': expected images in a folder for each of the {len(self.classes)} classes; missing: "
+                f"{listing(set(self.classes) - names)}; not known: {listing(names - set(self.classes))}"
+            )
+        paths.sort(key=lambda path: (path.parent.name, path.name))
+        labels = [self.classes.index(path.parent.name) for path in paths]
+        say_counts(self.title, labels, self.counts)
+        return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
+
+
+def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str = "") -> dict[str, Path]:
+    """Return the folder of each site by the first of its names that is there, small or capital.
+
+    Raises:
+        DataError: one is missing; says all names, what was found, and the ``remedy``.
+    """
+    there = {path.name.lower(): path for path in sorted(existing_folder(source).iterdir()) if path.is_dir()}
+    found = {s: next((there[a.lower()] for a in own if a.lower() in there), None) for s, own in sites.items()}
+    if missing := [site for site, folder in found.items() if folder is None]:
+        raise DataError(
+            f"'{source}': expected a folder for each site: {', '.join(' or '.join(own) for own in sites.values())}; "
+            f"found {listing(path.name for path in there.values())}; missing: {', '.join(missing)}{remedy}"
+        )
+    return {site: folder for site, folder in found.items() if folder is not None}
+
+
+def all_pairs(site: str, images: Path, masks: Path) -> list[Case]:
+    """Return the images of a folder with the masks of their names in another one, which may be the same.
+
+    Raises:
+        DataError: there is none, or a file has no partner.
+    """
+    tree = pairs(images, masks, pictures=True)
+    refuse_bad(tree.alone, len(tree.cases) + len(tree.alone), f"image(s) of site '{site}'", None, tree.notes)
+    return tree.cases
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Images and masks of the same names, in two folders of each part of each site.
+
+    Attributes:
+        sites: names of the folder of each site.
+        parts: folders below it, and the splits that their images are in; none: drawn.
+        images, masks: the two folders in a part.
+        tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`; none: as they are.
+        title, counts: of the published set, and its images of each part of each site.
+    """
+
+    sites: Mapping[str, Sequence[str]]
+    parts: Mapping[str, tuple[str, ...]]
+    images: str
+    masks: str
+    tops: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
+    title: str = ""
+    counts: Sequence[int] = ()
+
+    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> dict[str, list[Item]]:
+        found: dict[str, list[Item]] = {}
+        parts: list[int] = []
+        for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
+            for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
+                for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
+                    drawn = Path(str(case.label))
+                    mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
+                    name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
+                    item = Item(name, case.name, case.image, mask, splits=splits)
+                    found.setdefault(site, []).append(item)
+                    parts.append(place)
+        say_counts(self.title, parts, self.counts)
+        return found
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Arrays in a ``.npz`` file for each site, ``<prefix><site>.npz``: ``images`` (uint8), and what ``items`` takes.
+
+    Attributes:
+        prefix: of the files' names.
+        sites: their names; those of the files in small letters.
+        keys: of the arrays beside ``images``.
+        items: makes items of the site's name and its arrays, with the set's options.
+    """
+
+    prefix: str
+    sites: Sequence[str]
+    keys: Sequence[str]
+    items: Callable[..., Iterator[Item]]
+
+    def __call__(self, source: Path, seed: int = 0, folds: bool = False, **options: Any) -> dict[str, Iterator[Item]]:
+        files = {name: existing_folder(source) / f"{self.prefix}{name.lower()}.npz" for name in self.sites}
+        if missing := [file.name for file in files.values() if not file.is_file()]:
+            raise DataError(
+                f"'{source}': expected {', '.join(file.name for file in files.values())}; missing: "
+                f"{', '.join(missing)}; found {listing(path.name for path in source.glob('*.npz'))}"
+            )
+        return {site: self._read(site, file, options) for site, file in files.items()}
+
+    def _read(self, site: str, file: Path, options: Mapping[str, Any]) -> Iterator[Item]:
+        where = f"site '{site}': '{file}'"
+        try:
+            with np.load(file, allow_pickle=False) as content:
+                arrays = {key: content[key] for key in ("images", *self.keys)}
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
+        lengths = {key: len(array) for key, array in arrays.items()}
+        if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
+            raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
+        yield from self.items(where, arrays, **options)
+
+
+def tiles(
+    where: str, arrays: Mapping[str, npt.NDArray[Any]], *, values: Sequence[int], crop: int | None = None
+) -> Iterator[Item]:
+    """Yield images (n, height, width, 3) with masks (n, height, width) of the given values and ids ``<source>_t<k>``.
+
+    Args:
+        where: site and file, for messages.
+        arrays: ``images``, ``masks``, ``ids``.
+        values: that masks may have.
+        crop: so many pixels in height and width from the middle of each image; ``None``: all of it.
+
+    Raises:
+        DataError: shapes or values are not as expected, or an image is smaller than ``crop``.
+    """
+    images, masks = arrays["images"], arrays["masks"]
+    if images.ndim != 4 or images.shape[:3] != masks.shape:
+        raise DataError(
+            f"{where}: expected images (n, height, width, 3) uint8 and masks (n, height, width), got images "
+            f"{images.shape} and masks {masks.shape}"
+        )
+    if strange := sorted(set(np.unique(masks).tolist()) - set(values)):
+        raise DataError(f"{where}: masks have the values {strange}; expected {list(values)}")
+    height, width = masks.shape[1:]
+    side = (height, width) if crop is None else (whole("crop", crop, low=1),) * 2
+    if min(height, width) < min(side):
+        raise DataError(f"{where}: images have {height}x{width} pixels; crop must be no larger, got {crop}")
+    top, left = (height - side[0]) // 2, (width - side[1]) // 2
+    middle = np.s_[top : top + side[0], left : left + side[1]]
+    for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):
+        grey: Pixels = image[:, :, 0] if (image == image[:, :, :1]).all() else image
+        yield Item(file_name(name), name.split("_t")[0], grey[middle], mask[middle].astype(np.uint8))
+
+
+# ------------------------------------------------------------------------------------------------- tables and folders
+
+
+def find_table(source: Path, names: Sequence[str]) -> Path:
+    """Return the file of one of these names (``/`` for folders) in the source folder.
+
+    Raises:
+        DataError: there is none; names what was expected and what is there.
+    """
+    if found := next((source / name for name in names if (source / name).is_file()), None):
+        return found
+    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
+
+
+def find_below(source: Path, name: str) -> Path | None:
+    """Find the file of this name, small or capital, that lies highest below a folder; None: there is none.
+
+    Of tables that come by themselves, and lie where the one who fetched them put them.
+    """
+    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
+    return min(found, key=lambda path: (len(path.parts), path), default=None)
+
+
+def find_folder(source: Path, names: Sequence[str]) -> Path:
+    """Return the folder of one of these names; where it holds nothing but a folder of the same name, that one."""
+    if found := next((source / name for name in names if (source / name).is_dir()), None):
+        return inner if (inner := found / found.name).is_dir() else found
+    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
+
+
+def _content(source: Path) -> str:
+    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
+
+
+def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
+    """Return the class of each row from columns of 0 and 1, one for each class.
+
+    Raises:
+        DataError: a row has none or several.
+    """
+    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+        raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
+    return [number for (number,) in found]
+
+
+def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
+    """Warn in the log where a data set has other numbers of images than the published one.
+
+    Args:
+        what: the data set.
+        found: class (site) of each image.
+        expected: images of each class; none: nobody says.
+    """
+    counts = [sum(number == place for number in found) for place in range(len(expected))]
+    if expected and counts != list(expected):
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+        log.warning(text, what, list(expected), sum(expected), counts, len(found))

@@ -1,0 +1,181 @@
+"""Published data sets: what differs between them, as entries of one table. Their sources: docs/published_sets.md.
+
+A further one is an entry here: a layout of :mod:`fairflare_lab.sets.layouts`, names of its classes, and perhaps
+how it is dealt to sites. What no layout reads is a function in :mod:`fairflare_lab.sets.special`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from fairflare.data.preparers.dealing import Dealing
+from fairflare.data.preparers.options import Preparer, option
+from fairflare.data.preparers.writing import Form
+from fairflare_lab.sets import special
+from fairflare_lab.sets.layouts import Arrays, ClassFolders, Keys, Listed, Pairs, People, public_set, tiles
+
+# Classes in the order of their numbers, each with its images in the published set.
+ISIC2018 = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
+ISIC2019 = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
+GRADES = {"no-dr": 1017, "mild-dr": 270, "moderate-dr": 347, "severe-dr": 75, "proliferative-dr": 35}
+HYPERKVASIR = {
+    "bbps-2-3": 1148, "polyps": 1028, "cecum": 1009, "dyed-lifted-polyps": 1002, "pylorus": 999,
+    "dyed-resection-margins": 989, "z-line": 932, "retroflex-stomach": 764, "bbps-0-1": 646,
+    "ulcerative-colitis-grade-2": 443, "esophagitis-a": 403, "retroflex-rectum": 391, "esophagitis-b-d": 260,
+    "ulcerative-colitis-grade-1": 201, "ulcerative-colitis-grade-3": 133, "impacted-stool": 131,
+    "barretts-short-segment": 53, "barretts": 41, "ulcerative-colitis-grade-0-1": 35,
+    "ulcerative-colitis-grade-2-3": 28, "ulcerative-colitis-grade-1-2": 11, "ileum": 9, "hemorrhoids": 6,
+}  # fmt: skip
+
+# The papers' protocols.
+FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))
+FEDISM = Dealing(
+    partition="two-pool", sites=20, alpha=1.0, corrupt="gaussian_noise:3", corrupt_sites=4, common_test=True,
+    fractions=(0.72, 0.08, 0.2), size=224,
+)  # fmt: skip
+FED_MAS = Dealing(partition="dirichlet", sites=8, alpha=0.5, folds=5, global_test=True, fractions=(0.72, 0.08, 0.2))
+BY_CENTRE = Dealing(global_test=True, fractions=(0.72, 0.08, 0.2))
+BY_TONE = Dealing(common_test=True, fractions=(0.7, 0.15, 0.15))
+
+LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
+TRUTH_2018, TRUTH_2019 = "ISIC2018_Task3_Training_GroundTruth", "ISIC_2019_Training_GroundTruth"
+INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata.csv"
+LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
+FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
+# Inner edges of the groups of age, in years.
+PEOPLE_2018 = People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"})
+PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60"})
+KEYS_2019 = Keys(META_2019, person="lesion_id")
+LAYOUT_2019 = Listed(
+    (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), tuple(ISIC2019), (INPUT_2019,), keys=KEYS_2019,
+    title="ISIC 2019", counts=tuple(ISIC2019.values()),
+)  # fmt: skip
+CENTRES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias")
+RIF_SITES = {
+    "Drishti-GS": ("Domain1", "site1"), "RIM-ONE-r3": ("Domain2", "site2"), "REFUGE-train": ("Domain3", "site3"),
+    "REFUGE-val": ("Domain4", "site4"),
+}  # fmt: skip
+NUCLEI = ("fluo256", "fluo360", "fluo520", "histology256x320", "brightfield1024")
+WHITE_CELLS = ("JTSC", "CellaVision", "BCCD")
+WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # 0 background, 1 cytoplasm, 2 nucleus
+    "cell": {"0": 0, "1": 1, "2": 1}, "nucleus": {"0": 0, "1": 0, "2": 1}, "both": None,
+}  # fmt: skip
+CELL_TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
+RED_CELLS = (
+    "normal", "macrocyte", "microcyte", "spherocyte", "target", "stomatocyte", "ovalocyte", "teardrop", "burr",
+    "schistocyte", "hypochromia", "elliptocyte",
+)  # fmt: skip
+
+SETS = (
+    public_set(
+        "prostate-mri", "T2 prostate MRI, six sites", special.prostate,
+        options=(
+            option("sites", list[str] | None, f"Default: {' '.join(special.PROSTATE_SITES)}.", None, metavar="SITE"),
+            option("split_unit", Literal[special.PROSTATE_UNITS], "What stays together.", "patient"),
+            option("neighbours", bool, "Three neighbouring slices as channels.", False, "--neighbours"),
+            option("window", Literal[special.WINDOWS], "Of what the 99th percentile is.", "volume"),
+            option("order", Literal[special.ORDERS], "Of the cases: drawn, or as the files.", "drawn"),
+        ),
+    ),
+    public_set(
+        "rif", "optic disc and cup, four sites",
+        Pairs(
+            RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
+            tops=(50, 200), labels=(2, 1, 0),  # grey values of cup, rim of the disc, background
+            title="RIF by site and part", counts=(50, 51, 99, 60, 320, 80, 320, 80),
+        ),
+        form=Form(
+            fractions=(0.8, 0.2, 0.0),  # of what is not for the test
+            task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
+        ),
+    ),
+    public_set(
+        "messidor2", "grades of diabetic retinopathy (Messidor-2)",
+        Listed(
+            ("messidor_data.csv",), tuple(GRADES), keys=Keys("messidor-2.csv", ("left", "right")),
+            columns=[
+                {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
+                {"image": "id_code", "label": "diagnosis", "usable": "adjudicated_gradable"},
+            ],
+            title="Messidor-2", counts=tuple(GRADES.values()),
+        ),
+        FEDMRL,
+        Form(
+            tuple(GRADES), stratified=True,
+            keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
+        ),
+    ),
+    public_set(
+        "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
+        Listed(
+            (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), tuple(ISIC2018),
+            ("ISIC2018_Task3_Training_Input",),
+            keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=tuple(ISIC2018.values()),
+        ),
+        FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
+    ),
+    public_set("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
+    public_set(
+        "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
+        Listed(
+            ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), tuple(ISIC2019),
+            (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=CENTRES, keys=KEYS_2019,
+            columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
+            title="Fed-ISIC2019 by centre", counts=(12413, 3954, 3363, 2259, 819, 439),  # training and test together
+        ),
+        BY_CENTRE, FORM_2019, people=PEOPLE_2019,
+    ),
+    public_set(
+        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
+        BY_TONE, FORM_2019, people=PEOPLE_2019,
+        options=(
+            option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),
+            option("sites_per_tone", int, "How many.", 2),
+        ),
+    ),
+    public_set(
+        "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
+        ClassFolders(
+            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR), "HyperKvasir",
+            tuple(HYPERKVASIR.values()),
+        ),
+        FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
+    ),
+    public_set(
+        "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,
+        Form(
+            special.KINDS, stratified=True,
+            keys="DICOM files say whose a slice is, pictures do not; with --split-unit image nobody is asked",
+        ),
+        options=(
+            option("images", int, "So many.", 25_000),
+            option("window", tuple[float, float], "Centre and width; of DICOM.", special.BRAIN),
+            option("split_unit", Literal[special.RSNA_UNITS], "What stays together.", "patient"),
+        ),
+    ),
+    public_set(
+        "nuclei", "nucleus segmentation, five acquisition groups",
+        Arrays("nuclei_", NUCLEI, ("masks", "ids"), partial(tiles, values=(0, 1))),
+        options=(
+            option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),
+        ),
+    ),
+    public_set(
+        "white-cells", "white blood cells, three laboratories",
+        Arrays("wbc_", WHITE_CELLS, ("masks", "ids"), partial(tiles, values=(0, 1, 2))),
+        options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
+        targets=WHITE_CELL_TARGETS,
+    ),
+    public_set(
+        "cell-types", "white blood cells by type, three laboratories",
+        Arrays("wbc_", WHITE_CELLS, ("labels", "ids"), special.cell_types), Dealing(), Form(CELL_TYPES),
+    ),
+    public_set(
+        "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
+        Arrays("rbc12_", ("chula",), ("labels", "image_no", "site"), special.red_cells), Dealing(), Form(RED_CELLS),
+    ),
+)  # fmt: skip
+PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in SETS}

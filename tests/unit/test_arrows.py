@@ -1,0 +1,38 @@
+"""Which part of the packages may import which."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import budget
+
+#: Rooms in their order: one may import those in front of it.
+ORDER = ("base", "core", "exchange", "methods", "federation", "flare")
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return what each module imports when it runs, at its top or within a function; hints for types aside."""
+    trees = budget.trees()
+    return {name: {other for other in budget.imported(tree) if other in trees} for name, tree in trees.items()}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    found = imports()
+    assert [(one, other) for one in found for other in found[one] if one < other and one in found[other]] == []
+
+
+def test_a_site_never_needs_the_lab() -> None:
+    ours = {name: of for name, of in imports().items() if not name.startswith("fairflare_lab")}
+    assert [(name, other) for name, of in ours.items() for other in of if other.startswith("fairflare_lab")] == []
+
+
+@pytest.mark.parametrize(("low", "high"), [(a, b) for i, a in enumerate(ORDER) for b in ORDER[i + 1 :]])
+def test_no_arrow_runs_back_up(low: str, high: str) -> None:
+    of_room = {name: of for name, of in imports().items() if name.startswith(f"fairflare.{low}.")}
+    assert [(n, o) for n, of in of_room.items() for o in of if o.startswith(f"fairflare.{high}.")] == []

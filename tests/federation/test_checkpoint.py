@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.disk.record_log import RecordLog
-from fairflare.exchange import tensor_folder
 from fairflare.federation.record import checkpoint as module
 from fairflare.federation.record.checkpoint import (
     Checkpoint,
@@ -98,7 +98,7 @@ class Doomed:
         self.dies_at, self.count = dies_at, 0
         for owner, name, writes in (
             (Path, "replace", None), (Path, "unlink", None), (Path, "write_text", 0), (os, "fsync", None),
-            (tensor_folder, "save_file", 1), (module, "save_torch", 1),
+            (safetensors.torch, "save_file", 1), (module, "save_torch", 1),
         ):  # fmt: skip
             monkeypatch.setattr(owner, name, self.wrapped(getattr(owner, name), writes))
 

@@ -106,7 +106,7 @@ def test_ten_planted_faults_in_one_run(tmp_path: Path) -> None:
     found = problems(text)
     expected = [
         r"a: image '.*training_0.png' of split 'training' cannot be used",
-        r"a: mask '.*training_1.*' of '.*training_1.png' .* it is 41x40 .*, its image 40x40",
+        r"a: 1 x image and mask differ in size: .*training_1.*41x40.*its image 40x40",
         r"a: mask '.*training_2.png' of split 'training' has the values 7",
         r"a: one image in several splits or at several sites: .*validation_0.png.*test_0.bmp",
         r"all sites: one image in several splits or at several sites: .*validation_1.png.*\(b, training\)",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
-from fairflare.exchange import tensor_folder
 from fairflare.exchange.tensor_folder import TensorFolders
 
 
@@ -104,8 +104,8 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path, monkeypatch):
     for name in "abc":
         keep(name, torch.ones(3))
     asked: list[str] = []
-    load = tensor_folder.load_file
-    monkeypatch.setattr(tensor_folder, "load_file", lambda path: asked.append(path.name) or load(path))
+    load = safetensors.torch.load_file
+    monkeypatch.setattr(safetensors.torch, "load_file", lambda path: asked.append(path.name) or load(path))
     found = folders.at(1)
     assert ("b" in found, len(found), list(found), asked) == (True, 3, ["a", "b", "c"], [])
     found["b"]
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_folder, "save_file", half_written)
+        patch.setattr(safetensors.torch, "save_file", half_written)
         with pytest.raises(OSError, match="No space left"):
             keep("w", torch.ones(3))
     assert [path.name for path in (tmp_path / "000001").iterdir()] == ["w.safetensors"]
@@ -139,7 +139,7 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     file = tmp_path / "000001" / "w.safetensors"
     content = file.read_bytes()
     if damage == "foreign":
-        tensor_folder.save_file({"other": torch.ones(1)}, file)
+        safetensors.torch.save_file({"other": torch.ones(1)}, file)
     else:
         file.write_bytes(content[:-4] if damage == "cut" else b"\xff" * 20 + content[20:])
     with pytest.raises(ValueError, match=r"tensor 'w' in .*w\.safetensors is damaged"):

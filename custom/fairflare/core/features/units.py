@@ -57,6 +57,8 @@ def units(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
         features that no model has.
 
     Example:
+        >>> import torch
+        >>> from torch import nn
         >>> net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 1, 1))
         >>> units(net, torch.zeros(1, 1, 8, 8))
         {'0': '0', '1': '0', '3': '3'}

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-all test-long test-real test-adapters test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-core test-all test-long test-real test-adapters test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -13,6 +13,10 @@ run: $(STAMP)
 COVERAGE ?=
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(COVERAGE)
+
+# The tests of fairflare where fairflare_lab cannot be imported, in an environment of their own.
+test-core: $(STAMP)
+	$(BIN)/python -m tests.core_only -q -n 2 --dist loadfile
 
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long

@@ -9,12 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 SLICES, ATTRIBUTE, ZONES = 4, "zone", ("small", "enlarged")
-PATIENTS = {"training": 10, "validation": 3, "test": 6}
+TRAINING = (12, 18, 7, 11, 16, 7)  # patients of site-1, site-2, ...
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 def _of_split(site: str, seed: int, split: str) -> np.random.Generator:
     return np.random.default_rng([seed, *f"{site}/{split}".encode()])
+
+
+def patients(site: str, cases: float) -> dict[str, int]:
+    """Count the patients of each split."""
+    number = int("".join(filter(str.isdigit, site)) or 1)
+    counts = {"training": TRAINING[(number - 1) % 6], "validation": 3, "test": 6}
+    return {split: max(1, round(count * cases)) for split, count in counts.items()}
 
 
 def prostate_site(
@@ -23,9 +30,9 @@ def prostate_site(
     """Draw a bright disc in each image; the mask is the disc."""
     y, x = np.mgrid[: image_size[0], : image_size[1]]
     found = {}
-    for split, patients in PATIENTS.items():
+    for split, count in patients(site, cases).items():
         rng, masks = _of_split(site, seed, split), []
-        for _ in range(max(1, round(patients * cases)) * SLICES):
+        for _ in range(count * SLICES):
             cy, cx = rng.uniform(0.35, 0.65, 2) * image_size
             masks.append((y - cy) ** 2 + (x - cx) ** 2 < (rng.uniform(0.15, 0.3) * min(image_size)) ** 2)
         drawn = np.stack(masks)[:, None]
@@ -36,8 +43,7 @@ def prostate_site(
 
 def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> Arrays:
     """Give every second patient an enlarged zone."""
-    counts = {split: max(1, round(patients * cases)) for split, patients in PATIENTS.items()}
-    return {split: np.repeat(np.arange(count) % 2, SLICES) for split, count in counts.items()}
+    return {split: np.repeat(np.arange(count) % 2, SLICES) for split, count in patients(site, cases).items()}
 
 
 def one_sided(masks: npt.NDArray[np.uint8], numbers: Any, share: float, seed: int) -> npt.NDArray[np.uint8]:

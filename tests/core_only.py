@@ -8,6 +8,7 @@ fairflare_lab is the lab's and is left out, and a test that turns out to need th
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,22 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("unit", "federation", "methods", "flare")
+#: Files and tests that do not name fairflare_lab and are about it: its commands, its page, or its images by number.
+OF_THE_LAB = """
+methods/test_fair_groups.py methods/test_fair_lora.py
+unit/test_cli.py::test_compare_wants_the_number_or_names_of_sites unit/test_cli.py::test_other_mistakes_are_one_line
+unit/test_cli.py::test_show_finds_the_results unit/test_cli.py::test_prepare_hands_on_to_the_preparers
+unit/test_cli.py::test_answers_without_tensors_import_none_of_the_large_packages
+unit/test_as_json.py::test_mistakes_print_no_document unit/test_own_images.py::test_one_hospital_is_not_several
+unit/test_own_images.py::test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own
+unit/test_site_statistics.py::test_the_command_writes_page_document_and_csv
+flare/test_statistics.py::test_who_is_left_out_is_on_the_page
+federation/test_plan.py::test_every_site_has_its_share_and_a_test_of_its_own
+federation/test_local.py::test_fed_avg federation/test_no_flare.py::test_a_run_without_flare
+methods/test_training.py methods/test_crt.py::test_it_begins_from_the_seed_and_rows_of_absent_classes_stay
+methods/test_fed_mas.py::test_class_absent_and_class_of_one
+methods/test_odd_networks.py::test_averages_of_parametrized_weights
+"""
 SOURCES = """
 [fairflare.sources]
 classes = core_images
@@ -33,22 +50,23 @@ def main(arguments: list[str]) -> int:
         lab = [
             path for path in (ROOT / "tests").rglob("test_*.py") if "fairflare_lab" in path.read_text(encoding="utf-8")
         ]
-        ignored = [f"--ignore={path}" for path in lab]
+        left_out = [f"--ignore={path}" for path in lab] + [f"--deselect=tests/{test}" for test in OF_THE_LAB.split()]
+        left_out += [f"--ignore=tests/{test}" for test in OF_THE_LAB.split() if "::" not in test]
         told = "import fairflare\ntry:\n    import fairflare_lab\nexcept ImportError:\n    print(fairflare.__file__)"
         where = subprocess.run([python, "-c", told], check=True, capture_output=True, text=True).stdout.strip()
         if not where.startswith(folder):
             raise SystemExit(f"the tests would not run without fairflare_lab: fairflare is {where or 'beside it'}")
         print(f"without fairflare_lab, {len(lab)} files of its tests left out")
-        command = [python, "-m", "pytest", *ignored, *(arguments or [f"tests/{room}" for room in ROOMS])]
+        rooms = [] if any(word.startswith("tests/") for word in arguments) else [f"tests/{room}" for room in ROOMS]
+        command = [python, "-m", "pytest", *left_out, *arguments, *rooms]
         return subprocess.run(command, cwd=ROOT).returncode
 
 
 def environment(place: Path) -> Path:
     """Make an environment that has fairflare without the lab; return its Python."""
     code = place / "code"
-    code.mkdir()
-    (code / "fairflare").symlink_to(ROOT / "custom" / "fairflare")
-    (code / "core_images.py").symlink_to(ROOT / "tests" / "core_images.py")
+    shutil.copytree(ROOT / "custom" / "fairflare", code / "fairflare", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "tests" / "core_images.py", code)
     venv.create(place / "env", symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(place / "env")}))
     (packages / "a_ours.pth").write_text(f"{code}\n")

@@ -33,7 +33,7 @@ class OnlyWith:
         return f"{self.other}={' or '.join(map(str, self.values))}" if self.values else f"{self.other} above 0 or true"
 
     def fits(self, value: Any) -> bool:
-        """Whether the other setting's value lets this one act."""
+        """Return whether the other setting's value lets this one act."""
         chosen = value if isinstance(value, tuple) else (value,)  # of a list one is enough
         return any(one in self.values for one in chosen) if self.values else bool(value)
 
@@ -44,7 +44,7 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
-    """Gives what the settings of a class need, those of its bases too; the class's own go first."""
+    """Give what the settings of a class need, those of its bases too; the class's own go first."""
     found: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():
@@ -53,7 +53,7 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
 
 
 def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:
-    """Names settings that somebody gave and that do nothing in this combination, a sentence each.
+    """Name settings that somebody gave and that do nothing in this combination, a sentence each.
 
     Args:
         components: of the run, built.
@@ -78,7 +78,7 @@ def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) 
 
 
 def _values(components: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Every setting as it counts: one that a preset fills has the preset's value."""
+    """Yield every setting as it counts: one that a preset fills has the preset's value."""
     for component in reversed(components):  # the first component's goes first
         for name in field_names(type(component)):
             value = getattr(component, name, None)

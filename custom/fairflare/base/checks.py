@@ -77,7 +77,7 @@ def numbers(name: str, values: Mapping[Any, Any], *, of: str = "site", **limits:
 
 
 def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
-    """Weights by site: finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``.
+    """Return weights by site: finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``.
 
     Args:
         values: by site, not empty.
@@ -98,7 +98,7 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
 
 
 def plain(values: Iterable[Any]) -> bool:
-    """Whether all are finite Python numbers: what passed :func:`number` before need not be asked one by one."""
+    """Return whether all are finite Python numbers: what passed :func:`number` before need not be asked one by one."""
     known = list(values)
     return set(map(type, known)) <= _PLAIN and all(map(_LARGEST.__ge__, map(abs, known)))
 
@@ -107,7 +107,7 @@ def in_words(
     low: float = -math.inf, high: float = math.inf, above: float | None = None, below: float | None = None,
     whole: bool = False,
 ) -> str:  # fmt: skip
-    """A range as a person reads it: ``finite and >= 0``, ``in (0, 1]``, ``an integer >= 1``."""
+    """Return a range as a person reads it: ``finite and >= 0``, ``in (0, 1]``, ``an integer >= 1``."""
     kind = "an integer " if whole else ""
     bottom = low if above is None else above
     top = high if below is None else below
@@ -171,7 +171,7 @@ def not_empty(name: str, values: S, of: str = "site") -> S:
 
 
 def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str], *, of: str = "site") -> None:
-    """Checks that two things speak of the same sites (layers, tensors).
+    """Check that two things speak of the same sites (layers, tensors).
 
     Args:
         name, other: what the names and the others belong to.
@@ -189,7 +189,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
 
 
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
-    """Names as a tuple, when there is one at least and none comes twice.
+    """Name as a tuple, when there is one at least and none comes twice.
 
     Raises:
         ValueError: lists them.
@@ -201,7 +201,7 @@ def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
 
 
 def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Checks that a stored state belongs to an object with these settings.
+    """Check that a stored state belongs to an object with these settings.
 
     Raises:
         ValueError: names the first setting that differs, with both values.
@@ -215,7 +215,7 @@ def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def shape(name: str, value: Any, *dims: str | int) -> None:
-    """Checks the shape of an array or tensor.
+    """Check the shape of an array or tensor.
 
     Args:
         name: for the message.
@@ -238,7 +238,7 @@ def shape(name: str, value: Any, *dims: str | int) -> None:
 
 
 def same_shape(name: str, value: Any, other: str, like: Any) -> None:
-    """Checks that two arrays or tensors have the same shape.
+    """Check that two arrays or tensors have the same shape.
 
     Raises:
         ValueError: ``NAME has shape ..., OTHER has ...``.
@@ -248,7 +248,7 @@ def same_shape(name: str, value: Any, other: str, like: Any) -> None:
 
 
 def indices(name: str, values: Any, count: int) -> None:
-    """Checks that an array or tensor of integers holds indices of ``count`` things; it may be empty.
+    """Check that an array or tensor of integers holds indices of ``count`` things; it may be empty.
 
     Raises:
         ValueError: one is below 0 or not below ``count``.
@@ -267,10 +267,10 @@ def _plain(value: Any) -> Any:
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
-    """Names for a message: quoted, in order, and of many the first ones and how many more."""
+    """Name for a message: quoted, in order, and of many the first ones and how many more."""
     return few(list(map(repr, sorted(names))), most)
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Names as they are, of many the first ones and how many more."""
+    """Name as they are, of many the first ones and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -12,5 +12,5 @@ else:
     Unpack = Any
 
     def dataclass_transform(**told: Any) -> Callable[[Any], Any]:
-        """Changes nothing when the program runs."""
+        """Change nothing when the program runs."""
         return lambda decorator: decorator

@@ -13,7 +13,7 @@ from fairflare.base.checks import number
 
 
 def metric_name(text: str) -> str:
-    """How a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
+    """Return how a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
 
     Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
 
@@ -67,7 +67,7 @@ class Metric:
             raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
 
     def holds(self, value: float) -> bool:
-        """Whether a finite value lies in its range."""
+        """Return whether a finite value lies in its range."""
         return self.low <= value <= self.high
 
     @property

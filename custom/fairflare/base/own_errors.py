@@ -22,7 +22,7 @@ EXTRAS = {
 
 
 def lacking_package(error: BaseException | None) -> str | None:
-    """The sentence for an error that comes of a package of an extra that is not installed; None: it does not."""
+    """Return the sentence for an error that comes of a package of an extra that is not installed; None: it does not."""
     seen: set[int] = set()  # a chain of errors may have a circle
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -34,7 +34,7 @@ def lacking_package(error: BaseException | None) -> str | None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Gives ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, and the last line outside all packages.
+    """Give ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, and the last line outside all packages.
 
     It may name files and values: only for the one whose code and data they are.
     """
@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def lacking_for_pages() -> str | None:
-    """The sentence where no page can be made on this machine."""
+    """Return the sentence where no page can be made on this machine."""
     absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 

@@ -37,7 +37,7 @@ class PriorNetwork(Protocol):
         """(n, width) features of a batch of inputs."""
 
     def to(self, device: Device) -> Any:
-        """The network on a device."""
+        """Return the network on a device."""
 
 
 class SiteData(ABC):
@@ -65,10 +65,10 @@ class SiteData(ABC):
 
     @abstractmethod
     def num_samples(self, split: str) -> int:
-        """Number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+        """Return the number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
 
     def class_counts(self, split: str) -> torch.Tensor | None:
-        """Number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        """Return the number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
         return None
 
     def cases(self, split: str) -> Sequence[Hashable] | None:
@@ -80,26 +80,26 @@ class SiteData(ABC):
         return None
 
     def group_numbers(self, split: str, attribute: str) -> Sequence[int]:
-        """Number of each sample's group in ``attributes[attribute]``, in the order of the list."""
+        """Return the number of each sample's group in ``attributes[attribute]``, in the order of the list."""
         raise ValueError(f"these data have no attribute {attribute!r}")
 
     def num_cases(self, split: str) -> int:
-        """Number of different cases of a split."""
+        """Return the number of different cases of a split."""
         cases = self.cases(split)
         return self.num_samples(split) if cases is None else len(set(cases))
 
     def class_cases(self, split: str) -> torch.Tensor | None:
-        """Number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
+        """Return the number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
         this split it is not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        """Return which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
         return None
 
     def fingerprint(self, split: str) -> str | None:
-        """The same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
+        """Return the same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
         return None
 
     @abstractmethod
@@ -122,7 +122,7 @@ class SiteData(ABC):
 
 
 def shuffled(count: int, seed: int | None) -> list[int]:
-    """Numbers of so many samples in the order of a seed; ``None``: as they are."""
+    """Return the numbers of so many samples in the order of a seed; ``None``: as they are."""
     import torch
 
     if seed is None:

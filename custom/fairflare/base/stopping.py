@@ -34,7 +34,7 @@ def stoppable(should_stop: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Does nothing, or ends the task.
+    """Do nothing, or ends the task.
 
     Raises:
         TaskStopped: the job was stopped.

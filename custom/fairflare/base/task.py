@@ -60,7 +60,7 @@ class Task(ABC):
         return {}
 
     def check(self) -> None:
-        """Looks, where a run is put together, whether the task can be learned at all.
+        """Look, where a run is put together, whether the task can be learned at all.
 
         Raises:
             ValueError: it cannot.
@@ -90,7 +90,7 @@ class Task(ABC):
         return {}
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The task's own optimizer; its learning rate is set before each round.
+        """Return the task's own optimizer; its learning rate is set before each round.
 
         Raises:
             ValueError: it has none.
@@ -102,7 +102,7 @@ class Task(ABC):
         return self
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
-        """Looks, at a site and before any training, whether network and loss can do with the site's images.
+        """Look, at a site and before any training, whether network and loss can do with the site's images.
 
         Raises:
             DataError: they cannot.
@@ -111,10 +111,10 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
-        """A new model, initialised from torch's current random state."""
+        """Return a new model, initialised from torch's current random state."""
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
-        """Loads what the federation starts from into a new model, at the server; one line about it for the log.
+        """Load what the federation starts from into a new model, at the server; one line about it for the log.
 
         Args:
             model: of :meth:`build_model`.
@@ -128,7 +128,7 @@ class Task(ABC):
         return "random initial weights"
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
-        """A frozen encoder of the task's images, from a file.
+        """Return a frozen encoder of the task's images, from a file.
 
         Raises:
             ValueError: the task has none, or the file cannot be used.
@@ -147,7 +147,7 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Metrics over all samples of ``batches``, independent of how they were cut into batches.
+        """Return metrics over all samples of ``batches``, independent of how they were cut into batches.
 
         Returns:
             the primary metric, ``"loss"`` and, where there are several, metrics by class: each as it is declared by
@@ -157,7 +157,7 @@ class Task(ABC):
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """The primary metric on draws of a site's test images.
+        """Return the primary metric on draws of a site's test images.
 
         Args:
             model: to measure.
@@ -182,7 +182,7 @@ class Task(ABC):
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
 
     def outcome_names(self) -> Sequence[str]:
-        """Names of the classes or structures that :meth:`outcomes` are about; default: none."""
+        """Return the names of the classes or structures that :meth:`outcomes` are about; default: none."""
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
@@ -217,7 +217,7 @@ class Task(ABC):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """Draws the best, the median and the worst test image with what the model says of them, for the site itself.
+        """Draw the best, the median and the worst test image with what the model says of them, for the site itself.
 
         Args:
             model: to look at.
@@ -239,7 +239,7 @@ class Task(ABC):
         return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # of unknown direction
 
     def by_name(self) -> dict[str, Metric]:
-        """The declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.
+        """Return the declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.
 
         Raises:
             ValueError: the primary metric is not among them, or one has no direction; says where to declare it.
@@ -260,7 +260,7 @@ class Task(ABC):
         )
 
     def directions(self) -> dict[str, bool]:
-        """Whether more is better, of every declared metric.
+        """Return whether more is better, of every declared metric.
 
         Raises:
             ValueError: one is not declared, see :meth:`by_name`.

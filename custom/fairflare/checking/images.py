@@ -130,7 +130,7 @@ class _Look:
 def check_sites(
     task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
 ) -> DataReport:
-    """Looks at every image of every site.
+    """Look at every image of every site.
 
     Args:
         task: as which the images are read: sizes, values of masks, numbers of classes.
@@ -177,7 +177,7 @@ def _listed(
 
 
 def _plain(site: str, error: DataError) -> str:
-    """The message without the site, which has a column of its own."""
+    """Return the message without the site, which has a column of its own."""
     return str(error).removeprefix(f"site '{site}': ")
 
 
@@ -213,7 +213,7 @@ class _Looker:
             self.say(line, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
-        """The image as it is in the file, and as the task gets it with its target."""
+        """Return the image as it is in the file, and as the task gets it with its target."""
         found = _Look()
         try:
             image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
@@ -290,7 +290,7 @@ class _Looker:
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
-    """How many listed images are of each declared group, also of ``unknown``, by attribute and split."""
+    """Return how many listed images are of each declared group, also of ``unknown``, by attribute and split."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for name, attribute in listed.attributes.items():
         for split, samples in listed.splits.items():
@@ -311,7 +311,7 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
 
 
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Sites that call or group the classes differently."""
+    """Yield sites that call or group the classes differently."""
     for what, key in (("names", "class_names"), ("groups", "class_groups")):
         by_value: dict[str, list[str]] = defaultdict(list)
         for _, listed in opened:
@@ -326,7 +326,7 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
 
 
 def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:
-    """Asks a simple probe of the others' images at each site; adds what it is certain of to ``problems``."""
+    """Ask a simple probe of the others' images at each site; adds what it is certain of to ``problems``."""
     given = {looker.report.site: looker.features for looker in lookers if looker.features}
     labels = {site: np.array([label for _, label in own]) for site, own in given.items()}
     features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items()}
@@ -356,7 +356,7 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
 
 
 def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
-    """Images that are the same pixel by pixel."""
+    """Return images that are the same pixel by pixel."""
     groups: dict[str, list[_Seen]] = defaultdict(list)
     for one in seen:
         if one.content is not None:
@@ -365,13 +365,13 @@ def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
 
 
 def _where(group: Sequence[_Seen]) -> tuple[str, str]:
-    """The site of a group of images, if it is one, and the group in words."""
+    """Return the site of a group of images, if it is one, and the group in words."""
     sites = {one.site for one in group}
     return sites.pop() if len(sites) == 1 else "", few([one.place for one in group], PLACES)
 
 
 def _duplicates(seen: Iterable[_Seen]) -> Iterator[Problem]:
-    """The same image in two splits, at two sites, or twice in one split.
+    """Yield the same image in two splits, at two sites, or twice in one split.
 
     A test list that all sites share is meant, as is an image in ``test`` and in ``test_<name>``.
     """
@@ -398,7 +398,7 @@ def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
 
 
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Sites whose list names no patient, and whose files' names put some into training and test."""
+    """Yield sites whose list names no patient, and whose files' names put some into training and test."""
     unknown = []
     for _, listed in opened:
         if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):

@@ -18,7 +18,7 @@ COLOURS = {1: ("#444444",), 3: ("#c8382d", "#3c8c4a", "#3b6ea5")}
 
 
 def contact_sheet(report: SiteReport, path: Path) -> None:
-    """Writes the images that the report shows as a PNG, masks outlined. They are images of patients: they stay here."""
+    """Write the images that the report shows as a PNG, masks outlined. They are images of patients: they stay here."""
     from PIL import Image
 
     tiles = [_tile(picture, target) for picture, target in report.shown]
@@ -43,7 +43,7 @@ def _tile(picture: npt.NDArray[np.float32], target: npt.NDArray[Any]) -> npt.NDA
 
 
 def histogram(report: SiteReport, path: Path, class_names: Sequence[str] | None = None) -> None:
-    """Writes how often each intensity and each class occurs as a PNG.
+    """Write how often each intensity and each class occurs as a PNG.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -168,14 +168,14 @@ def which_model(best: bool | None) -> Literal["best", "last"] | None:
 
 
 def refuse_to_replace(targets: Iterable[Path], overwrite: bool) -> None:
-    """Raises ValueError where files are there and ``--overwrite`` is not given (names them)."""
+    """Raise ValueError where files are there and ``--overwrite`` is not given (names them)."""
     there = [str(path) for path in targets if path.exists()]
     if there and not overwrite:
         raise ValueError(f"already there: {listed(there, most=5)}; give --overwrite to replace them, or another --out")
 
 
 def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") -> None:
-    """Exports a recipe into a folder, which an option named.
+    """Export a recipe into a folder, which an option named.
 
     Raises:
         ValueError: the job is there already.
@@ -263,7 +263,7 @@ def plan_options(
         ),
     ] = 0.0,
 ) -> dict[str, Any]:
-    """The options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
+    """Return the options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
     return {
         "method": method,
         "task": task,
@@ -286,7 +286,7 @@ def plan_options(
 
 
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
+    """Give a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
     shared = inspect.signature(plan_options).parameters
     own = {k: p for k, p in inspect.signature(command).parameters.items() if k != "plan"}
 

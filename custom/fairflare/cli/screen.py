@@ -67,6 +67,6 @@ def one_document(wanted: bool) -> Iterator[Callable[..., None]]:
 
 
 def one_form(as_json: bool, **others: bool) -> None:
-    """Raises ValueError where a table is asked for in two forms."""
+    """Raise ValueError where a table is asked for in two forms."""
     if len(asked := [f"--{name}" for name, given in {"json": as_json, **others}.items() if given]) > 1:
         raise ValueError(f"{asked[0]} and {asked[1]} exclude each other")

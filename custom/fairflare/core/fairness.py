@@ -51,7 +51,7 @@ class FairnessSummary:
     suppressed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as a plain dict for JSON; NaN stays NaN and must be written as null."""
+        """Return the same as a plain dict for JSON; NaN stays NaN and must be written as null."""
         return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
@@ -71,7 +71,7 @@ BEFORE_RECORDED: Mapping[str, bool] = {
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
-    """Gives what is declared for a metric; ``None``: nothing is.
+    """Give what is declared for a metric; ``None``: nothing is.
 
     Args:
         metric: name, also one with a test list in front (``clean/loss``).
@@ -100,7 +100,7 @@ def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) ->
 def summarize(
     per_site: Mapping[str, float], *, higher_is_better: bool | None = True, suppressed: Collection[str] = ()
 ) -> FairnessSummary:
-    """Mean, spread and extremes of a metric over the sites.
+    """Return the mean, spread and extremes of a metric over the sites.
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.

@@ -86,7 +86,7 @@ class RunningClassMean:
         self._epochs: list[tuple[Tensor, Tensor]] = []  # closed ones: means, and which classes were seen
 
     def add(self, values: Tensor, targets: Tensor) -> None:
-        """Takes a batch, which may be empty: values (n,), and their classes (n,) in [0, C).
+        """Take a batch, which may be empty: values (n,), and their classes (n,) in [0, C).
 
         Raises:
             ValueError: other shapes, or a class out of range.
@@ -103,7 +103,7 @@ class RunningClassMean:
         return self._sums / torch.where(self.counts > 0, self.counts.double(), math.nan)
 
     def end_epoch(self) -> None:
-        """Closes the epoch: its means count once, whatever number of samples they are of."""
+        """Close the epoch: its means count once, whatever number of samples they are of."""
         self._epochs.append((self.means(), self.counts > 0))
         self.counts = torch.zeros_like(self.counts)
         self._sums = torch.zeros_like(self._sums)
@@ -135,7 +135,7 @@ class RunningClassMean:
 
 
 def class_means(values: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    r"""Mean of the samples' values by class, Fed-MAS Eq. (2).
+    r"""Return the mean of the samples' values by class, Fed-MAS Eq. (2).
 
     .. math:: w_c = \frac{1}{M_c} \sum_{i: \text{label } c} \ell_i
 

@@ -26,7 +26,7 @@ EPS_START, EPS_END = 1.0, 0.05  # share of random actions at first and at last
 
 
 def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
-    """Share of random actions: linear from ``start`` at step 0 to ``end`` at ``steps``, then constant."""
+    """Return the share of random actions: linear from ``start`` at step 0 to ``end`` at ``steps``, then constant."""
     return end if step >= steps else start + (end - start) * step / steps
 
 
@@ -95,7 +95,7 @@ class QMix:
         return epsilon_at(self.decisions, start=EPS_START, end=EPS_END, steps=self.eps_steps)
 
     def act(self, observations: Mapping[str, Sequence[float]], *, greedy: bool = False) -> Step:
-        """All agents choose.
+        """Return all agents choose.
 
         Args:
             observations: four numbers by agent. One that is not named is absent: it keeps its last observation (0 at
@@ -124,7 +124,7 @@ class QMix:
         return self._learner.joint_value(step)
 
     def _situation(self, observations: Mapping[str, Sequence[float]]) -> Step:
-        """What the agents see, with their last actions in place of the choice."""
+        """Return what the agents see, with their last actions in place of the choice."""
         seen, present = self._last_observation.clone(), torch.zeros(len(self.agents), dtype=torch.bool)
         for agent in sorted(observations):
             if agent not in self._rows:
@@ -153,7 +153,7 @@ class QMix:
     # -- learning
 
     def observe(self, step: Step, reward: float, following: Step | None, done: bool = False) -> float | None:
-        """Remembers a transition and learns from the memory.
+        """Remember a transition and learns from the memory.
 
         Args:
             step: the decision, from :meth:`act`.
@@ -219,7 +219,7 @@ class QMix:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave; goes on bit by bit as if never interrupted.
+        """Take back what :meth:`state_dict` gave; goes on bit by bit as if never interrupted.
 
         Raises:
             ValueError: the state is of other agents, actions or networks (names the first difference).

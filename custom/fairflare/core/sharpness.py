@@ -45,7 +45,7 @@ def sharpness(
     batches: Iterable[tuple[Any, Any]],
     rho: float,
 ) -> Sharpness:
-    r"""How much a model's mean loss on a data set grows at a distance rho along its gradient.
+    r"""Return how much a model's mean loss on a data set grows at a distance rho along its gradient.
 
     .. math:: L_0 = \frac1n \sum_i \ell(f(x_i; \theta), y_i), \quad
               L_p = \frac1n \sum_i \ell(f(x_i; \theta + \epsilon), y_i), \quad S = L_p - L_0
@@ -114,7 +114,7 @@ def sharpness(
 
 
 def search_distance(current_round: int, num_rounds: int, rho_max: float, tau: float) -> float:
-    r"""The growing search distance of FedISM+.
+    r"""Return the growing search distance of FedISM+.
 
     .. math:: \rho_r = \rho_{max}\, \left(\frac{r + 1}{T}\right)^\tau
 

@@ -215,12 +215,12 @@ class SelfOrganizingMap(MapSettings):
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from round to round, but for the neurons: plain values."""
+        """Return what goes on from round to round, but for the neurons: plain values."""
         settings = {"grid": list(self.grid), "space": self.space, "seed": self.seed}  # say what kept neurons mean
         return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave.
+        """Take back what :meth:`state_dict` gave.
 
         Raises:
             ValueError: the state is of a map with other settings (names the first).
@@ -229,7 +229,7 @@ class SelfOrganizingMap(MapSettings):
         self.rounds = int(state["rounds"])
 
     def _trained(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
-        """The neurons after this round, as coefficients of the sites' points and the starts."""
+        """Return the neurons after this round, as coefficients of the sites' points and the starts."""
         num_sites, num_neurons = len(strengths), len(self._sq_steps)
         neurons = np.eye(num_neurons, num_sites + num_neurons, k=num_sites)
         if start_at_mean:
@@ -336,7 +336,7 @@ class _Sums:
         return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
 
     def spread(self) -> float:
-        """Standard deviation over all numbers of all vectors on the map."""
+        """Return standard deviation over all numbers of all vectors on the map."""
         mean = self.totals.mean() / self.count
         return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
 
@@ -351,7 +351,7 @@ class _Sums:
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-    """Name, received tensor and the tensor of each site; floating tensors that are not empty."""
+    """Yield the name, received tensor and the tensor of each site; floating tensors that are not empty."""
     known = {site: set(model) for site, model in models.items()}  # asking a lazy model itself may read the tensor
     for name in received:
         base = received[name].detach().cpu()

@@ -131,7 +131,7 @@ def layerwise_average(
 
 
 def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
-    """The update of a site: local minus received, what travels as a DIFF.
+    """Return the update of a site: local minus received, what travels as a DIFF.
 
     Args:
         local: state after local training.
@@ -153,7 +153,7 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
 
 
 def add_update(state: State, update: State, site: str = "update") -> dict[str, torch.Tensor]:
-    """The local state behind an update: global plus DIFF.
+    """Return the local state behind an update: global plus DIFF.
 
     Args:
         state: the global state that the site received.
@@ -207,7 +207,7 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
 
 
 def check_state(state: State, like: State, site: str) -> None:
-    """Checks the state of a site against another one: same keys, shapes and kinds, and every value finite.
+    """Check the state of a site against another one: same keys, shapes and kinds, and every value finite.
 
     Args:
         state: the state to check.
@@ -232,7 +232,7 @@ def check_state(state: State, like: State, site: str) -> None:
 def _average(
     states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
-    """The average; ``floor``: it is of models, and what belongs together in a model does so again."""
+    """Return the average; ``floor``: it is of models, and what belongs together in a model does so again."""
     average = _means(states, sites, weights_of, floor, how, movement)
     return average | singular_vectors(average) if floor else average
 

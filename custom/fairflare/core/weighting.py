@@ -25,7 +25,7 @@ POWER_FLOOR = 1e-10
 
 
 def uniform_weights(sites: Iterable[str]) -> dict[str, float]:
-    """The same weight for every site.
+    """Return the same weight for every site.
 
     Raises:
         ValueError: no site.
@@ -40,7 +40,7 @@ def normalise(
     *,
     non_finite: NonFinite = "raise",
 ) -> dict[str, float]:
-    """Values scaled to sum 1, in float64.
+    """Return values scaled to sum 1, in float64.
 
     Args:
         values: any numbers by site; negative ones count as 0.
@@ -74,7 +74,7 @@ def normalise(
 def layer_weights(
     cka: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:
-    r"""Weights per layer and site from the similarity of local and anchor features.
+    r"""Return weights per layer and site from the similarity of local and anchor features.
 
     .. math:: \rho_k^m = (1 - \tilde\delta_k^m) / \sum_i (1 - \tilde\delta_i^m), \quad
               \tilde\delta = \mathrm{clip}(\delta, \text{clip\_min}, \text{clip\_max})
@@ -150,7 +150,7 @@ def dissimilarity_weights(
 
 
 def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
-    r"""Weights in proportion to a power of what a site reports, FedISM+'s SAGA.
+    r"""Return weights in proportion to a power of what a site reports, FedISM+'s SAGA.
 
     .. math:: \tilde w_k = \tilde x_k^q / \sum_j \tilde x_j^q, \quad \tilde x_k = \max(x_k, 10^{-10})
 
@@ -206,7 +206,7 @@ def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] |
 
 
 def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
-    r"""Weights in proportion to the rescue factor, Fed-MAS.
+    r"""Return weights in proportion to the rescue factor, Fed-MAS.
 
     .. math:: a_k = RF_k / \sum_j RF_j
 
@@ -327,7 +327,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
-    r"""Sums what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+    r"""Sum what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
 
     The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
     """
@@ -336,7 +336,7 @@ def excess_of(weights: Mapping[str, float]) -> float:
 
 
 def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, float]:
-    r"""Moves weights towards equal ones until no group of sites holds more than its equal share and a bound.
+    r"""Move weights towards equal ones until no group of sites holds more than its equal share and a bound.
 
     .. math:: w'_k = \tfrac1K + \min\Bigl(1, \frac{e}{\sum_j \max(0, w_j - 1/K)}\Bigr) (w_k - \tfrac1K)
 
@@ -366,7 +366,7 @@ def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, f
 
 
 def feasible_bound(num_sites: int, bound: float) -> float:
-    """The bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
+    """Return the bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
 
     Args:
         num_sites: K, ``>= 1``.
@@ -379,7 +379,7 @@ def feasible_bound(num_sites: int, bound: float) -> float:
 
 
 def _repaired(values: Mapping[str, float], non_finite: NonFinite) -> dict[str, float]:
-    """The values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
+    """Return the values in sorted order of the sites, with the non-finite ones replaced (by 0 when all are)."""
     if values and checks.plain(values.values()):
         return {site: float(values[site]) for site in sorted(values)}
     checks.not_empty("the values to weight", values)

@@ -88,7 +88,7 @@ class DecodedVolumes:
         return self.folder / f"{name}-{state}.npy"
 
     def _said(self, file: Path) -> dict[str, Any] | None:
-        """What was written about a file; ``None``: it cannot be used."""
+        """Return what was written about a file; ``None``: it cannot be used."""
         try:
             said = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             return said if file.stat().st_size == said["size"] and isinstance(said["crc"], int) else None
@@ -138,7 +138,7 @@ class DecodedVolumes:
             self._told = True
 
     def _make_room(self, needed: int, new: Path) -> None:
-        """Removes earlier states of the same source, what is unused for long, and as much else as it takes."""
+        """Remove earlier states of the same source, what is unused for long, and as much else as it takes."""
         if not self._tidied:
             remove_partials(self.folder)
             self._tidied = True

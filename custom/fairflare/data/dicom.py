@@ -156,7 +156,7 @@ def headers(path: Path) -> tuple[Picture, ...]:
 
 
 def stack_of(pictures: Sequence[Picture]) -> Stack:
-    """How the frames of one file, or the files of a series, follow each other and where they lie.
+    """Return how the frames of one file, or the files of a series, follow each other and where they lie.
 
     Raises:
         Misfit: they are not one stack.
@@ -279,7 +279,7 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
 
 
 def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], frames: int) -> list[Plane]:
-    """Where each frame lies, as its functional groups say it; the top of the header speaks of a single one.
+    """Return where each frame lies, as its functional groups say it; the top of the header speaks of a single one.
 
     The frames of a dose are offsets along the normal (PS3.3, C.8.8.3). Without places there is one entry.
     """
@@ -397,7 +397,7 @@ def _window(places: Sequence[Any]) -> Window | None:
 
 
 def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
-    """The measured values: (rows, columns), with the slices or frames behind, and three colours at the end.
+    """Return the measured values: (rows, columns), with the slices or frames behind, and three colours at the end.
 
     Args:
         pictures: of :func:`headers`.

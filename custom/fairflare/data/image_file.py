@@ -131,7 +131,7 @@ class ImageFile(ABC):
 
     @abstractmethod
     def facts(self) -> Facts:
-        """What the header says besides; nothing is decoded.
+        """Return what the header says besides; nothing is decoded.
 
         Raises:
             Misfit: its slices are no stack, or it says of its place what cannot be.
@@ -298,7 +298,7 @@ class Volume(ImageFile):
         return array.swapaxes(0, 1)  # rows first, as in pictures
 
     def opened(self) -> Any:
-        """The unpacked bytes of the file."""
+        """Return the unpacked bytes of the file."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
@@ -360,7 +360,7 @@ KINDS: dict[str, type[ImageFile]] = {
 
 
 def image_file(path: Path) -> ImageFile:
-    """A file as it is now: of one state there is one object, and its kind is found once.
+    """Return a file as it is now: of one state there is one object, and its kind is found once.
 
     Raises:
         OSError: it cannot be looked at.
@@ -379,7 +379,7 @@ def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile
 
 
 def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
-    """What a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file.
+    """Return what a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file.
 
     Args:
         path: of a file or folder.
@@ -391,7 +391,7 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
 
 
 def suffix_of(path: Path) -> str:
-    """The ending of a file, in small letters, both parts of ``.nii.gz``."""
+    """Return the ending of a file, in small letters, both parts of ``.nii.gz``."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
@@ -469,7 +469,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
 
 
 def _tag_of(picture: Any) -> int | None:
-    """The orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
+    """Return the orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
     from PIL import Image
 
     found = Image.Image.getexif(picture)  # that of PngImageFile decodes the pixels first

@@ -30,7 +30,7 @@ Bounds = tuple[float, float]
 
 
 def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
-    """What becomes 0 and 1; ``None``: some values are NaN or infinite. Alike where all values are.
+    """Return what becomes 0 and 1; ``None``: some values are NaN or infinite. Alike where all values are.
 
     Args:
         array: the values of a whole file.

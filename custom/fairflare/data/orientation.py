@@ -29,7 +29,7 @@ PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # the turn that does nothing
 
 
 def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:
-    """How to turn an array of these axes; ``None``: it stays as it is.
+    """Return how to turn an array of these axes; ``None``: it stays as it is.
 
     ``"canonical"`` keeps which axis the slices follow each other along, and their order, so that the number of a slice
     stays; the plane is the nearest of the three. The other planes are of volumes alone: one slice has no other plane.
@@ -62,7 +62,7 @@ def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> T
 
 
 def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
-    """A view of (rows, columns) or (rows, columns, slices, ...) in another orientation."""
+    """Return a view of (rows, columns) or (rows, columns, slices, ...) in another orientation."""
     from nibabel.orientations import apply_orientation
 
     if turn is None:
@@ -72,12 +72,12 @@ def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
 
 
 def back(turn: Turn | None) -> Turn | None:
-    """The turn that undoes one."""
+    """Return the turn that undoes one."""
     from nibabel.orientations import ornt_transform
 
     return None if turn is None else ornt_transform(PLAIN, turn)
 
 
 def same_turn(a: Turn | None, b: Turn | None) -> bool:
-    """Whether two turns do the same."""
+    """Return whether two turns do the same."""
     return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))

@@ -121,7 +121,7 @@ def two_pool_partition(
 
 
 def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
-    """Labels, number of sites and least size of one, checked with the concentration."""
+    """Return labels, number of sites and least size of one, checked with the concentration."""
     number("alpha", alpha, above=0)
     return _labels(labels), _whole("num_sites", num_sites), _whole("min_size", min_size, low=0)
 

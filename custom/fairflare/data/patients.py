@@ -17,7 +17,7 @@ LARGEST = 1 / 3  # of all images in one group: likewise
 
 
 def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-    """Finds an expression under which the names fall into groups of several, and each one's group; ``None``: none does.
+    """Find an expression under which the names fall into groups of several, and each one's group; ``None``: none does.
 
     A guess from names alone, to be told and not to be acted on.
 
@@ -42,7 +42,7 @@ def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
 
 
 def on_both_sides(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], int] | None:
-    """Finds groups of :func:`suggested` in several lists of one site: expression, these groups, number of all.
+    """Find groups of :func:`suggested` in several lists of one site: expression, these groups, number of all.
 
     Args:
         lists: names of the images of training, validation and test.

@@ -12,7 +12,7 @@ PHOTOMETRIC = 262  # a tag of TIFF
 
 
 def smaller_pages(tag: Any) -> int:
-    """How many pages the tag SubIFDs names: the steps of a pyramid, a preview."""
+    """Return how many pages the tag SubIFDs names: the steps of a pyramid, a preview."""
     return len(tag) if isinstance(tag, tuple) else int(tag is not None)
 
 
@@ -21,7 +21,7 @@ def min_is_white(picture: Image.Image) -> bool:
 
 
 def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values of which the lowest was white, with the highest white."""
+    """Return the values of which the lowest was white, with the highest white."""
     import numpy as np
 
     if array.dtype.kind not in "iu":
@@ -34,7 +34,7 @@ def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def is_reduced(picture: Image.Image) -> bool:
-    """Whether Pillow reads colours, or grey with alpha, of 16 bits with 8."""
+    """Return whether Pillow reads colours, or grey with alpha, of 16 bits with 8."""
     return picture.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))
 
 
@@ -74,7 +74,7 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
 
 
 def in_rgb(picture: Image.Image) -> Image.Image:
-    """A picture in CIELAB (D50) in sRGB."""
+    """Return a picture in CIELAB (D50) in sRGB."""
     from PIL import ImageCms
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")

@@ -54,7 +54,7 @@ class Reading:
     drawn_on: DrawnOn | None = None
 
     def in_words(self) -> str:
-        """What is done with grey values."""
+        """Return what is done with grey values."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
         named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
@@ -91,7 +91,7 @@ class ValueNotes:
 def read_image(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """The image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
+    """Return the image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
     With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to
     [minimum, 99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image
@@ -138,7 +138,7 @@ def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) ->
 def _scaled(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, bounds: Bounds | None, how: Reading
 ) -> npt.NDArray[np.float32]:
-    """Values of a file in [0, 1], the highest white, and 0 where it is padded.
+    """Return the values of a file in [0, 1], the highest white, and 0 where it is padded.
 
     Args:
         opened: the file.
@@ -156,7 +156,7 @@ def _scaled(
 
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
-    """What becomes 0 and 1; ``None``: a window says so."""
+    """Return what becomes 0 and 1; ``None``: a window says so."""
     if how.intensity == "window":
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
@@ -205,7 +205,7 @@ def _windowed(
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
-    """Number of slices of a volume; ``None``: the file is one picture.
+    """Return the number of slices of a volume; ``None``: the file is one picture.
 
     Raises:
         DataError: the file cannot be read.
@@ -238,7 +238,7 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
 
 
 def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """The values of a mask."""
+    """Return the values of a mask."""
     try:
         return labels_of(array)
     except ValueError as error:
@@ -306,7 +306,7 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
 def turn_and_size(
     path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[Turn | None, int, int]:
-    """How an image is turned when it is read, and the height and width of its pictures then.
+    """Return how an image is turned when it is read, and the height and width of its pictures then.
 
     Raises:
         DataError: the file cannot be read.
@@ -337,11 +337,11 @@ class _Opened:
     fit: Fit | None = None  # of an image with its mask
 
     def unreadable(self, reason: str) -> DataError:
-        """The error for this file."""
+        """Return the error for this file."""
         return _unreadable(self.file.path, self.what, self.site, self.split, reason)
 
     def not_finite(self) -> DataError:
-        """The error for NaN."""
+        """Return the error for NaN."""
         return DataError(
             f"site '{self.site}': image '{self.file.path}' of split '{self.split}' has values that are NaN or "
             "infinite; repair the file or take it out of the datalist",
@@ -381,7 +381,7 @@ class _Opened:
 def _open(
     path: Path, what: str, site: str, split: str, limit: int, how: Reading, *, alone: bool = True, decoded: bool = True
 ) -> _Opened:
-    """A file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides.
+    """Return a file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides.
 
     Of one of a pair (not ``alone``) the turn is found by both.
     """
@@ -396,7 +396,7 @@ def _open(
 
 @contextmanager
 def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
-    """Turns what the libraries raise into a ``DataError`` about this file."""
+    """Turn what the libraries raise into a ``DataError`` about this file."""
     try:
         yield
     except TooLarge as error:

@@ -40,7 +40,7 @@ class Whole:
 def read_whole(
     sample: Sample, *, masked: bool, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> Whole:
-    """The volume of a sample, its grey values scaled by the bounds of the whole file.
+    """Return the volume of a sample, its grey values scaled by the bounds of the whole file.
 
     Args:
         sample: with the file; without the key ``slice``.

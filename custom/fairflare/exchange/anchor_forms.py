@@ -15,7 +15,7 @@ State = Mapping[str, "torch.Tensor"]
 
 
 def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.Tensor]:
-    """The anchor as it is sent.
+    """Return the anchor as it is sent.
 
     Vectors go as they are: few bytes, and a variance that shrinks from 1 to 0.002 would be lost in a difference.
 
@@ -39,7 +39,7 @@ def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.T
 
 
 def restored(sent: State, received: State) -> dict[str, torch.Tensor]:
-    """The anchor from what was sent as ``"difference"``, at a site.
+    """Return the anchor from what was sent as ``"difference"``, at a site.
 
     Args:
         sent: of :func:`lighter`.

@@ -164,7 +164,7 @@ def for_site(task: Message, site: str | None) -> Message:
 
 
 def decode_task(name: str, message: Message, site: str) -> SiteTask:
-    """The server's request, at a site.
+    """Return the server's request, at a site.
 
     Raises:
         VersionError: the server runs another version.
@@ -199,7 +199,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
 
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
-    """A site's answer, ready to travel; of a metric that is not finite, its name."""
+    """Return a site's answer, ready to travel; of a metric that is not finite, its name."""
     metrics = {name: float(value) for name, value in reply.metrics.items()}
     not_finite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     meta = {
@@ -221,7 +221,7 @@ def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
 
 
 def same_version(other: str) -> bool:
-    """Whether messages of that version are understood: the same major and minor number."""
+    """Return whether messages of that version are understood: the same major and minor number."""
     return other.split(".")[:2] == __version__.split(".")[:2]
 
 

@@ -87,15 +87,15 @@ class SentTensors:
         self._sent = frozenset(self.names)
 
     def of(self, state: State) -> dict[str, torch.Tensor]:
-        """What of a state is sent."""
+        """Return what of a state is sent."""
         return {name: tensor for name, tensor in state.items() if name in self._sent}
 
     def rest(self, state: State) -> dict[str, torch.Tensor]:
-        """What of it stays."""
+        """Return what of it stays."""
         return {name: tensor for name, tensor in state.items() if name not in self._sent}
 
     def whole(self, sent: State, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """A state that was sent, with what stays of ``model``; one that is whole already is as it came."""
+        """Return a state that was sent, with what stays of ``model``; one that is whole already is as it came."""
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
@@ -119,7 +119,7 @@ class SentTensors:
 
 
 def check_exchange(exchange: str) -> None:
-    """Raises ``ValueError`` for what is neither ``all`` nor ``trainable`` nor a regular expression."""
+    """Raise ``ValueError`` for what is neither ``all`` nor ``trainable`` nor a regular expression."""
     try:
         if exchange.strip():
             re.compile(exchange)
@@ -141,7 +141,7 @@ def fingerprint(tensors: State) -> str:
 
 
 def seeded(build: Callable[[], Any], seed: int) -> Any:
-    """What ``build`` makes, from a seed; nobody else's random numbers change by it."""
+    """Return what ``build`` makes, from a seed; nobody else's random numbers change by it."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -150,7 +150,7 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
 def rebuilt(
     task: Task, sent: State, note: Mapping[str, Any], checkpoint: str | None = None
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """A task's network, and the whole of a model whose file holds only what was sent.
+    """Return a task's network, and the whole of a model whose file holds only what was sent.
 
     Args:
         task: of the run.

@@ -50,14 +50,14 @@ class Staging:
         self._sizes: dict[str, int] = {}  # bytes, of those
 
     def fits(self, layout: Layout, site: str = "") -> bool:
-        """Whether a state like this would stay in memory, in place of the one of ``site``, if there is one."""
+        """Return whether a state like this would stay in memory, in place of the one of ``site``, if there is one."""
         if self._budget is None:
             self._budget = SHARE * free_memory() if self._memory is None else self._memory
         taken = sum(self._sizes[other] for other in self._held if other != site)
         return taken + _num_bytes(layout) <= self._budget
 
     def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
-        """Keeps the state of a site; an earlier one is replaced at once when the new one is complete.
+        """Keep the state of a site; an earlier one is replaced at once when the new one is complete.
 
         Args:
             site: any non-empty name; characters that a file name cannot hold are escaped.
@@ -91,7 +91,7 @@ class Staging:
         return path.stat().st_size
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
-        """The staged state of a site: from memory, or as a mapping that reads a tensor when it is asked for.
+        """Return the staged state of a site: from memory, or as a mapping that reads a tensor when it is asked for.
 
         Names are in the order in which they were put. A file is read again at every access; tensors are to be read
         only.
@@ -111,22 +111,22 @@ class Staging:
         return {site: self.open(site) for site in self.sites()}
 
     def sites(self) -> list[str]:
-        """Names of the staged sites, sorted."""
+        """Return the names of the staged sites, sorted."""
         return sorted({*names_in(self.folder), *self._held})
 
     def write_all(self, folder: Path) -> None:
-        """Writes every staged state into another folder, as :meth:`put` would."""
+        """Write every staged state into another folder, as :meth:`put` would."""
         other = Staging(folder)
         for site, state in self.open_all().items():
             other.put(site, state)
 
     def discard(self, site: str) -> None:
-        """Removes the state of a site, if there is one."""
+        """Remove the state of a site, if there is one."""
         self._held.pop(site, None)
         self._path(site).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Removes every staged state, and what an interrupted :meth:`put` left."""
+        """Remove every staged state, and what an interrupted :meth:`put` left."""
         self._held.clear()
         self._budget = None
         remove_partials(self.folder, mine=True)
@@ -134,7 +134,7 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Removes the folder, where nothing is in it; nothing can be put any more."""
+        """Remove the folder, where nothing is in it; nothing can be put any more."""
         with suppress(OSError):
             self.folder.rmdir()
 

@@ -64,14 +64,14 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def can_be_written(dtype: torch.dtype) -> bool:
-    """Whether the format has a name for it."""
+    """Return whether the format has a name for it."""
     return str(dtype) in _NAME_OF
 
 
 def write_tensors(
     file: BinaryIO, tensors: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str]
 ) -> None:
-    """Writes a whole file.
+    """Write a whole file.
 
     Args:
         file: open for writing.

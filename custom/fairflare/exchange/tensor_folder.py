@@ -23,7 +23,7 @@ _KEY = "tensor"
 
 
 def file_of(folder: Path, what: str, name: str) -> Path:
-    """Where something with this name lies; characters that a file name cannot hold are escaped.
+    """Return where something with this name lies; characters that a file name cannot hold are escaped.
 
     Raises:
         ValueError: the name is empty or too long (``what``: what it is the name of).
@@ -37,14 +37,14 @@ def file_of(folder: Path, what: str, name: str) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names whose files are complete, sorted."""
+    """Name whose files are complete, sorted."""
     return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
 
 
 def save_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, whose: str
 ) -> None:  # fmt: skip
-    """Writes a safetensors file.
+    """Write a safetensors file.
 
     Args:
         path: any.
@@ -78,7 +78,7 @@ class TensorFolders:
         self.root = self._temporary.path / "tensors" if self._temporary is not None else Path(root or "")
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
-        """Starts a number anew and forgets all others but the one before.
+        """Start a number anew and forgets all others but the one before.
 
         Returns:
             What writes a tensor under its name; the writer raises OSError when the disk is full.
@@ -101,7 +101,7 @@ class TensorFolders:
         return keep
 
     def at(self, number: int) -> Mapping[str, torch.Tensor]:
-        """Tensors under a number, by name (sorted); a tensor is read when it is asked for, and not kept.
+        """Return tensors under a number, by name (sorted); a tensor is read when it is asked for, and not kept.
 
         Raises:
             FileNotFoundError: there is none. Reading a tensor raises ValueError when its file is damaged.
@@ -136,7 +136,7 @@ class KeptTensors:
         return TensorFolders(None if self.memory_folder is None else self.memory_folder / self.name)
 
     def at(self, number: int) -> Mapping[str, torch.Tensor]:
-        """Those under a number.
+        """Return those under a number.
 
         Raises:
             RuntimeError: they are not there any more.
@@ -148,11 +148,11 @@ class KeptTensors:
             raise RuntimeError(told) from None
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
-        """What goes into a state; ``None``: there is none yet, or it outlives the process by itself."""
+        """Return what goes into a state; ``None``: there is none yet, or it outlives the process by itself."""
         return dict(self.at(number)) if self.memory_folder is None and number else None
 
     def take_back(self, number: int, tensors: Mapping[str, torch.Tensor] | None) -> None:
-        """Takes what :meth:`travelling` gave."""
+        """Take what :meth:`travelling` gave."""
         if tensors is not None:
             keep = self.folders.begin(number)
             for name, tensor in tensors.items():

@@ -76,7 +76,7 @@ TOLD = {
 
 
 def page() -> str:
-    """The whole page, in Markdown: ``templates/privacy.md`` with the declared values in its tables.
+    """Return the whole page, in Markdown: ``templates/privacy.md`` with the declared values in its tables.
 
     Raises:
         ValueError: a declared field has no ``doc`` (names it).
@@ -100,7 +100,7 @@ def page() -> str:
 
 
 def field_row(field: Field, when: str) -> Row:
-    """A declared value as a row of a table.
+    """Return a declared value as a row of a table.
 
     Raises:
         ValueError: it does not say what it is.
@@ -162,7 +162,7 @@ def _by_method() -> dict[str, Any]:
 
 
 def _stays() -> list[Row]:
-    """What stays at a site by the method, or by a setting of every method."""
+    """Return what stays at a site by the method, or by a setting of every method."""
     rows: list[Row] = [
         (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
     ]

@@ -104,7 +104,7 @@ class AsSent:
         }
 
     def check(self, state: State) -> None:
-        """Raises ValueError where a number is none of the type that most sites gave its tensor."""
+        """Raise ValueError where a number is none of the type that most sites gave its tensor."""
         own = layout_of(state)
         conformed = self.collected(state)
         for name, (dtype, _) in self.common.items():
@@ -172,7 +172,7 @@ class FairAggregator(Bounds, ModelAggregator):
         return self._collector.rejected
 
     def reset_stats(self) -> None:
-        """Begins a round (not the rule's own state)."""
+        """Begin a round (not the rule's own state)."""
         self._shape = AsSent(as_updates=self._needs_updates)
         self._kinds: dict[str, set[type]] = {}
         self._counts: dict[str, tuple[int | None, Any]] = {}  # num_samples, and NUM_STEPS_CURRENT_ROUND as it came
@@ -181,7 +181,7 @@ class FairAggregator(Bounds, ModelAggregator):
         self._collector.begin(0, 1, shape=self._shape, received=None)
 
     def accept_model(self, model: FLModel) -> None:
-        """Takes one site's result, or records in ``rejected`` why not."""
+        """Take one site's result, or records in ``rejected`` why not."""
         site = str((model.meta or {}).get("client_name") or "")
         if not site:
             self._refuse("?", "a result without a site name (meta 'client_name')")
@@ -206,7 +206,7 @@ class FairAggregator(Bounds, ModelAggregator):
             self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else found)
 
     def aggregate_model(self) -> FLModel:
-        """The aggregated model, or update where the sites sent updates.
+        """Return the aggregated model, or update where the sites sent updates.
 
         Raises:
             QuorumError: fewer than ``min_sites`` usable results (gives the reasons).
@@ -240,7 +240,7 @@ class FairAggregator(Bounds, ModelAggregator):
         )
 
     def _counted(self) -> Counts:
-        """What the accepted sites are weighed by, as FLARE's own FedAvg has it, and what is odd about it."""
+        """Return what the accepted sites are weighed by, as FLARE's own FedAvg has it, and what is odd about it."""
         given = {site: self._counts[site] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
         steps = {site: number for site, (_, said) in given.items() if (number := _positive(said)) is not None}
@@ -286,7 +286,7 @@ class FairAggregator(Bounds, ModelAggregator):
         log.warning("left out: %s", reason)
 
     def _with_head(self, model: FLModel) -> Message:
-        """A script that sends no report still has a version and a status, as far as its rule is concerned."""
+        """Return a script that sends no report still has a version and a status, as far as its rule is concerned."""
         message = from_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
@@ -299,7 +299,7 @@ class FairAggregator(Bounds, ModelAggregator):
 
 
 def _positive(said: Any) -> float | None:
-    """A number of steps as FLARE's own FedAvg reads it; ``None``: it takes 1 in its place."""
+    """Return a number of steps as FLARE's own FedAvg reads it; ``None``: it takes 1 in its place."""
     try:
         number = 0.0 if said is None or isinstance(said, bool) else float(said)
     except (TypeError, ValueError, OverflowError):
@@ -308,7 +308,7 @@ def _positive(said: Any) -> float | None:
 
 
 def _as_tensor(name: str, value: Any) -> torch.Tensor:
-    """A parameter as FLARE carries it; a plain number in float64, as in FLARE's own sums."""
+    """Return a parameter as FLARE carries it; a plain number in float64, as in FLARE's own sums."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return clean_tensor(name, np.float64(value) if plain else value)
 

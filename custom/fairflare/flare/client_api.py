@@ -47,7 +47,7 @@ __all__ = ["Site", "search_distance", "sharpness_report", "site_name", "with_rep
 
 
 def site_name() -> str:
-    """The name of this site in its federation; starts the Client API if the script has not."""
+    """Return the name of this site in its federation; starts the Client API if the script has not."""
     try:
         return str(flare.get_site_name())
     except RuntimeError:  # flare.init() was not called
@@ -117,7 +117,7 @@ class Site:
     # -- the loop
 
     def receive(self) -> bool:
-        """Waits for the next round; True: ``model`` is the received one, train it and call :meth:`send`.
+        """Wait for the next round; True: ``model`` is the received one, train it and call :meth:`send`.
 
         False: the job is over.
         """
@@ -163,7 +163,7 @@ class Site:
             self.send()
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The method's objective of a training batch, in place of ``criterion(model(inputs), targets)``."""
+        """Return the method's objective of a training batch, in place of ``criterion(model(inputs), targets)``."""
         return self._training().loss(inputs, targets, self._epoch)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -200,7 +200,7 @@ def _state_folder() -> Path:
 
 
 def with_report(model: FLModel, report: Mapping[str, Any], *, num_samples: int | None = None) -> FLModel:
-    """The model to send, with the report that a rule reads.
+    """Return the model to send, with the report that a rule reads.
 
     Args:
         model: what the script is about to send; changed in place.
@@ -231,7 +231,7 @@ def sharpness_report(
     batches: Iterable[tuple[Any, Any]],
     rho: float,
 ) -> dict[str, float]:
-    """What :class:`fairflare.methods.fed_ism.FedISM` asks of a site, measured on the received model.
+    """Return what :class:`fairflare.methods.fed_ism.FedISM` asks of a site, measured on the received model.
 
     Args:
         model, loss_fn, batches, rho: as in :func:`fairflare.core.sharpness.sharpness`; ``batches`` is the whole

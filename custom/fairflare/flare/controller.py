@@ -117,7 +117,7 @@ class RoundsController(RunSettings, ModelController):
         )
 
     def _site_half(self) -> Any:
-        """The training's settings as this job's client configuration has them; ``None`` when it is not here."""
+        """Return the training's settings as this job's client configuration has them; ``None`` when it is not here."""
         if self.training is not None:
             return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
@@ -133,7 +133,7 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def expected(self) -> list[str]:
-        """The names in the job's deploy map; the connected sites where it says all."""
+        """Return the names in the job's deploy map; the connected sites where it says all."""
         meta = self.fl_ctx.get_prop(FLContextKey.JOB_META)
         places = meta.get(JobMetaKey.DEPLOY_MAP) if isinstance(meta, Mapping) else None
         names = {name for app in (places or {}).values() for name in app if isinstance(name, str)}
@@ -236,7 +236,7 @@ class _Received:
 
 
 def _add_own(task: Message, fl_ctx: FLContext) -> None:
-    """Adds to the copy of a task that FLARE made for one site what that site alone is told.
+    """Add to the copy of a task that FLARE made for one site what that site alone is told.
 
     FLARE broadcasts one payload; the copy shares its tensors, and only its envelope is replaced here.
     """

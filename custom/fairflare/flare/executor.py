@@ -65,7 +65,7 @@ class SiteExecutor(Executor):
         self._received: Shareable | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Shows result filters the task's model, which FLARE has put away by then and ``ConvertWeights`` wants."""
+        """Show result filters the task's model, which FLARE has put away by then and ``ConvertWeights`` wants."""
         if event_type == EventType.BEFORE_TASK_RESULT_FILTER and self._received is not None:
             fl_ctx.set_prop(FLContextKey.TASK_DATA, self._received, private=True, sticky=False)
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
@@ -108,7 +108,7 @@ class SiteExecutor(Executor):
         return reply
 
     def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """What one of FLARE's workflows asks; a failure is a return code, why stands in this site's log."""
+        """Return what one of FLARE's workflows asks; a failure is a return code, why stands in this site's log."""
         site = fl_ctx.get_identity_name()
         try:
             if task_name == SUBMIT_MODEL:
@@ -126,7 +126,7 @@ class SiteExecutor(Executor):
         return cast(Shareable, answer.to_shareable())
 
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
-        """The last one: a site validates what it receives, so it knows no better one of its own."""
+        """Return the last one: a site validates what it receives, so it knows no better one of its own."""
         experiment = self._asked.experiment if self._asked else ""
         worker = self._worker(self._worker_arguments(site, experiment, fl_ctx))
         check_submission(shareable, worker, self._asked)

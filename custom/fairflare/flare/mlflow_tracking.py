@@ -93,7 +93,7 @@ class MLflow(MLflowReceiver):
 
 
 def tag(name: str) -> str:
-    """A curve's name as MLflow takes it: what it refuses becomes ``_``.
+    """Return a curve's name as MLflow takes it: what it refuses becomes ``_``.
 
     >>> tag("cka//site #1"), tag("weight/../a")
     ('cka/_/site _1', 'weight/_/a')

@@ -35,7 +35,7 @@ class RunModels(PTFileModelPersistor):
             self.log_dir = fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())
 
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
-        """The current global model; an empty one before the first round."""
+        """Return the current global model; an empty one before the first round."""
         path = Path(self.log_dir) / MODEL_FILE
         self.ckpt_preload_path = str(path) if path.is_file() else None
         return super().load_model(fl_ctx)

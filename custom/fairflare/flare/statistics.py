@@ -75,13 +75,13 @@ class ImageStatistics(Intensities, Statistics):
         return Reading(self.orientation, self.intensity, self.window, kept)
 
     def initialize(self, fl_ctx: FLContext) -> None:
-        """Reads the site's private file."""
+        """Read the site's private file."""
         workspace = fl_ctx.get_engine().get_workspace()
         site = fl_ctx.get_identity_name()
         self.open(site, read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site))
 
     def open(self, site: str, own: Mapping[str, Any]) -> None:
-        """Sets whose images are counted.
+        """Set whose images are counted.
 
         Args:
             site: its name.
@@ -90,7 +90,7 @@ class ImageStatistics(Intensities, Statistics):
         self._site, self._own, self._sums = site, dict(own), None
 
     def finalize(self, fl_ctx: FLContext) -> None:
-        """Forgets what was counted."""
+        """Forget what was counted."""
         self._sums = None
 
     @property
@@ -103,12 +103,12 @@ class ImageStatistics(Intensities, Statistics):
         return self._sums
 
     def features(self) -> dict[str, list[Feature]]:
-        """What is told; the rest is left out."""
+        """Return what is told; the rest is left out."""
         names = [*self.sums.counts(), *self.sums.bins()]
         return {DATASET: [Feature(name, DataType.INT) for name in names]}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
-        """A number, or of a histogram all its records."""
+        """Return a number, or of a histogram all its records."""
         if feature_name in AXES:
             return self.sums.bins()[feature_name][0]
         return self.sums.counts()[feature_name]
@@ -116,7 +116,7 @@ class ImageStatistics(Intensities, Statistics):
     def histogram(
         self, dataset_name: str, feature_name: str, num_of_bins: int, global_min_value: float, global_max_value: float
     ) -> Histogram:
-        """Its bins that may be told; where they are is declared, whatever is asked for. Of a number: none."""
+        """Return its bins that may be told; where they are is declared, whatever is asked for. Of a number: none."""
         _, told = self.sums.bins().get(feature_name, (0, {}))
         width = AXES[feature_name].width if feature_name in AXES else 0
         bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in told.items()]
@@ -169,7 +169,7 @@ class SiteStatistics(StatisticsController):
             self.log_warning(fl_ctx, f"left out: {self.left_out[site]}")
 
     def take(self, site: str, phase: str, told: Any) -> None:
-        """Takes a site's answer to a question, every value checked.
+        """Take a site's answer to a question, every value checked.
 
         Raises:
             ValueError: a figure that nobody declared, or one out of range.
@@ -193,7 +193,7 @@ class SiteStatistics(StatisticsController):
             self.client_statistics.setdefault(statistic, {})[site] = values
 
     def told(self) -> dict[str, Any]:
-        """What the sites told that answered both questions well, as FLARE's writers get it.
+        """Return what the sites told that answered both questions well, as FLARE's writers get it.
 
         Raises:
             ValueError: there is none (says why, by site).
@@ -210,7 +210,7 @@ class SiteStatistics(StatisticsController):
 
 
 def _of_features(told: Any, statistic: str, declared: Collection[str]) -> Mapping[str, Any]:
-    """What a site told of each feature.
+    """Return what a site told of each feature.
 
     Raises:
         ValueError: of something else.
@@ -265,7 +265,7 @@ def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
 
 
 def configs() -> dict[str, Any]:
-    """What FLARE's controller asks for. With a range it never asks a site for its smallest and largest value."""
+    """Return what FLARE's controller asks for. With a range it never asks a site for its smallest and largest value."""
     ends = {"bins": AXES[INTENSITY].bins, "range": [0, 1]}
     # By name: `nvflare job submit` cannot read a job with FLARE's "*" for all features.
     return {"count": {}, "histogram": {name: dict(ends) for name in (*AXES, *COUNTS)}}
@@ -286,7 +286,7 @@ def document_of(
     class_names: tuple[str, ...] = (),
     left_out: Mapping[str, str] | None = None,
 ) -> figures.StatsDocument:
-    """The document of what FLARE's controller gathered: ``{feature: {statistic: {site: {dataset: value}}}}``.
+    """Return the document of what FLARE's controller gathered: ``{feature: {statistic: {site: {dataset: value}}}}``.
 
     Raises:
         ValueError: a value that is not declared, or out of range (names the site).
@@ -306,7 +306,7 @@ def document_of(
 def _measured(
     counts: Mapping[str, int], told: Mapping[str, Histogram]
 ) -> tuple[dict[str, int], dict[str, figures.Histogram]]:
-    """Counts, and by axis the histogram with all of its records."""
+    """Return counts, and by axis the histogram with all of its records."""
     axes = {}
     for axis in counts:
         if axis in AXES:

@@ -37,7 +37,7 @@ class NotServed(Exception):
 
 
 def is_stock(task_name: str, shareable: Shareable) -> bool:
-    """Whether one of FLARE's workflows asks, and not our server."""
+    """Return whether one of FLARE's workflows asks, and not our server."""
     if task_name == SUBMIT_MODEL:
         return True
     if task_name != TASK_VALIDATE:
@@ -51,7 +51,7 @@ def is_stock(task_name: str, shareable: Shareable) -> bool:
 
 
 def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
-    """The request to test the model of a stock ``validate`` task, exactly as it came: tensors or NumPy arrays.
+    """Return the request to test the model of a stock ``validate`` task, exactly as it came: tensors or NumPy arrays.
 
     With a method that keeps parts of the model at the site that is the common model, or another site's, without them.
 
@@ -85,7 +85,7 @@ def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
 
 
 def metrics_of(reply: SiteReply, primary: str) -> DXO:
-    """The metrics as FLARE stores them; such as are not finite are left out.
+    """Return the metrics as FLARE stores them; such as are not finite are left out.
 
     Raises:
         NotServed: the model could not be tested, or its ``primary`` metric is not finite.
@@ -130,7 +130,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
 
 
 def _refuse_if(*cases: tuple[bool, str, str]) -> None:
-    """Raises the first of these that is so: whether, what FLARE is told, why."""
+    """Raise the first of these that is so: whether, what FLARE is told, why."""
     for there, code, why in cases:
         if there:
             raise NotServed(code, why)

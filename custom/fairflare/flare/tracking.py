@@ -32,11 +32,11 @@ else:
             self.tb_folder = tb_folder
 
         def initialize(self, fl_ctx: Any) -> None:
-            """Says so."""
+            """Say so."""
             log.warning(NO_CURVES)
 
         def save(self, fl_ctx: Any, shareable: Any, record_origin: str) -> None:
-            """Keeps nothing."""
+            """Keep nothing."""
 
         def finalize(self, fl_ctx: Any) -> None:
             """Has nothing to close."""

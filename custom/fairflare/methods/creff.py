@@ -87,7 +87,7 @@ class CReFF(MakesTensors):
         return self._made
 
     def begin_round(self, received: State) -> None:
-        """Raises ``ValueError`` when the network has no second classifier."""
+        """Raise ``ValueError`` when the network has no second classifier."""
         names = [MADE + part for part in ("weight", "bias")]
         if not all(name in received for name in names):
             raise ValueError(
@@ -97,7 +97,7 @@ class CReFF(MakesTensors):
         self._classifier = received[names[0]], received[names[1]]
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        """The gradients by class; where no classifier was sent, there can be none."""
+        """Return the gradients by class; where no classifier was sent, there can be none."""
         found = report[REPORTED]
         classes, width = self._classifier[0].shape if self._classifier is not None else (0, 0)
         row = 1 + classes * (width + 1)

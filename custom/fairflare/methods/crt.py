@@ -48,7 +48,7 @@ class ClassifierAverage(Rule):
         self.of_method: SiteWeights = {}
 
     def remember(self, weighing: Weighing) -> None:
-        """Takes the method's weights of a round."""
+        """Take the method's weights of a round."""
         of_layer = (weighing.layers or {}).get(CLASSIFIER.rstrip("."))
         self.of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
 

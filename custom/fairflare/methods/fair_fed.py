@@ -171,7 +171,7 @@ class FairFed(Rule):
 
 
 def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
-    """Counts by group of a report; none: they stay there.
+    """Return counts by group of a report; none: they stay there.
 
     Raises:
         ReportError: as many as no groups and classes have.
@@ -186,7 +186,7 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
 
 
 def _images(counts: Mapping[str, Sums]) -> float:
-    """Images that counts by group are of: each is counted once in every class that is told."""
+    """Return images that counts by group are of: each is counted once in every class that is told."""
     return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
 
 

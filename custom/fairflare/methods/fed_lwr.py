@@ -107,7 +107,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
             from_layer({}, layers, self.only_layer)
 
     def begin_round(self, received: State) -> None:
-        """Raises ``ValueError`` when nothing of ``only_layer`` travels."""
+        """Raise ``ValueError`` when nothing of ``only_layer`` travels."""
         if self.only_layer is not None:
             from_layer({}, list(dict.fromkeys(layers_of(received).values())), self.only_layer)
 

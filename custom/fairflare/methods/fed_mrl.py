@@ -41,7 +41,7 @@ REACH = 1.0  # and at most so far from it
 
 
 def winsorised(values: Mapping[str, float]) -> dict[str, float]:
-    """The values, none farther from their median m than 1, nor outside of [m / 4, 4 m].
+    """Return the values, none farther from their median m than 1, nor outside of [m / 4, 4 m].
 
     So no minority of the sites can move the mean by 1/2 or more, at which the default fairness term would stop a site
     at the median. Of two sites neither is a minority.
@@ -194,7 +194,7 @@ class FedMRL(Rule):
 
 
 def _at_the_clamp(inputs: RoundInputs) -> list[str]:
-    """Sites whose gradient factor sat at a limit in most batches."""
+    """Return sites whose gradient factor sat at a limit in most batches."""
     shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
     stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]
     if not stuck:

@@ -46,7 +46,7 @@ class ProximalTraining(LocalTraining):
         run.own = self.pull(run, model)
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
-        """What this round pulls with."""
+        """Return what this round pulls with."""
         told = (run.directives.get("mu") or {}).get(run.site)
         mu = self.mu
         if told is not None:

@@ -245,7 +245,7 @@ def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) 
 
 
 def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
-    """A report's numbers by row; none where it tells nothing."""
+    """Return a report's numbers by row; none where it tells nothing."""
     return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
 
 

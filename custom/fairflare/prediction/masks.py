@@ -56,12 +56,12 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
 
 
 def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
-    """A label map of the image's own size: the nearest pixel's label, 0 where the image was cut off."""
+    """Return a label map of the image's own size: the nearest pixel's label, 0 where the image was cut off."""
     return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 
 
 def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
-    """The values that a file gets for its labels: those of the masks that the task learned from, small types."""
+    """Return the values that a file gets for its labels: those of the masks that the task learned from, small types."""
     values = {label: label for label in labels_of(task)} | {0: 0}
     if task.mask_values is not None:
         for value, label in sorted(task.mask_values.items(), reverse=True):
@@ -75,7 +75,7 @@ def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt
 
 
 def stem_of(name: str) -> str:
-    """A name without the ending of a file that can be read; one that has no such ending stays."""
+    """Return a name without the ending of a file that can be read; one that has no such ending stays."""
     ending = suffix_of(Path(name))
     return name[: len(name) - len(ending)] if ending in SUFFIXES else name
 
@@ -150,7 +150,7 @@ def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
 
 
 def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
-    """Where a DICOM volume lies, as NIfTI says it; frames that lie nowhere say nothing there either."""
+    """Return where a DICOM volume lies, as NIfTI says it; frames that lie nowhere say nothing there either."""
     import nibabel
 
     if affine is None:

@@ -142,7 +142,7 @@ def load_predictor(
     device: torch.device | str = "cpu",
     to_adapt: bool = False,
 ) -> Predictor:
-    """The model of a run, ready for images.
+    """Return the model of a run, ready for images.
 
     Args:
         place: a run's folder or a model file; see :func:`fairflare.prediction.saved_model.find_model`.
@@ -164,7 +164,7 @@ def load_predictor(
 
 
 def _check_statistics(found: Predictor) -> None:
-    """Raises ValueError where there are none to adapt, or more than they stayed at the sites."""
+    """Raise ValueError where there are none to adapt, or more than they stayed at the sites."""
     names, model = registered_names(found.network), found.model
     if not names:
         raise ValueError(

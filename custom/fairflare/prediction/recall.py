@@ -35,7 +35,7 @@ class Recalled:
 
 
 def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = None) -> Recalled:
-    """The task of a record.
+    """Return the task of a record.
 
     Args:
         record: of a :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: there is none.

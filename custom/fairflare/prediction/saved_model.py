@@ -55,7 +55,7 @@ class SavedModel:
     validated: bool = True
 
     def network(self, task: Task, remedy: str = "") -> torch.nn.Module:
-        """The task's network with the model in it.
+        """Return the task's network with the model in it.
 
         Raises:
             ValueError: the two do not fit, or the task builds another frozen part than that of the run.
@@ -63,7 +63,7 @@ class SavedModel:
         return network_with(task, self, self.state, f"{self.path} does not fit the network of its task", remedy)
 
     def in_words(self) -> str:
-        """Where it comes from, in a line."""
+        """Return where it comes from, in a line."""
         which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
         which = which if self.validated else "the last, as no site told a validation figure"
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
@@ -76,7 +76,7 @@ class SavedModel:
 def network_with(
     task: Task, model: SavedModel, state: Mapping[str, torch.Tensor], refusal: str, remedy: str = ""
 ) -> torch.nn.Module:
-    """The task's network with a state of the run that ``model`` is of."""
+    """Return the task's network with a state of the run that ``model`` is of."""
     try:
         network, whole = rebuilt(task, state, model.exchange)
     except ValueError as error:
@@ -86,7 +86,7 @@ def network_with(
 
 
 def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Path:
-    """The model file of a run.
+    """Return the model file of a run.
 
     Args:
         place: a model file; or the folder of a run, its workspace, a FLARE download, or anything that holds one run.
@@ -129,7 +129,7 @@ def _models(folder: Path) -> list[Path]:
 
 
 def read_model(path: Path) -> SavedModel:
-    """A model file.
+    """Return a model file.
 
     Raises:
         ValueError: it cannot be read as plain tensors (nothing pickled in it is run), or holds no model.
@@ -157,7 +157,7 @@ def read_model(path: Path) -> SavedModel:
 
 
 def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> SavedModel:
-    """A run's model, when it is one by itself.
+    """Return a run's model, when it is one by itself.
 
     Args:
         place, which: of :func:`find_model`.
@@ -195,7 +195,7 @@ def results_beside(path: Path) -> Results:
 
 
 def _record_of_results(info: Info) -> dict[str, Any]:
-    """What the results of a run say of its task, whose model file says nothing."""
+    """Return what the results of a run say of its task, whose model file says nothing."""
     try:
         task = info.config["task"]
         return {

@@ -60,7 +60,7 @@ class CsvFiles:
 
 
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """The CSV rows of an encoded round."""
+    """Return the CSV rows of an encoded round."""
     number = record["current_round"]
     told: list[tuple[int, str, Mapping[str, Mapping[str, Any]]]] = [
         (number, "validation", record["validation"]),
@@ -83,7 +83,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """The CSV rows of what follows the last round."""
+    """Return the CSV rows of what follows the last round."""
     sites = _metric_rows(number, "validation", final.get("validation") or {})
     sites += _metric_rows(number, "test", final["test"] or {})
     sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
@@ -107,7 +107,7 @@ def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[lis
 
 
 def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-    """Rows for the plain numbers; arrays and text stay in ``results.json``."""
+    """Return rows for the plain numbers; arrays and text stay in ``results.json``."""
     return [
         [number, phase, site, metric, value]
         for site, metrics in by_site.items()

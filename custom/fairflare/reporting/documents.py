@@ -65,7 +65,7 @@ def _given(value: Any) -> Any:
 
 
 def _or_none(told: str) -> WrapValidator:
-    """A part that is of no use when any of it is of the wrong kind."""
+    """Return a part that is of no use when any of it is of the wrong kind."""
 
     def whole(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -395,7 +395,7 @@ def encode(value: Any) -> str:
 
 
 def round_as_json(record: RoundRecord) -> dict[str, Any]:
-    """A round as JSON types; of the values by layer and site, by far the most of it, the first digits.
+    """Return a round as JSON types; of the values by layer and site, by far the most of it, the first digits.
 
     ``cka`` has :data:`CKA_DECIMALS` (``dissimilarity`` is the accurate one), any other :data:`LAYER_DIGITS`.
 
@@ -413,7 +413,7 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
 
 
 def as_json(value: Any, where: str) -> Any:
-    """The value as JSON types; NaN and infinity, which JSON does not have, become None.
+    """Return the value as JSON types; NaN and infinity, which JSON does not have, become None.
 
     Args:
         value: records, mappings, sequences, sets, paths, dates, NumPy and torch scalars and arrays, within each other.

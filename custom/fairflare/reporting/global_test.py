@@ -29,7 +29,7 @@ def global_test(
     means: Collection[str],
     groups: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """Puts together what was measured, as ``global_test`` in ``results.json`` (``docs/results.md``).
+    """Put together what was measured, as ``global_test`` in ``results.json`` (``docs/results.md``).
 
     Args:
         tests: ``{site: {metric: value}}`` of the sites that measured a list each.
@@ -61,7 +61,7 @@ def global_test(
 
 
 def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
-    """All lists as one; what cannot be made of sums, or is not said everywhere, is not there."""
+    """Return all lists as one; what cannot be made of sums, or is not said everywhere, is not there."""
     counts = {key: [site.said.get(key) for site in of] for key in ("images", "test_cases")}
     said: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
     found: dict[str, float] = {}

@@ -59,7 +59,7 @@ At: TypeAlias = Mapping[str, Mapping[str, Sums]]  # site, then group
 
 
 def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration_bins: int) -> dict[str, Any]:
-    """Puts together what the sites sent, as ``groups`` in ``results.json`` (``docs/groups.md``).
+    """Put together what the sites sent, as ``groups`` in ``results.json`` (``docs/groups.md``).
 
     Args:
         sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all together.

@@ -38,7 +38,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and population standard deviation of the finite ones; with one value no deviation."""
+    """Return the mean and population standard deviation of the finite ones; with one value no deviation."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Spread(math.nan)
@@ -63,12 +63,12 @@ def printable(value: object, most: int | None = MAX_TEXT) -> str:
 
 
 def decimals(half: float) -> int:
-    """How many are sure beside half an interval's width, or a standard deviation; three at most."""
+    """Return how many are sure beside half an interval's width, or a standard deviation; three at most."""
     return min(PLACES, max(0, -math.floor(math.log10(half)))) if half > 0 else PLACES
 
 
 def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] = "") -> str:
-    """A figure with no more digits than are sure: the one rule for page and terminal; files keep them all.
+    """Return a figure with no more digits than are sure: the one rule for page and terminal; files keep them all.
 
     Args:
         value: in any unit.
@@ -110,7 +110,7 @@ def interval(low: float | None, high: float | None, mean: float | None = None) -
 
 
 def shown(cell: Cell) -> str:
-    """A cell as page, text and Markdown have it."""
+    """Return a cell as page, text and Markdown have it."""
     if isinstance(cell, Shown):
         return cell.text
     if isinstance(cell, Spread):
@@ -150,7 +150,7 @@ class Table:
     lead: int = 1
 
     def csv(self) -> str:
-        """All cells, numbers in full; a :class:`Spread` is two columns, ``X mean`` and ``X sd``."""
+        """Return all cells, numbers in full; a :class:`Spread` is two columns, ``X mean`` and ``X sd``."""
         rows = [*self.rows, *self.totals]
         heads = self.csv_columns or [_heads(name, [row[k] for row in rows]) for k, name in enumerate(self.columns)]
         lines: list[list[Plain]] = [[printable(name, None) for names in heads for name in names]]
@@ -160,7 +160,7 @@ class Table:
         return csv_text(lines)
 
     def markdown(self) -> list[str]:
-        """The lines of a Markdown table."""
+        """Return the lines of a Markdown table."""
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._texts()]
         lines.insert(1, "| --- |" + " ---: |" * (len(self.columns) - 1))
         return lines

@@ -21,7 +21,7 @@ MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
 
 def run_notes(results: Results, metric: str | None = None) -> list[str]:
-    """Sentences in the order in which they are printed.
+    """Return sentences in the order in which they are printed.
 
     Args:
         results: of a run.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -> T | None:
-    """What can be used of a part of a document, whatever is missing or of the wrong kind in it.
+    """Return what can be used of a part of a document, whatever is missing or of the wrong kind in it.
 
     Args:
         kind: :data:`HEAD`, :data:`ROUND` or the like.
@@ -41,13 +41,13 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -
 
 
 def read_head(document: Mapping[str, Any], problems: list[str]) -> Results:
-    """All but the rounds, as :func:`read_part`."""
+    """Return all but the rounds, as :func:`read_part`."""
     raw = {key: part for key, part in document.items() if key != "rounds"}
     return read_part(HEAD, raw, "", problems) or Results()
 
 
 def read_rounds(document: Mapping[str, Any], problems: list[str]) -> Iterator[RoundRecord]:
-    """Each round, as :func:`read_part`; one at a time, since the values by layer and site may be millions."""
+    """Yield each round, as :func:`read_part`; one at a time, since the values by layer and site may be millions."""
     rounds = document.get("rounds") or ()
     if not isinstance(rounds, (list, tuple)):
         problems.append("rounds is no list")
@@ -72,7 +72,7 @@ def read_whole(document: Mapping[str, Any], file: object) -> Results:
 
 
 def cut(problems: Sequence[str]) -> list[str]:
-    """The first :data:`MAX_PROBLEMS`, with a last line where there are more."""
+    """Return the first :data:`MAX_PROBLEMS`, with a last line where there are more."""
     more = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
 
@@ -95,7 +95,7 @@ def _in_words(where: str, error: ErrorDetails) -> str:
 
 
 def _without(value: Any, places: Collection[tuple[int | str, ...]]) -> Any:
-    """A copy without what lies at these places."""
+    """Return a copy without what lies at these places."""
     below: dict[int | str, list[tuple[int | str, ...]]] = {}
     for first, *rest in places:
         below.setdefault(first, []).append(tuple(rest))

@@ -69,7 +69,7 @@ class ResultsStore:
         self._last_round = -1
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Begins a new run and forgets whatever was recorded before.
+        """Begin a new run and forgets whatever was recorded before.
 
         Args:
             info: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag and so on;
@@ -99,7 +99,7 @@ class ResultsStore:
         return dict(self._head["info"])
 
     def update_info(self, **values: Any) -> None:
-        """Adds to ``info`` what is known only after the start (``synthetic``).
+        """Add to ``info`` what is known only after the start (``synthetic``).
 
         Raises:
             ValueError: :meth:`start` was not called, or the run is finished.
@@ -110,7 +110,7 @@ class ResultsStore:
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
-        """Adds a finished round.
+        """Add a finished round.
 
         Raises:
             ValueError: :meth:`start` was not called, the run is finished, or the round is not after the last
@@ -137,7 +137,7 @@ class ResultsStore:
         phases: Iterable[PhaseRecord] = (),
         further: Mapping[str, Any] | None = None,
     ) -> None:
-        """Ends the run.
+        """End the run.
 
         Args:
             status: ``"completed"`` or ``"failed"``; a run that completed can still be marked failed, never
@@ -181,7 +181,7 @@ class ResultsStore:
                 self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
-        """Appends a line to ``progress.jsonl`` for whoever watches the run, and flushes it.
+        """Append a line to ``progress.jsonl`` for whoever watches the run, and flushes it.
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
@@ -193,7 +193,7 @@ class ResultsStore:
                 file.write(line + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, besides the records of :attr:`log`, to go on in another folder; JSON-able."""
+        """Return what a checkpoint needs, besides the records of :attr:`log`, to go on in another folder; JSON-able."""
         with self._lock:
             return {
                 "schema_version": SCHEMA_VERSION,
@@ -214,7 +214,7 @@ class ResultsStore:
             self._write()
 
     def go_back(self, state: Mapping[str, Any], rounds: RecordLog, reason: str) -> None:
-        """Forgets the rounds after an earlier state of this run, and says so.
+        """Forget the rounds after an earlier state of this run, and says so.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
@@ -250,7 +250,7 @@ class ResultsStore:
         self.log.clear()
 
     def _write_end(self) -> bool:
-        """Whether the rounds are in ``results.json`` now, too."""
+        """Return whether the rounds are in ``results.json`` now, too."""
         try:
             had_completed = not self.log.path.exists()
             self._write(map(encode, read_document(self.folder)["rounds"]) if had_completed else self.log.read())

@@ -31,7 +31,7 @@ SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support"
 def standing(
     test: Mapping[str, Mapping[str, float]], sampling: Mapping[str, Said], info: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Where each site stands in the primary metric, as ``inequality`` in ``results.json`` (``docs/results.md``).
+    """Return where each site stands in the primary metric, as ``inequality`` in ``results.json`` (``docs/results.md``).
 
     Args:
         test: ``{site: {metric: value}}`` of the last model.
@@ -123,7 +123,7 @@ class Site:
 
 
 def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
-    """The test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
+    """Return the test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
     within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in sites if s.said.get("case_scores") is not None]
     errors = [s for s in sites if (s.said.get("test_cases") or 0) > 1 and (s.said.get("standard_error") or 0) > 0]
@@ -174,13 +174,13 @@ def _common(sites: Sequence[Site]) -> list[str] | None:
 
 
 def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
-    """A site's recall of a class called ``name``; earlier results have it under the name as it stands."""
+    """Return a site's recall of a class called ``name``; earlier results have it under the name as it stands."""
     plain = f"recall_{name}"
     return metrics.get(metric_name(plain), metrics.get(plain))
 
 
 def _or(value: Any, otherwise: float) -> float:
-    """A number, else another."""
+    """Return a number, else another."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
 
 

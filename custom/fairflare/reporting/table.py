@@ -45,7 +45,7 @@ def fairness_table(
     style: Literal["text", "markdown", "csv"] = "text",
     width: int | None = None,
 ) -> str:
-    """The result of a run: metrics per site, their average and spread, and who was left out.
+    """Return the result of a run: metrics per site, their average and spread, and who was left out.
 
     Args:
         results: a document as :func:`fairflare.reporting.results.read_results` returns it.

@@ -43,7 +43,7 @@ class Adapters(Part):
     average: str = "factors"
 
     def put_into(self, model: nn.Module) -> nn.Module:
-        """The network with its adapters, everything else of it frozen as the settings say."""
+        """Return the network with its adapters, everything else of it frozen as the settings say."""
         return model
 
     @classmethod
@@ -220,7 +220,7 @@ class Fitted(Adapting):
         return load_partial(model, Path(path), self.initial_keys or {})
 
     def check(self) -> None:
-        """Looks at the network once where something is chosen in it: a name that fits nothing ends a run here."""
+        """Look at the network once where something is chosen in it: a name that fits nothing ends a run here."""
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
             outline_of(self)  # type: ignore[arg-type]

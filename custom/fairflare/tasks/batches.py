@@ -49,7 +49,7 @@ class Split(Dataset[Any]):
 
 
 def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
-    """The samples of a split in this order; can be gone through again."""
+    """Return the samples of a split in this order; can be gone through again."""
     # A generator of its own: the loader would draw from torch's global one, which belongs to the training.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
 
@@ -141,7 +141,7 @@ def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
 
 
 def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
-    """The random changes of one sample, in this order.
+    """Return the random changes of one sample, in this order.
 
     Args:
         names: ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up

@@ -96,7 +96,7 @@ class MonaiBundleTask(Task):
     # -- before a run
 
     def check(self) -> None:
-        """Makes every part once of what a job carries, where a run is put together: a broken bundle is not sent out.
+        """Make every part once of what a job carries, where a run is put together: a broken bundle is not sent out.
 
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
@@ -144,7 +144,7 @@ class MonaiBundleTask(Task):
         return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The bundle's, the mean where it gives several numbers."""
+        """Return the bundle's, the mean where it gives several numbers."""
         import torch
 
         criterion = self.parts.loss
@@ -172,7 +172,7 @@ class MonaiBundleTask(Task):
             raise DataError(text, text) from error
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """The bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
+        """Return the bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
 
         Returns:
             ``dice`` (or ``iou``), ``loss``; with several structures the same of each that the images have.
@@ -232,7 +232,7 @@ class MonaiBundleTask(Task):
         return scores, losses
 
     def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
-        """The metric of one image behind the postprocessing."""
+        """Return the metric of one image behind the postprocessing."""
         from monai.data import MetaTensor
 
         def like(key: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -252,7 +252,7 @@ class MonaiBundleTask(Task):
         return (mean, LOSS, *others)
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """The images that the site's datalist names, through the bundle's transforms."""
+        """Return the images that the site's datalist names, through the bundle's transforms."""
         from fairflare.tasks.bundles.bundle_data import BundleData
 
         own = read_settings(FolderSettings, site, settings)

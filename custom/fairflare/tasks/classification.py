@@ -163,7 +163,7 @@ class ClassificationTask(Preprocessing, ClassTask):
         return phantom_of(self.phantom).groups
 
     def plan(self, seed: int) -> Any:
-        """The synthetic federation that these settings describe."""
+        """Return the synthetic federation that these settings describe."""
         named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
         least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
         same = {name: getattr(self, name) for name in PLAN_SETTINGS}
@@ -249,12 +249,12 @@ class PhantomClasses(PhantomImages):
 
 
 def phantom_of(name: str) -> Any:
-    """The phantom of this name."""
+    """Return the phantom of this name."""
     return source("classes").PHANTOMS[name]
 
 
 def phantom_index(site: str, chosen: Any, num_sites: int) -> int:
-    """Which of the synthetic sites a site is, from 0: its setting, or the number at the end of its name.
+    """Return which of the synthetic sites a site is, from 0: its setting, or the number at the end of its name.
 
     Raises:
         DataError: no number, or out of range.

@@ -98,7 +98,7 @@ def build_segmenter(
 
 
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
-    """Refuses a size or width that a network cannot have."""
+    """Refuse a size or width that a network cannot have."""
     stride = STRIDES[checks.choice("network", network, STRIDES)]
     least = LEAST_SWIN if network == "swin_unetr" else stride
     for side in image_size:

@@ -49,7 +49,7 @@ def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
 
 
 def matching(setting: str, pattern: str, names: list[str], what: str) -> list[str]:
-    """Names in which the pattern is found; a ``ValueError`` with what there is where there is none."""
+    """Name in which the pattern is found; a ``ValueError`` with what there is where there is none."""
     found = [name for name in names if re.search(pattern, name)]
     if not found:
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
@@ -62,7 +62,7 @@ def matching(setting: str, pattern: str, names: list[str], what: str) -> list[st
 
 
 def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
-    """Names of the layers that get an adapter.
+    """Return the names of the layers that get an adapter.
 
     Args:
         model: without adapters.

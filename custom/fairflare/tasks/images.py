@@ -50,7 +50,7 @@ Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's nu
 
 
 def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
-    """Refuses a setting that does not have one (different) entry for each of ``count`` classes."""
+    """Refuse a setting that does not have one (different) entry for each of ``count`` classes."""
     if len(values) != count or (different and len(set(values)) != count):
         raise ValueError(
             f"{name} must have {count}{' different' if different else ''} entries, one for each class, got {values!r}"
@@ -77,7 +77,7 @@ class Intensities:
             raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        """How files are read, with what of them is kept on disk."""
+        """Return how files are read, with what of them is kept on disk."""
         return Reading("stored", self.intensity, self.window, kept)
 
     @property
@@ -140,7 +140,7 @@ class ImageTask(Intensities, Fitted, Task):
     allow_phantom: bool = True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """The site's own images, or the phantom where it is asked for or no data are named anywhere.
+        """Return the site's own images, or the phantom where it is asked for or no data are named anywhere.
 
         Args:
             site: name of the site.
@@ -219,20 +219,20 @@ class ImageTask(Intensities, Fitted, Task):
             raise DataError(text, text)
 
     def _of_user(self, *names: str) -> bool:
-        """Whether one of the methods is of a class that is not the package's."""
+        """Return whether one of the methods is of a class that is not the package's."""
         own = (getattr(type(self), name, None) for name in names)
         return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
-        """The images that a datalist names."""
+        """Return the images that a datalist names."""
 
     @abstractmethod
     def open_phantom(self, site: str, own: Any) -> SiteData:
         """Synthetic images."""
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
-        """Refuses synthetic data of another number of classes than the task's."""
+        """Refuse synthetic data of another number of classes than the task's."""
         if not fits:
             raise DataError(
                 f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
@@ -261,10 +261,10 @@ class ImageData(SiteData):
 
     @abstractmethod
     def read(self, split: str, indices: Sequence[int]) -> Batch:
-        """Inputs (n, channels, height, width) float32 in [0, 1], and their targets."""
+        """Return inputs (n, channels, height, width) float32 in [0, 1], and their targets."""
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
-        """What the images were before they got the network's size; ``None``: it does not matter."""
+        """Return what the images were before they got the network's size; ``None``: it does not matter."""
         return None
 
     def check_split(self, split: str) -> str:
@@ -336,7 +336,7 @@ class FolderImages(ImageData):
 
     @staticmethod
     def _unknown(datalist: Datalist) -> str:
-        """How many images lack a declared attribute, in words."""
+        """Return how many images lack a declared attribute, in words."""
         last = {name: len(attribute.groups) - 1 for name, attribute in datalist.attributes.items()}
         listed = [sample for samples in datalist.splits.values() for sample in samples]
         lacks = {name: sum(sample.groups[name] == number for sample in listed) for name, number in last.items()}
@@ -401,13 +401,13 @@ class PhantomImages(ImageData):
     synthetic = True
 
     def describe(self, what: str, sizes: Mapping[str, int]) -> None:
-        """Sets the line for the log."""
+        """Set the line for the log."""
         listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
         self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 
     @abstractmethod
     def arrays(self, split: str) -> Batch:
-        """All images of a split, (n, 1 or the task's channels, height, width) uint8, and their targets."""
+        """Return all images of a split, (n, 1 or the task's channels, height, width) uint8, and their targets."""
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         pictures, targets = self.arrays(split)

@@ -149,7 +149,7 @@ def build_classifier(
     cosine_scale: float | None = None,
     retrained_head: bool = False,
 ) -> Classifier:
-    """A classifier, initialised from torch's current random state.
+    """Return a classifier, initialised from torch's current random state.
 
     Args:
         network: ``"resnet18"``, ``"densenet121"``, or a ViT of ``VITS``.
@@ -208,7 +208,7 @@ def build_classifier(
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint file; nothing in it is executed.
+    """Return the tensors of a checkpoint file; nothing in it is executed.
 
     Args:
         path: ``.safetensors``, or a file of ``torch.save`` with a state dict, alone or under ``state_dict``/``model``.
@@ -249,7 +249,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 
 
 def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Names without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
+    """Name without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
     named = {}
     for name, tensor in tensors.items():
         while name.startswith(PREFIXES):
@@ -260,7 +260,7 @@ def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load_network(model: nn.Module, path: Path) -> str:
-    """Loads a checkpoint of a whole network, such as an ``FL_global_model.pt``; one line about what was loaded.
+    """Load a checkpoint of a whole network, such as an ``FL_global_model.pt``; one line about what was loaded.
 
     Raises:
         ValueError: the file cannot be read, or a tensor is missing, unexpected or of another shape (names it).
@@ -270,7 +270,7 @@ def load_network(model: nn.Module, path: Path) -> str:
 
 
 def load_encoder(model: Classifier, path: Path) -> str:
-    """Loads a checkpoint into the encoder, and into head and projector where they fit; one line about what was done.
+    """Load a checkpoint into the encoder, and into head and projector where they fit; one line about what was done.
 
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
@@ -292,7 +292,7 @@ def load_encoder(model: Classifier, path: Path) -> str:
 
 
 def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> bool:
-    """Loads the projection head of one of our own models where there is the same one; else it begins anew."""
+    """Load the projection head of one of our own models where there is the same one; else it begins anew."""
     if model.projector is None:
         return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
@@ -303,7 +303,7 @@ def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> boo
 
 
 def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:
-    """Loads tensors into a network that has the same; a batch norm's counter may be missing.
+    """Load tensors into a network that has the same; a batch norm's counter may be missing.
 
     Raises:
         ValueError: names or shapes differ: ``refusal``, which, ``remedy``.
@@ -326,7 +326,7 @@ def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.T
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
-    """What a checkpoint lacks, has in another shape, or has too much; empty when it fits."""
+    """Return what a checkpoint lacks, has in another shape, or has too much; empty when it fits."""
     optional = ("num_batches_tracked",)
     missing = [n for n in own if n not in found and not n.endswith(optional)]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]

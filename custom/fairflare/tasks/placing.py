@@ -83,7 +83,7 @@ def overlaps(old: int, new: int) -> torch.Tensor:
 
 
 def back_in_place(pictures: torch.Tensor, own: Size, how: str) -> torch.Tensor:
-    """What the network says, at the image's own size: of each pixel the nearest of the network's.
+    """Return what the network says, at the image's own size: of each pixel the nearest of the network's.
 
     Args:
         pictures: (channels, height, width); 0 is "nothing", also where the image was cut off.

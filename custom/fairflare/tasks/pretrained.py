@@ -26,7 +26,7 @@ OF_VIT = (
 
 
 def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
-    """Loads the tensors of a file that fit, wherever the network has them; what was done, for the log.
+    """Load the tensors of a file that fit, wherever the network has them; what was done, for the log.
 
     A name fits one of the network's as it is, or behind its ``encoder.``. Prefixes of training scripts are taken off
     first; a ViT's names may be those of timm. Position embeddings of another grid are interpolated.

@@ -84,7 +84,7 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
 def load_prior(
     network: str = "embedded", checkpoint: str | Path | None = None, image_size: int | None = None
 ) -> PriorNetwork:
-    """A prior network with the weights of a checkpoint; nothing is downloaded, nothing in the file is executed.
+    """Return a prior network with the weights of a checkpoint; nothing is downloaded, nothing in the file is executed.
 
     Args:
         network: ``"embedded"`` (a small ResNet with 96 features), ``"resnet50"`` (2048; the MoCo v2

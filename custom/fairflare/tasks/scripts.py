@@ -301,7 +301,7 @@ OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
 def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
-    """Metrics of a script as a job has them: plain values, ``None`` for no limit.
+    """Return metrics of a script as a job has them: plain values, ``None`` for no limit.
 
     Whether one is about a class nobody says, so a site that keeps metrics by class keeps all but the primary one.
 
@@ -321,7 +321,7 @@ def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
 
 
 def asks_for(metric: str) -> str:
-    """What is asked of whoever makes a job for a script that measures something else than it declares."""
+    """Return what is asked of whoever makes a job for a script that measures something else than it declares."""
     return (
         f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], where the job is made: "
         f"ScriptRecipe(..., metrics={{{metric!r}: {{'higher_is_better': True or False}}}})"
@@ -334,7 +334,7 @@ def problem(text: str) -> DataError:
 
 
 def pair(batch: Any, split: str) -> Batch:
-    """Inputs and targets of a batch.
+    """Return inputs and targets of a batch.
 
     Raises:
         DataError: it is no such pair (names the split).
@@ -354,7 +354,7 @@ def pair(batch: Any, split: str) -> Batch:
 
 
 def _size(source: Any) -> int | None:
-    """Samples behind a loader whose data set has a length and an order; else ``None``."""
+    """Return samples behind a loader whose data set has a length and an order; else ``None``."""
     if not isinstance(source, torch.utils.data.DataLoader) or source.batch_size is None:
         return None
     if isinstance(source.dataset, torch.utils.data.IterableDataset) or not hasattr(source.dataset, "__len__"):

@@ -135,7 +135,7 @@ class FolderData(FolderImages):
         ]
 
     def _whole(self, split: str, sample: Sample) -> torch.Tensor:
-        """A sample's targets at its own size."""
+        """Return a sample's targets at its own size."""
         from fairflare.data.reading import read_mask
 
         mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)

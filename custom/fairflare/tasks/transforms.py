@@ -129,7 +129,7 @@ class Structured(MapTransform):
 
 
 def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
-    """The different values of a mask, sorted."""
+    """Return the different values of a mask, sorted."""
     low = int(mask.min())
     if int(mask.max()) - low >= 2**16:
         return np.unique(mask).tolist()
@@ -162,14 +162,14 @@ def placed(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> tor
 
 
 def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad:
-    """A function of tensors as a transform, whose results carry no header along."""
+    """Return a function of tensors as a transform, whose results carry no header along."""
     return Lambdad(key, partial(change, **named), track_meta=False)
 
 
 def with_masks(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
 ) -> Compose:
-    """Samples of segmentation: image float32 in [0, 1], label (structures, height, width) of 0 and 1."""
+    """Return the samples of segmentation: image float32 in [0, 1], label (structures, height, width) of 0 and 1."""
     masks = [
         structured,
         each("label", placed, size=size, how=how, by=by),
@@ -178,7 +178,7 @@ def with_masks(
 
 
 def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> Compose:
-    """Samples of classification: image float32 in [0, 1], label the number of the class."""
+    """Return the samples of classification: image float32 in [0, 1], label the number of the class."""
     return Compose([read, *as_input(channels, size, how)])
 
 

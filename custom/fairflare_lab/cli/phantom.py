@@ -27,7 +27,7 @@ def phantom(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier call wrote.")] = False,
 ) -> None:
-    """Writes the synthetic images of several sites to disk, in the form that `fairflare prepare` gives data sets."""
+    """Write the synthetic images of several sites to disk, in the form that `fairflare prepare` gives data sets."""
     from fairflare.base.checks import choice
     from fairflare.base.settings import field_names
     from fairflare.cli.options import parse_settings

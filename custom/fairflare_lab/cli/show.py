@@ -63,7 +63,7 @@ def report(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Writes one self-contained HTML page about a run, a FLARE download of a job, or a comparison.
+    """Write one self-contained HTML page about a run, a FLARE download of a job, or a comparison.
 
     Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
     """

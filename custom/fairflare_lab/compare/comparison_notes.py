@@ -79,7 +79,7 @@ def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
 
 
 def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
-    """Name the rows that lack sites: their average, spread and worst are of others than the table says."""
+    """Return the name the rows that lack sites: their average, spread and worst are of others than the table says."""
     sites = sorted({site for row in rows for values in row.values for site in values})
     lacking = [row.lacks(sites) for row in rows]
     notes = []

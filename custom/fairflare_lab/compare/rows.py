@@ -137,7 +137,7 @@ def _check_metric(run: Results, metric: str) -> None:
 
 
 def named(run: Results) -> str:
-    """Name a run as its user knows it."""
+    """Return the name a run as its user knows it."""
     info = run["info"] or {}
     begun = f", begun {run['started'][:19]}" if run.get("started") else ""
     return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")

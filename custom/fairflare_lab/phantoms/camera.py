@@ -67,7 +67,7 @@ PLAIN = Camera()  # changes nothing
 
 
 def camera_of(site: int, strength: float = 1.0) -> Camera:
-    """The camera of a site.
+    """Return the camera of a site.
 
     Args:
         site: number from 0.

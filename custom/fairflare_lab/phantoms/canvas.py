@@ -60,7 +60,7 @@ class Canvas:
         return low + (high - low) * self.rng.random()
 
     def noise(self, cells: int, stretch: float = 1.0) -> Map:
-        """A smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
+        """Return a smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
 
         ``stretch`` above 1: longer in x by that factor.
         """

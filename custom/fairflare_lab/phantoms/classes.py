@@ -45,7 +45,7 @@ class PhantomSite:
 
 
 def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
-    """The data of site number ``index`` (from 0) of the federation.
+    """Return the data of site number ``index`` (from 0) of the federation.
 
     Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
     ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted where the
@@ -153,7 +153,7 @@ def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> n
 
 
 def _prevalent(plan: PhantomPlan, purpose: str, labels: Labels, attributes: Labels) -> Labels:
-    """Labels with the last class more frequent among images of the second attribute."""
+    """Return labels with the last class more frequent among images of the second attribute."""
     if not plan.attribute_prevalence:
         return labels
     made = _chosen(plan, f"prevalence/{purpose}", attributes, plan.attribute_prevalence)
@@ -169,7 +169,7 @@ def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.
 
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
-    """A site's own test set: the classes of its training and validation images, in their proportions."""
+    """Return a site's own test set: the classes of its training and validation images, in their proportions."""
     has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
     counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
@@ -182,7 +182,7 @@ def _own_test(plan: PhantomPlan, index: int) -> _Batch:
 
 @lru_cache(maxsize=8)
 def _test(plan: PhantomPlan) -> _Batch:
-    """The common test set; the attributes take turns within each class."""
+    """Return the common test set; the attributes take turns within each class."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
     order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
     labels = np.repeat(np.arange(len(counts)), counts)
@@ -283,7 +283,7 @@ def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
 
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
-    """The whole common test set; kept, since a process may serve several sites and several splits of it."""
+    """Return the whole common test set; kept, since a process may serve several sites and several splits of it."""
     test = _test(plan)
     part = _Part(test, _all(test), corrupted)
     if not corrupted:

@@ -220,9 +220,9 @@ class PhantomPlan:
         return tuple(names)
 
     def is_corrupted(self, index: int) -> bool:
-        """Whether site number ``index`` (from 0) has corrupted images."""
+        """Return whether site number ``index`` (from 0) has corrupted images."""
         return index >= self.num_sites - self.corrupted_sites
 
     def has_label_noise(self, index: int) -> bool:
-        """Whether site number ``index`` (from 0) trains on wrong labels."""
+        """Return whether site number ``index`` (from 0) trains on wrong labels."""
         return index >= self.num_sites - self.label_noise_sites

@@ -95,7 +95,7 @@ SCANNERS: Mapping[str, Scanner] = {
 
 
 def scanner(site: str) -> Scanner:
-    """The scanner of ``site``; any name but the six gets a variation of one of them, always the same."""
+    """Return the scanner of ``site``; any name but the six gets a variation of one of them, always the same."""
     if site in SCANNERS:
         return SCANNERS[site]
     draw = np.random.default_rng(_entropy("scanner", site))
@@ -118,7 +118,7 @@ def scanner(site: str) -> Scanner:
 def prostate_site(
     site: str, *, image_size: Sequence[int] = (64, 64), seed: int = 0, cases: float = 1.0
 ) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-    """All images and masks of one site.
+    """Return all images and masks of one site.
 
     Args:
         site: name of the site; any name works.
@@ -139,7 +139,7 @@ def prostate_site(
 
 
 def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.Generator]]:
-    """A generator for each patient of each split: its slices do not depend on how many are rendered together."""
+    """Return a generator for each patient of each split: its slices do not depend on how many are rendered together."""
     return {
         split: np.random.default_rng([seed, *_entropy(split, site)]).spawn(max(1, round(patients * cases)))
         for split, patients in zip(SPLITS, scanner(site).patients, strict=True)
@@ -401,7 +401,7 @@ def _choose(condition: npt.NDArray[np.bool_], yes: Any, no: Any) -> Array:
 
 
 def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
-    """A smooth deformation by some long sine waves, a few mm."""
+    """Return a smooth deformation by some long sine waves, a few mm."""
     dx, dy = np.zeros_like(x), np.zeros_like(y)
     for length, amount in ((140.0, 4.0), (75.0, 2.0), (45.0, 0.9)):
         for shift in (dx, dy):

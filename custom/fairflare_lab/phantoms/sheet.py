@@ -56,7 +56,7 @@ def _save(path: str | Path, rows: Sequence[Sequence[Images]]) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Return the command; returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m fairflare_lab.phantoms",
         description="Contact sheet of a phantom, a row for each class, or site of the prostate.",

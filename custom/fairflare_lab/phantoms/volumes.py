@@ -80,7 +80,7 @@ class Volume:
 def volumes_site(
     site: str, *, size: Sequence[int] = (32, 32, 24), seed: int = 0, cases: float = 1.0
 ) -> dict[str, list[Volume]]:
-    """All volumes of one site.
+    """Return all volumes of one site.
 
     Args:
         site: name; any works.
@@ -106,7 +106,7 @@ def volumes_site(
 
 
 def scanner(site: str) -> VolumeScanner:
-    """The scanner of a site, one of four."""
+    """Return the scanner of a site, one of four."""
     if site in SCANNERS:
         return SCANNERS[site]
     ending = re.search(r"(\d+)$", site)

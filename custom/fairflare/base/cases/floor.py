@@ -23,11 +23,11 @@ class Floor:
         self.data, self.least = data, least
 
     def holds(self, split: str) -> bool:
-        """Whether a split has enough cases."""
+        """Return whether a split has enough cases."""
         return self.least <= 1 or self.data.num_cases(split) >= self.least
 
     def classes(self, split: str) -> torch.Tensor | None:
-        """Which classes of a split have enough cases, (classes,) bool; ``None``: samples have no class."""
+        """Return which classes of a split have enough cases, (classes,) bool; ``None``: samples have no class."""
         cases = self.data.class_cases(split)
         return None if cases is None else cases >= self.least
 
@@ -49,7 +49,7 @@ class Floor:
 
 
 def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int], bool]:
-    """Gives the classes with fewer than ``least`` cases, none included, and those that must go with them.
+    """Give the classes with fewer than ``least`` cases, none included, and those that must go with them.
 
     The mean over all classes leaves the site: of one hidden class it would tell the value, the others taken away. So
     the classes with the fewest cases join it until two with ``least`` cases together are hidden.
@@ -78,7 +78,7 @@ def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int]
 
 
 def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: int) -> list[int]:
-    """Counts the different cases of each class.
+    """Count the different cases of each class.
 
     Args:
         cases: whose each sample is.
@@ -92,7 +92,7 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: tuple[frozenset[int], bool] | None) -> bool:
-    """Tells whether a metric by class may leave.
+    """Tell whether a metric by class may leave.
 
     Args:
         of_classes: numbers of its classes; ``None``: it does not say; none: every image counts in it.

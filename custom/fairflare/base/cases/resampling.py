@@ -33,7 +33,7 @@ class Units:
     members: tuple[Drawn, ...]
 
     def drawn(self, site: str, count: int) -> list[Drawn]:
-        """Indices of the images of each draw, those of a unit that is drawn twice there twice.
+        """Return the indices of the images of each draw, those of a unit that is drawn twice there twice.
 
         Raises:
             ValueError: as :func:`draws`.
@@ -45,7 +45,7 @@ class Units:
 
 
 def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
-    """Puts images together by the patient or volume that they are of.
+    """Put images together by the patient or volume that they are of.
 
     Args:
         cases: of each image of a split ``(kind, name)``, see :meth:`fairflare.base.task.SiteData.cases`; ``None``: each
@@ -62,7 +62,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
 
 
 def draws(site: str, num_units: int, count: int) -> Drawn:
-    """Draws bootstrap samples of a site's units.
+    """Draw bootstrap samples of a site's units.
 
     Args:
         site: name. Together with the other two it decides the draws, whatever the method and the run's seed.
@@ -85,6 +85,6 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
 
 
 def seeded(site: str, num_units: int) -> np.random.Generator:
-    """Makes the random generator of a site's units: the same in every run."""
+    """Make the random generator of a site's units: the same in every run."""
     digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))

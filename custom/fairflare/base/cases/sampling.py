@@ -23,7 +23,7 @@ Cases = Sequence[Hashable]
 
 
 def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = None) -> float:
-    r"""Gives the standard error of a metric that is, but for a constant, a sum over images.
+    r"""Give the standard error of a metric that is, but for a constant, a sum over images.
 
     .. math:: \sqrt{\frac{G}{G - 1} \sum_{g=1}^{G} \Big(\sum_{i \in g} u_i\Big)^2}
 
@@ -46,7 +46,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
 
 
 def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cases: Cases | None = None) -> float:
-    r"""Gives the standard error of any metric: what it is without each case in turn.
+    r"""Give the standard error of any metric: what it is without each case in turn.
 
     .. math:: \sqrt{\frac{G - 1}{G} \sum_{g=1}^{G} (m_{-g} - \bar m)^2}
 
@@ -72,7 +72,7 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
 
 
 def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: float, high: float) -> list[int]:
-    """Counts cases by their mean score, in :data:`BINS` equal bins of [low, high].
+    """Count cases by their mean score, in :data:`BINS` equal bins of [low, high].
 
     Args:
         scores: (images,) in [low, high]; those beyond count as the nearest bound.
@@ -95,7 +95,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
 def of_mean(
     scores: Sequence[float] | npt.NDArray[np.floating], cases: Cases | None, low: float, high: float
 ) -> dict[str, Any]:
-    """Gives what a site says of a metric that is the mean of its images' scores.
+    """Give what a site says of a metric that is the mean of its images' scores.
 
     Args:
         scores: by image; NaN: the image does not count.
@@ -120,12 +120,12 @@ def of_mean(
 
 
 def num_cases(images: int, cases: Cases | None) -> int:
-    """Counts the cases behind so many images."""
+    """Count the cases behind so many images."""
     return _numbered(images, cases)[0]
 
 
 def _numbered(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
-    """Number of cases, and of each image the number of its case, in the order in which they appear."""
+    """Return the number of cases, and of each image the number of its case, in the order in which they appear."""
     checks.whole("the number of images", images)
     if cases is None:
         return images, np.arange(images)

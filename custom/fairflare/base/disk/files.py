@@ -28,7 +28,7 @@ PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes a folder, with all above it that is missing, that only its owner can enter, whatever the umask.
+    """Make a folder, with all above it that is missing, that only its owner can enter, whatever the umask.
 
     One that is there becomes one; where it belongs to somebody else, the log says so.
 
@@ -58,7 +58,7 @@ def _keep_private(path: Path, mode: int) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True, shared: bool = False) -> None:
-    """Replaces ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
+    """Replace ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
 
     Args:
         path: in a folder that exists.
@@ -92,7 +92,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
 
 
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
-    """Removes what :func:`write_whole` of processes that are gone left in a folder; how many.
+    """Remove what :func:`write_whole` of processes that are gone left in a folder; how many.
 
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
 
@@ -114,7 +114,7 @@ def real_folders(roots: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
 
 
 def lies_in(path: Path, folders: Iterable[Path]) -> bool:
-    """Whether a file lies in one of these :func:`real_folders` when all links are followed.
+    """Return whether a file lies in one of these :func:`real_folders` when all links are followed.
 
     What the links are when somebody reads the file later is another matter: whoever can change them meanwhile can also
     change the files.
@@ -211,7 +211,7 @@ def save_torch(value: Any, path: Path) -> None:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as lines of a CSV file; ``None`` is an empty cell.
+    """Return rows as lines of a CSV file; ``None`` is an empty cell.
 
     No cell is a formula to a spreadsheet: a text that could begin one gets a ``'``.
     """
@@ -233,7 +233,7 @@ def _no_formula(text: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """A folder name for an experiment or site; refuses what could leave the folder.
+    """Return a folder name for an experiment or site; refuses what could leave the folder.
 
     Raises:
         ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.

@@ -32,7 +32,7 @@ class Held(RuntimeError):
 
 @contextmanager
 def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
-    """Holds a lock file, made if need be with its folder; it stays there, free, afterwards. Gives its descriptor.
+    """Hold a lock file, made if need be with its folder; it stays there, free, afterwards. Gives its descriptor.
 
     Args:
         path: the file.
@@ -89,7 +89,7 @@ class FolderLock:
         self._held = ExitStack()
 
     def take(self) -> None:
-        """Takes the lock or refuses at once.
+        """Take the lock or refuses at once.
 
         Raises:
             FolderInUse: somebody else has it.
@@ -103,7 +103,7 @@ class FolderLock:
             raise FolderInUse(self.folder, _note(str(held))) from None
 
     def release(self) -> None:
-        """Gives the folder back; nothing happens when it is not held."""
+        """Give the folder back; nothing happens when it is not held."""
         self._held.close()
 
 
@@ -124,7 +124,7 @@ def _note(text: str) -> dict[str, Any]:
 
 
 def _try(path: Path, needed: bool) -> int | None:
-    """An open descriptor that holds the lock; ``None``: somebody else does."""
+    """Return an open descriptor that holds the lock; ``None``: somebody else does."""
     while True:
         if not path.parent.is_dir():
             private_folder(path.parent)

@@ -43,7 +43,7 @@ class RecordLog:
         return self._hash.hexdigest()
 
     def append(self, text: str) -> None:
-        """Adds a record.
+        """Add a record.
 
         Raises:
             OSError: the disk is full or cannot be written; the log is then as it was.
@@ -51,7 +51,7 @@ class RecordLog:
         self._add(bz2.compress(text.encode()))
 
     def take_over(self, other: RecordLog) -> None:
-        """Copies what another log, which begins with all of this one's records, has more."""
+        """Copy what another log, which begins with all of this one's records, has more."""
         if not other.path.exists():
             return
         with other.path.open("rb") as file:
@@ -63,7 +63,7 @@ class RecordLog:
                 self._add(data)
 
     def open_at(self, size: int) -> None:
-        """Takes the first ``size`` bytes for the whole records; what follows is forgotten with the next append.
+        """Take the first ``size`` bytes for the whole records; what follows is forgotten with the next append.
 
         Raises:
             DamagedLog: the file is shorter.
@@ -79,7 +79,7 @@ class RecordLog:
         self.size, self._hash = size, found
 
     def salvage(self, size: int) -> int:
-        """Takes the undamaged records among the first ``size`` bytes for the whole log; how many these are.
+        """Take the undamaged records among the first ``size`` bytes for the whole log; how many these are.
 
         Raises:
             OSError: the disk is full or cannot be written.
@@ -102,7 +102,7 @@ class RecordLog:
         write_whole(self.path, lambda path: path.write_bytes(b""), durable=self.durable)
 
     def read(self) -> Iterator[str]:
-        """The records up to :attr:`size`."""
+        """Return the records up to :attr:`size`."""
         return records(self.path, self.size)
 
     def _add(self, data: bytes) -> None:
@@ -122,7 +122,7 @@ class RecordLog:
 
 
 def records(path: Path, size: int | None = None) -> Iterator[str]:
-    """The whole records of a log, one after the other; a cut one at the end is left out.
+    """Yield the whole records of a log, one after the other; a cut one at the end is left out.
 
     Args:
         path: nothing there: no records.

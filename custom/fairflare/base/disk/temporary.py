@@ -44,7 +44,7 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> list[str]:
-    """Removes the folders of this user whose owner is provably dead; says which, a sentence each.
+    """Remove the folders of this user whose owner is provably dead; says which, a sentence each.
 
     A folder without an owner's note, or whose lock somebody holds, stays.
     """

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] | None = None) -> T:
-    """What ``work(*arguments)`` gives, done by a new Python process.
+    """Return what ``work(*arguments)`` gives, done by a new Python process.
 
     Args:
         work, arguments: can be pickled.

@@ -39,7 +39,7 @@ class Computing:
     deterministic: bool = False
 
     def apply(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Prepares a network in place, and returns it; with nothing chosen it is left as it is."""
+        """Prepare a network in place, and returns it; with nothing chosen it is left as it is."""
         if self.channels_last:
             _channels_last(model)
         if self.precision != "fp32":
@@ -77,7 +77,7 @@ class Computing:
                 raise
 
     def __str__(self) -> str:
-        """What is chosen, for people; empty: nothing."""
+        """Return what is chosen, for people; empty: nothing."""
         chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
         lower = [] if self.precision == "fp32" else [self.precision]
         return ", ".join(lower + [name for name, on in chosen.items() if on])

@@ -54,7 +54,7 @@ def reused_memory(device: str) -> Iterator[None]:
 
 @cache
 def _adjusted() -> ctypes.CDLL | None:
-    """The C library with its limits set; ``None``: they are left as they are."""
+    """Return the C library with its limits set; ``None``: they are left as they are."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if chosen or platform.libc_ver()[0] != "glibc":
         return None

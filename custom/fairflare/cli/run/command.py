@@ -57,7 +57,7 @@ def run(
     mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Runs a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    """Run a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
     from fairflare.cli.data.sites import run_sites
@@ -120,7 +120,7 @@ def _recipe(**plan: Any) -> Any:
 
 
 def report(workspace: Path, code: int, log: Path) -> int:
-    """Prints the table, or why there is none; the exit code."""
+    """Print the table, or why there is none; the exit code."""
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.results import PAGE_FILE, find_results, read_results
     from fairflare.reporting.table import rich_table
@@ -164,7 +164,7 @@ def export(
     mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Writes a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
+    """Write a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
 
     with user_errors(out):

@@ -21,7 +21,7 @@ MOST_TEXTS = 3
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
-    """The run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
+    """Return the run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
         local = read_object(file := file_in(site_file), "--data ")
@@ -38,7 +38,7 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
 
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
-    """Raises ValueError when the folder holds another run, with a round, than the one that is gone on with."""
+    """Raise ValueError when the folder holds another run, with a round, than the one that is gone on with."""
     found = _there(workspace)
     if found is None or refused(workspace) or (experiment and found.info.experiment == experiment):
         return
@@ -49,13 +49,13 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
 
 
 def refused(workspace: Path) -> bool:
-    """Whether the folder's run failed before its first round: nothing is lost where another takes its place."""
+    """Return whether the folder's run failed before its first round: nothing is lost where another takes its place."""
     found = _there(workspace)
     return found is not None and found.status == "failed" and not found.rounds
 
 
 def _there(folder: Path) -> Results | None:
-    """The results in a folder; ``None``: there are none that can be read."""
+    """Return the results in a folder; ``None``: there are none that can be read."""
     from fairflare.reporting.results import find_results, read_results
 
     try:
@@ -106,7 +106,7 @@ def what_sites_said(results: Results, log: Path) -> list[str]:
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:
-    """The lines of a log that say what went wrong, else the last ones."""
+    """Return the lines of a log that say what went wrong, else the last ones."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

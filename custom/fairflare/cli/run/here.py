@@ -42,7 +42,7 @@ class Stop:
         return self.why
 
     def ask(self, why: str, code: int = TERMINATED) -> None:
-        """Tells it to end; the first one counts."""
+        """Tell it to end; the first one counts."""
         if not self.why:
             self.code, self.why = code, why
 
@@ -65,7 +65,7 @@ class PlanHere:
 def run_here(
     recipe: PlanHere, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
-    """Runs a recipe's plan in this process and shows on the console how it goes; see :func:`run_plan`."""
+    """Run a recipe's plan in this process and shows on the console how it goes; see :func:`run_plan`."""
     from fairflare.cli.run.view import view_of
 
     with logged(log_path, "w"), view_of(recipe, console) as view:
@@ -80,7 +80,7 @@ def run_plan(
     listeners: Sequence[Listener] = (),
     jobs: int = 1,
 ) -> int:
-    """Does a run in this process.
+    """Do a run in this process.
 
     Args:
         plan: what to run.
@@ -148,7 +148,7 @@ def warned_once() -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(console: Console) -> Iterator[Stop]:
-    """Listens to Ctrl-C and SIGTERM; a second one of either is a KeyboardInterrupt at once."""
+    """Listen to Ctrl-C and SIGTERM; a second one of either is a KeyboardInterrupt at once."""
     stop = Stop()
 
     def heard(number: int, frame: FrameType | None) -> None:

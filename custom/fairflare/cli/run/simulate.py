@@ -54,7 +54,7 @@ def simulate(
     console: Console,
     stop: Stop | None = None,
 ) -> int:
-    """Runs a recipe that names its sites, and shows its progress.
+    """Run a recipe that names its sites, and shows its progress.
 
     A run that loses a site to FLARE's race for ports is started again, twice at most: from its last round where it has
     an experiment id, else from the first. The third time it goes on without the site.
@@ -120,7 +120,7 @@ def _run(
     console: Console,
     stop: Stop,
 ) -> int | None:
-    """The exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
+    """Return the exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
     if printed is not None:
         printed.seek(0, os.SEEK_END)
     fits = len(os.fsencode(owned.name)) <= SOCKET
@@ -170,7 +170,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _follow(
     process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | None, view: RunView, stop: Stop
 ) -> bool:
-    """Shows the events that the run writes, until the process ends; ``False``: until it has lost a site.
+    """Show the events that the run writes, until the process ends; ``False``: until it has lost a site.
 
     Raises:
         KeyboardInterrupt: this process was told to end.

@@ -23,7 +23,7 @@ MLflowUri: TypeAlias = Annotated[
 
 
 def track_in_mlflow(recipe: FairRecipe, uri: str, *, here: bool = False) -> None:
-    """Adds FLARE's MLflow receiver to a recipe, which makes it one for the server's curves.
+    """Add FLARE's MLflow receiver to a recipe, which makes it one for the server's curves.
 
     Args:
         recipe: of a job.

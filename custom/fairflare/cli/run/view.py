@@ -116,7 +116,7 @@ class RunView(Listener):
 
 
 def view_of(recipe: FairRecipe | PlanHere, console: Console) -> RunView:
-    """The view of a recipe that names its sites."""
+    """Return the view of a recipe that names its sites."""
     plan = recipe.plan
     metric, directions = plan.task.primary_metric, plan.task.directions()
     return RunView(plan.sites or [], recipe.name, console, metric=metric, directions=directions)

@@ -72,7 +72,7 @@ def told_entropy(counts: Sequence[int]) -> float:
 def observation(
     entropy: float | None, share: float, accuracy: float, loss: float, *, num_classes: int
 ) -> tuple[float, float, float, float]:
-    r"""What an agent sees of its site, scaled for a network.
+    r"""Return what an agent sees of its site, scaled for a network.
 
     .. math:: o_h = (E_h / \log C,\; P_h,\; acc_h,\; \min(loss_h, 10) / 10)
 
@@ -142,7 +142,7 @@ def global_accuracy(
 
 
 def reward(accuracy: float, zeta: float = 0.95) -> float:
-    r"""Common reward of all agents.
+    r"""Return common reward of all agents.
 
     .. math:: R = e^{acc - \zeta} - 1
 

@@ -45,7 +45,7 @@ def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
 
 
 def td_target(rewards: Tensor, next_q_tot: Tensor, done: Tensor, gamma: float) -> Tensor:
-    r"""What Q_tot should have been, :math:`y = R + \gamma (1 - done)\, Q_{tot}^{target}(s', a')`.
+    r"""Return what Q_tot should have been, :math:`y = R + \gamma (1 - done)\, Q_{tot}^{target}(s', a')`.
 
     Args:
         rewards, next_q_tot: (n,).
@@ -173,7 +173,7 @@ class Step(NamedTuple):
 
 
 def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
-    """Which actions are open: (..., H) and (..., H) to (..., H, actions)."""
+    """Return which actions are open: (..., H) and (..., H) to (..., H, actions)."""
     return present.unsqueeze(-1) | nn.functional.one_hot(previous, num_actions).bool()
 
 
@@ -239,7 +239,7 @@ class Learner:
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
-        """Remembers a transition, 38 bytes an agent, and learns from the memory.
+        """Remember a transition, 38 bytes an agent, and learns from the memory.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
@@ -291,7 +291,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave, and keeps it."""
+        """Take back what :meth:`state_dict` gave, and keeps it."""
         self._online.load_state_dict(state["online"])
         self._target.load_state_dict(state["target"])
         names = [name for name, _ in self._online.named_parameters()]

@@ -42,7 +42,7 @@ class Clip:
 def clipped_states(
     states: Mapping[str, State], received: State | None, factor: float
 ) -> tuple[dict[str, State], list[Clip]]:
-    r"""The sites' states with changes that are limited relative to the median over the sites.
+    r"""Return the sites' states with changes that are limited relative to the median over the sites.
 
     .. math:: w_k \leftarrow w^r + \min(1, f\,\mathrm{med}_j \lVert \Delta_j \rVert / \lVert \Delta_k \rVert)\,
               \Delta_k, \quad \Delta_k = w_k - w^r

@@ -14,7 +14,7 @@ WHICH = "/which"  # behind a tensor's name: one bit for each of its numbers; wit
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Which entries have the largest magnitude.
+    """Return which entries have the largest magnitude.
 
     Args:
         values: finite, of any shape.
@@ -27,7 +27,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """The same of magnitudes."""
+    """Return the same of magnitudes."""
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
@@ -43,7 +43,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
-    """The same over all tensors of a state together; a mask for each, ties in the state's order."""
+    """Return the same over all tensors of a state together; a mask for each, ties in the state's order."""
     sizes = {name: state[name].numel() for name in state}
     wide = any(state[name].dtype == torch.float64 for name in state)
     flat, at = torch.empty(sum(sizes.values()), dtype=torch.float64 if wide else torch.float32), 0
@@ -64,7 +64,7 @@ def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, tor
 
 
 def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """What :func:`packed` made of some tensors: name, flat mask, and the numbers where it is True.
+    """Yield what :func:`packed` made of some tensors: name, flat mask, and the numbers where it is True.
 
     Args:
         download: their union.
@@ -90,7 +90,7 @@ def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, 
 def with_entries(
     state: State, download: State, minus: State | None = None, weight: float = 0.0
 ) -> dict[str, torch.Tensor]:
-    r"""A model with downloaded entries of a change added.
+    r"""Return a model with downloaded entries of a change added.
 
     .. math:: w_i \leftarrow w_i + d_i - a\,m_i \quad \text{where an entry came}
 

@@ -24,7 +24,7 @@ LEAST_VARIANCE = 1e-5  # of a batch norm in a model from which another was taken
 
 
 def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The values, with those that are not finite replaced: by the site's own of ``before``, else by the mean.
+    """Return the values, with those that are not finite replaced: by the site's own of ``before``, else by the mean.
 
     Returns:
         By site, sorted; 1 for all where no value is finite.
@@ -81,7 +81,7 @@ class AccumulatedSteps:
 
 
 def most_accumulated(num_steps: int) -> float:
-    """The most that so many steps can come to: momentum 1 in Nesterov's form."""
+    """Return the most that so many steps can come to: momentum 1 in Nesterov's form."""
     return num_steps * (num_steps + 3) / 2
 
 
@@ -114,7 +114,7 @@ def nova_weights(
 
 
 def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
-    r"""Gives how much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
+    r"""Give how much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
 
     .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 
@@ -157,7 +157,7 @@ def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, 
 
 
 def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[str, float]:
-    """The nearest weights, in Euclidean distance, that are ``>= 0`` and sum to ``mass``.
+    """Return the nearest weights, in Euclidean distance, that are ``>= 0`` and sum to ``mass``.
 
     Args:
         values: by site, finite, not empty.
@@ -191,7 +191,7 @@ def with_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict
 def fair_fed_gaps(
     accuracies: Mapping[str, float], shares: Mapping[str, float], *, summed: bool = True
 ) -> dict[str, float]:
-    r"""How far each site's accuracy is from that of all.
+    r"""Return how far each site's accuracy is from that of all.
 
     .. math:: \Delta_k = \lvert \textstyle\sum_j p_j A_j - A_k \rvert
 
@@ -242,7 +242,7 @@ def contributions(
 
 
 def minus_state(received: State, own: State, coefficient: float) -> dict[str, torch.Tensor]:
-    r"""The received model without the site's own: :math:`(w^r - c_k w_k) / (1 - c_k)`.
+    r"""Return the received model without the site's own: :math:`(w^r - c_k w_k) / (1 - c_k)`.
 
     Integer tensors are the received ones; a ``running_var`` is at least 1e-5.
 

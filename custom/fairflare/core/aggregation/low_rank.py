@@ -115,7 +115,7 @@ def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]
 
 
 def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Names of the factors ``(A, B)`` of each adapted layer, by the layer's name, among a model's tensors.
+    """Return the names of the factors ``(A, B)`` of each adapted layer, by the layer's name, among a model's tensors.
 
     >>> pairs_of(["fc.base_layer.weight", "fc.lora_A.default.weight", "fc.lora_B.default.weight"])
     {'fc': ('fc.lora_A.default.weight', 'fc.lora_B.default.weight')}
@@ -168,5 +168,5 @@ class Products:
         return lost / whole if whole > 0 else 0.0
 
     def errors(self) -> dict[str, float]:
-        """The same of each layer."""
+        """Return the same of each layer."""
         return {layer: lost / whole if whole > 0 else 0.0 for layer, (lost, whole) in self.made.items()}

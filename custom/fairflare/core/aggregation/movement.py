@@ -54,7 +54,7 @@ class Movement:
         return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
 
     def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
-        """Makes the new tensors by name; ``None``: the change stays as it is.
+        """Make the new tensors by name; ``None``: the change stays as it is.
 
         Args:
             mean: of the sites' tensors of a name, float64.

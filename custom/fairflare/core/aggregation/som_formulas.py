@@ -78,7 +78,7 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
 
 
 def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
-    """Mean distance of each neuron to its up to eight neighbours, (neurons,); 0 without a neighbour.
+    """Return the mean distance of each neuron to its up to eight neighbours, (neurons,); 0 without a neighbour.
 
     ``sq_between``: their squared distances, (neurons, neurons); ``sq_steps``: of :func:`grid_sq_steps`.
     """

@@ -10,7 +10,7 @@ from fairflare.core.weighting import normalise
 
 
 def tempered(weights: Mapping[str, float], power: float) -> dict[str, float]:
-    r"""Weights drawn together (power below 1) or apart (above).
+    r"""Return weights drawn together (power below 1) or apart (above).
 
     .. math:: w'_k = w_k^p / \sum_j w_j^p
 
@@ -39,7 +39,7 @@ def tempered(weights: Mapping[str, float], power: float) -> dict[str, float]:
 
 
 def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
-    r"""Weights moved towards uniform ones.
+    r"""Return weights moved towards uniform ones.
 
     .. math:: w'_k = (1 - m)\, w_k + m / K
 

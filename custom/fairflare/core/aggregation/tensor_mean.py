@@ -108,7 +108,7 @@ class WeightedMean:
             self._add_waiting()
 
     def _add_waiting(self) -> torch.Tensor:
-        """The sum so far, flat, in float64."""
+        """Return the sum so far, flat, in float64."""
         if self.total is None:
             self.total = torch.zeros(self.like.numel(), dtype=torch.float64, device=self.like.device)
         scratch = self._room()
@@ -119,7 +119,7 @@ class WeightedMean:
         return self.total
 
     def _blocks(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """The tensor block by block, beside those of what waits."""
+        """Yield the tensor block by block, beside those of what waits."""
         for block, *parts in zip(flat.split(_BLOCK), *(part.split(_BLOCK) for part, _ in self._waiting), strict=True):
             yield block, parts
 
@@ -158,7 +158,7 @@ def check_finite(tensor: torch.Tensor, where: str) -> None:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
+    """Return whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
     if not tensor.is_floating_point():
         return True
     return all(
@@ -169,7 +169,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
+    """Return the tensor in flat pieces that PyTorch handles in one thread and that fit the cache."""
     return torch.split(tensor.detach().reshape(-1), _BLOCK)
 
 

@@ -22,7 +22,7 @@ def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[tor
 
 
 def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
-    """The difference in float64, a new tensor; ``None``: the part is one itself."""
+    """Return the difference in float64, a new tensor; ``None``: the part is one itself."""
     return part.to(torch.float64, copy=True) if base is None else part.double() - base.double()
 
 
@@ -58,7 +58,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
 def leave_one_out_cosines(
     states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
 ) -> dict[str, float]:
-    r"""How much a site's change points where the others' do.
+    r"""Return how much a site's change points where the others' do.
 
     .. math:: \cos(\Delta_k, \bar\Delta - c_k \Delta_k), \quad \bar\Delta = \sum_j c_j \Delta_j
 
@@ -120,7 +120,7 @@ def _cosine(dot: float, own: float, others: float) -> float:
 
 
 def total(parts: list[float]) -> float:
-    """Their exact sum; infinite where there is none."""
+    """Return their exact sum; infinite where there is none."""
     try:
         return math.fsum(parts)
     except (OverflowError, ValueError):  # also infinity less infinity, in a product

@@ -24,7 +24,7 @@ class Adapting(ABC):
 
     @abstractmethod
     def adapted(self, model: nn.Module) -> nn.Module:
-        """The network of ``build_model`` as it is trained: ``requires_grad`` says what is.
+        """Return the network of ``build_model`` as it is trained: ``requires_grad`` says what is.
 
         Raises:
             ValueError: a setting that fits nothing in the network (names what there is).
@@ -32,17 +32,17 @@ class Adapting(ABC):
 
     @abstractmethod
     def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """What a site with this private file starts its training from; ``state``: the model that it received."""
+        """Return what a site with this private file starts its training from; ``state``: the model that it received."""
 
 
 def network_of(task: Task) -> nn.Module:
-    """The task's network as it is trained, sent and tested."""
+    """Return the task's network as it is trained, sent and tested."""
     model = task.build_model()
     return task.adapted(model) if isinstance(task, Adapting) else model
 
 
 def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
-    """The task's network with the weights of one's own file in it, for whoever builds what does not travel.
+    """Return the task's network with the weights of one's own file in it, for whoever builds what does not travel.
 
     Args:
         task: whose own ``initial_weights`` hold without ``checkpoint``.
@@ -66,7 +66,7 @@ def outline_of(task: Task) -> nn.Module:
 
 
 def products_of(task: Task) -> Products | None:
-    """What averages the task's adapters by their products; ``None``: every tensor is averaged by itself."""
+    """Return what averages the task's adapters by their products; ``None``: every tensor is averaged by itself."""
     from fairflare.core.aggregation.low_rank import Products
 
     return Products() if isinstance(task, Adapting) and task.averages_products else None

@@ -36,7 +36,7 @@ class Unmeasurable(ValueError):
 
 
 def running_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """The batch norms that normalise by running statistics in evaluation, by name.
+    """Return the batch norms that normalise by running statistics in evaluation, by name.
 
     A module that is registered under several names is there once, under the first. Of other norms, GroupNorm and
     LayerNorm have no such statistics, and InstanceNorm's (``track_running_stats=True``) are means over images of what
@@ -47,7 +47,7 @@ def running_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def other_running(model: nn.Module) -> list[str]:
-    """Names of further modules with running statistics, which stay as they are."""
+    """Return the names of further modules with running statistics, which stay as they are."""
     known = set(map(id, running_norms(model).values()))
     return [name for name, module in model.named_modules() if id(module) not in known and _runs(module)]
 
@@ -87,7 +87,7 @@ def next_group(
     all_at_once: bool = False,
     forward: Forward | None = None,
 ) -> Group:
-    """The norms whose input depends on no norm that is still to be measured.
+    """Return the norms whose input depends on no norm that is still to be measured.
 
     The outputs of all norms that are not ``done`` are replaced by NaN: whatever is not NaN in front of a norm does not
     come from them. A norm whose input depends on its own output (weights that are used several times in a row) never
@@ -233,7 +233,7 @@ def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
 def pooled(
     means: Mapping[str, Tensor], variances: Mapping[str, Tensor], weights: Mapping[str, float], count: int
 ) -> tuple[Tensor, Tensor]:
-    r"""Running statistics of one norm over the values of all sites.
+    r"""Return running statistics of one norm over the values of all sites.
 
     .. math:: m = \sum_k p_k m_k, \qquad v = \frac{N}{N - 1} \sum_k p_k \left(v_k + (m_k - m)^2\right)
 
@@ -261,7 +261,7 @@ def recalibrate(
     one_pass: bool = False,
     measured: list[str] | None = None,
 ) -> int:
-    """The same in one place, for data that are in one place: sets the running statistics of all norms reached.
+    """Return the same in one place, for data that are in one place: sets the running statistics of all norms reached.
 
     Args:
         model: its buffers are changed.

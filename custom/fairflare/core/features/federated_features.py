@@ -40,7 +40,7 @@ def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tens
 
 
 def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
-    r"""How far two gradients of a classifier differ in direction, row by row.
+    r"""Return how far two gradients of a classifier differ in direction, row by row.
 
     .. math:: \sum_{j=1}^C (1 - \cos(g_j, g'_j)) + 1 - \cos(g_b, g'_b)
 
@@ -68,7 +68,7 @@ def _cosines(a: Tensor, b: Tensor) -> Tensor:
 def matched_features(
     features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor, *, steps: int, learning_rate: float
 ) -> tuple[Tensor, float, float]:
-    r"""Features moved by gradient descent until their gradients point where the sites' do.
+    r"""Return features moved by gradient descent until their gradients point where the sites' do.
 
     Args:
         features: S, (C, n, d); not changed.
@@ -99,7 +99,7 @@ def matched_features(
 def retrained_classifier(
     features: Tensor, *, epochs: int, learning_rate: float, batch_size: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """A linear classifier trained from scratch on features of classes in equal parts.
+    """Return a linear classifier trained from scratch on features of classes in equal parts.
 
     Args:
         features: (C, n, d).

@@ -93,7 +93,7 @@ def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
 
 
 def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
-    """A, as the layer with the rank for its channels, and B, which works on each place by itself."""
+    """Return a, as the layer with the rank for its channels, and B, which works on each place by itself."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
@@ -103,7 +103,7 @@ def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
 
 
 def adapters_of(model: nn.Module) -> list[GroupAdapter]:
-    """Those that a network has."""
+    """Return those that a network has."""
     return [module for module in model.modules() if isinstance(module, GroupAdapter)]
 
 

@@ -108,7 +108,7 @@ class JointPass:
         self._stack.close()
 
     def pieces(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The images again, as many at a time as fit: few large ones, many small ones. The very first one alone.
+        """Yield the images again, as many at a time as fit: few large ones, many small ones. The very first one alone.
 
         What has to be done for each layer and piece is then little beside the passes.
         """
@@ -182,7 +182,7 @@ class JointPass:
         return [name for name in self.wanted if name not in odd]
 
     def _most(self) -> int:
-        """Images of a piece."""
+        """Return images of a piece."""
         held = sum(feature[0].nbytes for feature in self._held.values())
         return max(1, HELD_BYTES // held) if held else 1
 
@@ -259,7 +259,7 @@ class JointPass:
 
 
 def looks_at_images_alone(model: nn.Module) -> bool:
-    """Whether features of an image in evaluation do not depend on its batch.
+    """Return whether features of an image in evaluation do not depend on its batch.
 
     A batch norm looks at it that has no running statistics, or that the model keeps in training mode.
     """
@@ -332,7 +332,7 @@ class Layout:
     together: bool
 
     def by_image(self, output: Tensor, images: int) -> Tensor:
-        """The output with the images in front, (n, ...); as it is where its shape is another one."""
+        """Return the output with the images in front, (n, ...); as it is where its shape is another one."""
         if output.ndim <= self.dim or output.shape[self.dim] != self.rows * images:
             return output
         sizes = (images, self.rows) if self.together else (self.rows, images)
@@ -340,7 +340,7 @@ class Layout:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """What counts as a layer's output: itself, or the first tensor in it."""
+    """Return what counts as a layer's output: itself, or the first tensor in it."""
     if isinstance(output, (tuple, list)):
         output = next((part for part in output if isinstance(part, torch.Tensor)), None)
     return output if isinstance(output, torch.Tensor) else None
@@ -349,7 +349,7 @@ def first_tensor(output: Any) -> Tensor | None:
 def layouts(
     model: nn.Module, image: Tensor, layers: Mapping[str, nn.Module], *, alone: bool = True
 ) -> dict[str, Layout]:
-    """How the layers lay out images, for those that do not have them first; found by trying.
+    """Return how the layers lay out images, for those that do not have them first; found by trying.
 
     The image runs alone, and (where a layer has not one row for it) beside another one, made up: what has doubled is
     the dimension of the images, and what is as before belongs to the first. So windows of tokens (B * windows, tokens,

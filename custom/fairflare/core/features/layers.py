@@ -14,7 +14,7 @@ _INNER = re.compile(r"\.(parametrizations\.|lora_[AB]\.[^.]+\.weight$|base_layer
 
 
 def layer_of(tensor_name: str) -> str:
-    """Name of the layer that holds a tensor.
+    """Return the name of the layer that holds a tensor.
 
     It is the tensor's name without its last component. A parametrized tensor
     (``torch.nn.utils.parametrizations``: weight norm, spectral norm) belongs to the module that it is the weight of,
@@ -42,7 +42,7 @@ def layers_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers of a model: every module with parameters or (persistent) buffers of its own.
+    """Return the layers of a model: every module with parameters or (persistent) buffers of its own.
 
     Returns:
         Module by name, in state-dict order. A module registered under two names is there twice, as in the state dict.
@@ -58,5 +58,5 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def is_statistic(tensor_name: str) -> bool:
-    """Whether it is a running statistic of a norm, as far as its name tells."""
+    """Return whether it is a running statistic of a norm, as far as its name tells."""
     return tensor_name.rpartition(".")[2] in STATISTICS

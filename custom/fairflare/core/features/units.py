@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def execution_order(model: nn.Module, inputs: torch.Tensor, layers: Iterable[str]) -> list[str]:
-    """The layers in the order in which a forward pass begins them; those that it does not reach are not there.
+    """Return the layers in the order in which a forward pass begins them; those that it does not reach are not there.
 
     Args:
         model: is run once in evaluation mode, without gradients, and left as it was found.
@@ -37,7 +37,7 @@ def execution_order(model: nn.Module, inputs: torch.Tensor, layers: Iterable[str
 
 
 def units(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
-    """The unit of every layer: what is to be averaged with the same weights.
+    """Return the unit of every layer: what is to be averaged with the same weights.
 
     A layer that mixes features (one of its tensors has two dimensions or more, and it is no norm: convolution, linear
     map) begins a unit; a layer that only scales and shifts them (a norm, a PReLU) belongs to the one that ran just

@@ -154,7 +154,7 @@ class SAM(Optimizer):
         self.base_optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The base optimizer's."""
+        """Return the base optimizer's."""
         return self.base_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class SAM(Optimizer):
             return closure()
 
     def _with_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters that have a gradient, and the gradients."""
+        """Return the parameters that have a gradient, and the gradients."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in params]
         for g in gradients:
@@ -249,7 +249,7 @@ class GSAM(SAM):
 
 
 def _taken(param: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient, taken away from the parameter so that the next backward pass does not write into it."""
+    """Return the gradient, taken away from the parameter so that the next backward pass does not write into it."""
     param.grad = None
     # A view of a larger buffer (data-parallel buckets) is written to by its owner all the same.
     shared = gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()

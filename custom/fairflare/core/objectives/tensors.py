@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
-    """The lists divided by device and dtype: only then the fused functions are fast."""
+    """Return the lists divided by device and dtype: only then the fused functions are fast."""
     groups: dict[tuple[Any, ...], list[list[Tensor]]] = {}
     for tensors in zip(*lists, strict=True):
         group = groups.setdefault(tuple((t.device, t.dtype) for t in tensors), [[] for _ in lists])

@@ -223,7 +223,7 @@ class _Rows:
                 return
 
     def _kept(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
-        """Rows of some images in the store, block by block."""
+        """Return the rows of some images in the store, block by block."""
         assert self.first is not None
         (first_a, first_b), blocks = self.first, []
         for part in self._parts(a):
@@ -237,7 +237,7 @@ class _Rows:
         return blocks
 
     def _parts(self, a: Tensor) -> list[slice]:
-        """The columns of each block: whole channels, or a part of one."""
+        """Return the columns of each block: whole channels, or a part of one."""
         block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
         whole = pixels * max(1, block // pixels)
         step = -(-whole // -(-whole // max(block, WIDE)))  # equal parts of a channel
@@ -281,7 +281,7 @@ class _Rows:
         return found
 
     def _sums(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums over the features, in float64 from products in ``dtype``, for this layer and the batch norms behind it.
+        """Sum over the features, in float64 from products in ``dtype``, for this layer and the batch norms behind it.
 
         Returns:
             of g the lower half, for K and for its part in E, (2, layers, n, n); of m, (layers, n, n), where the models

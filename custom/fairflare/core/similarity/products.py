@@ -32,7 +32,7 @@ def lower_products(u: Tensor) -> Tensor:
 
 
 def products_of_rows(x: Tensor, y: Tensor) -> Tensor:
-    """Each x y^T, (channels, n, m) for (channels, n, columns) and (channels, m, columns)."""
+    """Return each x y^T, (channels, n, m) for (channels, n, columns) and (channels, m, columns)."""
     if _by_onednn(x):
         return torch.stack([_product(a, b, True) for a, b in zip(x, y, strict=True)])
     return _product(x, y, False)
@@ -49,6 +49,6 @@ def _product(x: Tensor, y: Tensor, onednn: bool) -> Tensor:
 
 
 def _by_onednn(x: Tensor) -> bool:
-    """Where its products are faster than MKL's: large ones, above all on a processor that MKL does not know."""
+    """Return where its products are faster than MKL's: large ones, above all on a processor that MKL does not know."""
     large = x.shape[2] >= LONG and x.shape[1] * x.shape[2] >= LARGE
     return large and _onednn() is not None and x.dtype == torch.float32 and x.device.type == "cpu"

@@ -57,14 +57,14 @@ class Store:
             raise OSError(errno.ENOSPC, TOO_SMALL.format(self.folder, needed, free))
 
     def _scratch(self, offset: int) -> IO[bytes]:
-        """The scratch file, at a place in it. Where the system allows that, it has no name in the folder."""
+        """Return the scratch file, at a place in it. Where the system allows that, it has no name in the folder."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self.folder, prefix="cka-")  # noqa: SIM115
         self._file.seek(offset)
         return self._file
 
     def _write(self, values: Tensor) -> int:
-        """The place in the file."""
+        """Return the place in the file."""
         offset, free = self.bytes_in_file, shutil.disk_usage(self.folder).free
         try:
             if values.nbytes > free:

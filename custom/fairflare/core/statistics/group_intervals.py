@@ -49,7 +49,7 @@ Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
 def wilson(hits: Array, count: Array, error: float) -> Array:
-    """Shares with Wilson's interval.
+    """Return shares with Wilson's interval.
 
     Args:
         hits, count: (parts,) of how many, and out of how many.
@@ -101,7 +101,7 @@ def _told(sums: Sums, error: float) -> Array:
 
 
 def _auc(sums: Sums, error: float) -> Array:
-    """Mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
+    """Return the mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
     found = []
     wanted = positives(len(sums[HISTOGRAM]))
     for (positive, negative), ((_, squares), (_, others)) in zip(
@@ -153,7 +153,7 @@ GAPS: Mapping[str, tuple[str, Measure]] = {
 
 
 def few(sums: Sums) -> bool:
-    """Whether a group has too few cases to say how sure a figure is, or nobody knows how many."""
+    """Return whether a group has too few cases to say how sure a figure is, or nobody knows how many."""
     return CASES not in sums or not sums[CASES][0] >= FEW
 
 

@@ -79,7 +79,7 @@ def areas(sums: Sums) -> tuple[Array, Array]:
 
 
 def metrics_of(sums: Sums) -> dict[str, float]:
-    """Metrics of a group: those that its sums allow; NaN: not defined.
+    """Return metrics of a group: those that its sums allow; NaN: not defined.
 
     ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (its bound), ``ece``, ``brier``; of a
     segmentation ``dice`` with ``dice_std`` over images, both means over structures.
@@ -106,7 +106,7 @@ def metrics_of(sums: Sums) -> dict[str, float]:
 
 
 def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
-    """What a ROC curve and a reliability diagram are drawn of, where the sums allow.
+    """Return what a ROC curve and a reliability diagram are drawn of, where the sums allow.
 
     Returns:
         ``roc``: shares of false positives from 0 to 1, and the sensitivity there, mean over the classes that are looked
@@ -131,12 +131,12 @@ def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
 
 
 def images_of(sums: Sums) -> float:
-    """Number of images; NaN: it stays at home."""
+    """Return the number of images; NaN: it stays at home."""
     return float(sums[IMAGES])
 
 
 def cases_of(sums: Sums) -> float:
-    """Number of cases (patients) that the images are of; NaN: it stays at home, or nobody says."""
+    """Return the number of cases (patients) that the images are of; NaN: it stays at home, or nobody says."""
     return float(sums[CASES][0]) if CASES in sums else math.nan
 
 
@@ -234,7 +234,7 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
 
 
 def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
-    """The group with the lowest value of each metric of :data:`SCALED`, the first of equals."""
+    """Return the group with the lowest value of each metric of :data:`SCALED`, the first of equals."""
     found = {}
     for name in SCALED:
         values = {group: metrics_of(sums).get(name, math.nan) for group, sums in groups.items()}
@@ -245,7 +245,7 @@ def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
 
 
 def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:
-    r"""A step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
+    r"""Return a step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
 
     Args:
         weights: q by group, sum 1; a new group enters with the mean, all alike where there are none.

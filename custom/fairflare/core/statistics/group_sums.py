@@ -52,7 +52,7 @@ def sums_of(
     calibration_bins: int,
     cases: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, Array]:
-    """Sums of the images of a group.
+    """Return the sums of the images of a group.
 
     Args:
         labels: (n,) class of each image; ``None``: of a task without classes.
@@ -88,13 +88,13 @@ def sums_of(
 
 
 def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
-    """How many cases the images are of, and the sum of the squares of their numbers of images."""
+    """Return how many cases the images are of, and the sum of the squares of their numbers of images."""
     images = np.bincount(whose).astype(float)
     return np.array([np.count_nonzero(images), images @ images])
 
 
 def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
-    """Number of the equal bin of [0, 1]; 1 is of the last one."""
+    """Return the number of the equal bin of [0, 1]; 1 is of the last one."""
     return np.minimum((values * bins).astype(np.int64), bins - 1)
 
 
@@ -122,12 +122,12 @@ def without_each(sums: Sums) -> list[dict[str, Array]]:
 
 
 def in_one(sums: Sums) -> dict[str, Array]:
-    """Sums of all parts of the cases together; those without an axis of parts as they are."""
+    """Return the sums of all parts of the cases together; those without an axis of parts as they are."""
     return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
 
 
 def impossible(sums: Sums) -> str:
-    """Name of a sum that the number of a group's images does not allow; empty: none.
+    """Return the name of a sum that the number of a group's images does not allow; empty: none.
 
     Args:
         sums: as :func:`shapes` has them; further axes in front are allowed.
@@ -155,7 +155,7 @@ def impossible(sums: Sums) -> str:
 
 
 def _beyond(found: Array, most: Array) -> bool:
-    """Whether a number is above the most, or told where that is not (NaN)."""
+    """Return whether a number is above the most, or told where that is not (NaN)."""
     return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 

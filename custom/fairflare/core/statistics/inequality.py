@@ -30,7 +30,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 def share_interval(right: float, total: float) -> tuple[float, float]:
-    """Gives Wilson's interval at :data:`LEVEL` for a share: ``right`` of ``total`` cases, total ``>= 1``.
+    """Give Wilson's interval at :data:`LEVEL` for a share: ``right`` of ``total`` cases, total ``>= 1``.
 
     Source:
         Wilson, Journal of the American Statistical Association 1927.
@@ -44,7 +44,7 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
 
 
 def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> tuple[float, float]:
-    r"""Gives an interval at :data:`LEVEL` for a mean of independent shares, such as the mean recall of some classes.
+    r"""Give an interval at :data:`LEVEL` for a mean of independent shares, such as the mean recall of some classes.
 
     With Wilson's :math:`l_c, u_c` of each share :math:`p_c` it is :math:`\bar p - \frac1C \sqrt{\sum (p_c - l_c)^2}`
     to :math:`\bar p + \frac1C \sqrt{\sum (u_c - p_c)^2}`: not empty where a class of one case is all right.
@@ -63,7 +63,7 @@ def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> t
 def mean_interval(
     value: float, error: float, cases: int, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    r"""Gives Student's interval at :data:`LEVEL` around a value, of a metric with a range on the scale of the logit.
+    r"""Give Student's interval at :data:`LEVEL` around a value, of a metric with a range on the scale of the logit.
 
     With :math:`p = (v - low) / (high - low)` it is symmetric in :math:`\log(p / (1 - p))`, whose error is
     :math:`e / ((high - low)\, p (1 - p))`: scores near a bound are skewed, and a symmetric interval misses the truth
@@ -122,7 +122,7 @@ def permutation_test(
     counts: Sequence[Counts], scores: Sequence[Sequence[float]], weights: Numbers, *,
     higher_is_better: bool = True, draws: int = DRAWS,
 ) -> Compared:  # fmt: skip
-    r"""Deals the cases of each class anew to the sites, each site as many as it has, and looks how unequal they become.
+    r"""Deal the cases of each class anew to the sites, each site as many as it has, and looks how unequal they become.
 
     The value of site s is :math:`v_s = \sum_c w_{sc} \bar x_{sc}`, with the mean score of its cases of class c. With
     :math:`e_s` and :math:`\sigma_s` its mean and variance over the deals, the sites' inequality is
@@ -192,7 +192,7 @@ def errors_test(
     values: Sequence[float], errors: Sequence[float], cases: Sequence[int], *,
     higher_is_better: bool = True, draws: int = DRAWS,
 ) -> Compared:  # fmt: skip
-    r"""Compares sites by their standard errors, for metrics that are not made of single cases (AUC).
+    r"""Compare sites by their standard errors, for metrics that are not made of single cases (AUC).
 
     Cochran's :math:`Q = \sum_s (v_s - \bar v)^2 / e_s^2` around the mean weighted by :math:`1 / e_s^2`. Its chance
     distribution is drawn, not taken as chi-squared: values from a normal distribution with these errors, and errors as
@@ -257,7 +257,7 @@ def _compared(
 
 
 def _statistics(values: Numbers, expected: Numbers, within: Numbers, errors: Numbers) -> tuple[Numbers, Numbers]:
-    """The sum of squares, and each site's deviation in standard errors; 0 where chance cannot move a site."""
+    """Return the sum of squares, and each site's deviation in standard errors; 0 where chance cannot move a site."""
     off = values - expected
     squares = np.divide(off**2, within, out=np.zeros_like(off), where=np.broadcast_to(within > 0, off.shape))
     moves = np.broadcast_to(errors > 1e-12, off.shape)

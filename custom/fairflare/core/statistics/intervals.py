@@ -78,7 +78,7 @@ class Estimate:
         return np.asarray(2 * both / (of_seeds + of_patients))
 
     def quantile(self, p: float) -> Array:
-        """The t whose :meth:`tails` are ``p``, in (0, 1)."""
+        """Return the t whose :meth:`tails` are ``p``, in (0, 1)."""
         from scipy.special import stdtrit
 
         ends = [np.broadcast_to(stdtrit(df, 1 - p / 2), self.share.shape) for df in (self.seeds_df, self.patients_df)]
@@ -151,7 +151,7 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
 
 
 def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
-    r"""Puts draws at their due distance: those of m patients scatter by :math:`\sqrt{(m-1)/m}` too little.
+    r"""Put draws at their due distance: those of m patients scatter by :math:`\sqrt{(m-1)/m}` too little.
 
     Args:
         values: (..., sites) as measured.
@@ -169,7 +169,7 @@ def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -
 
 
 def of_folds(without: npt.ArrayLike) -> Array:
-    r"""Puts figures that were measured without each part of the cases in turn at the distance of draws of the cases.
+    r"""Put figures that were measured without each part of the cases in turn at the distance of draws of the cases.
 
     Their sample variance is then the jackknife's, :math:`\frac{F - 1}{F} \sum_f (x_f - \bar x)^2`.
 
@@ -198,7 +198,7 @@ def degrees_of_folds(parts: int, cases: float) -> float:
 
 
 def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array:
-    """Gives the degrees of freedom of a variance that is a sum over sites.
+    """Give the degrees of freedom of a variance that is a sum over sites.
 
     Args:
         variances: (..., sites), the part of each.
@@ -232,7 +232,7 @@ def holm(p: npt.ArrayLike) -> Array:
 def of_sites(
     values: npt.ArrayLike, higher_is_better: bool, axis: int = -1, where: npt.ArrayLike = True
 ) -> dict[str, Array]:
-    """Gives average, population standard deviation and worst along an axis, of the sites that ``where`` says.
+    """Give average, population standard deviation and worst along an axis, of the sites that ``where`` says.
 
     Where it says none, the first two are NaN, and the worst is infinite.
     """

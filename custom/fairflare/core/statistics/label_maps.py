@@ -38,7 +38,7 @@ class LabelMap:
 
 
 def features_of(picture: Array) -> Array:
-    """Gives mean and deviation of a picture in each of 8 by 8 cells.
+    """Give mean and deviation of a picture in each of 8 by 8 cells.
 
     Args:
         picture: (channels, height, width), finite, at least 8 by 8.
@@ -54,7 +54,7 @@ def features_of(picture: Array) -> Array:
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
-    r"""Asks a nearest-centroid classifier of the other sites at each site.
+    r"""Ask a nearest-centroid classifier of the other sites at each site.
 
     Features are centred at each site on the mean of its class means, so that another scanner is not another class, and
     divided by the deviation within classes. The centroid of a class is the median over the other sites that have it
@@ -120,7 +120,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
 
 
 def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
-    """Says a map other than the identity as a person does.
+    """Say a map other than the identity as a person does.
 
     Args:
         looks_like: class that each label looks like.

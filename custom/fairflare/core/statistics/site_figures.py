@@ -33,11 +33,11 @@ class Axis:
     whole: bool = True
 
     def bin_of(self, value: float) -> int:
-        """Number of the bin that holds a value ``>= 0``."""
+        """Return the number of the bin that holds a value ``>= 0``."""
         return min(int(round(value / self.width, 6)), self.bins - 1)
 
     def number(self, low: float) -> int:
-        """Number of the bin with this lower end.
+        """Return the number of the bin with this lower end.
 
         Raises:
             ValueError: there is none.
@@ -72,7 +72,7 @@ COUNTS = {
 
 
 def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
-    """Counts by bin without those of too few cases, and without what would tell those by a difference.
+    """Return counts by bin without those of too few cases, and without what would tell those by a difference.
 
     Args:
         counts: by bin.

@@ -31,7 +31,7 @@ class Misfit(ValueError):
 
 
 def notes_of(found: Iterable[str]) -> list[str]:
-    """Each note once, with how often there was cause for it."""
+    """Return each note once, with how often there was cause for it."""
     return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, found)).items()]
 
 

@@ -32,7 +32,7 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def nifti_grid(header: Any) -> Grid:
-    """How the array of a NIfTI file lies, rows first.
+    """Return how the array of a NIfTI file lies, rows first.
 
     The sform goes first; where the qform says the same, to a tenth of a voxel, it is not mentioned. Units of metres and
     microns become mm, which nibabel does not do and ITK does.

@@ -96,12 +96,12 @@ class Fit:
         return tuple((self.turn[:, 1] < 0).tolist())
 
     def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A view of the whole mask along the image's axes; more axes behind these stay."""
+        """Return a view of the whole mask along the image's axes; more axes behind these stay."""
         return turned(mask, self.turn)
 
 
 def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str = "canonical") -> Fit | Misfit:
-    """How a mask lies on its image, by what both files say; nothing is resampled.
+    """Return how a mask lies on its image, by what both files say; nothing is resampled.
 
     Args:
         image, mask: what their files say.
@@ -143,7 +143,7 @@ def tag_turn(tag: int | None) -> Turn:
 
 
 def codes_of(affine: Affine) -> str:
-    """Where columns, rows and slices lead, in nibabel's letters: ``LPS``."""
+    """Return where columns, rows and slices lead, in nibabel's letters: ``LPS``."""
     from nibabel.orientations import aff2axcodes
 
     return "".join(aff2axcodes(affine[:, [1, 0, 2, 3]]))
@@ -178,7 +178,7 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine | Mi
 
 
 def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
-    """Whether two affines of one array put each corner into one place, to a tenth of a voxel."""
+    """Return whether two affines of one array put each corner into one place, to a tenth of a voxel."""
     return _apart(one, other, PLAIN, shape, shape) <= TOGETHER * float(np.linalg.norm(one[:3, :3], axis=0).min())
 
 
@@ -204,7 +204,7 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
 
 
 def _full(affine: Affine, shape: Sequence[int]) -> Affine:
-    """An axis of one voxel leads along the normal of the two others, 1 mm long."""
+    """Return an axis of one voxel leads along the normal of the two others, 1 mm long."""
     found = np.array(affine, np.float64)
     single = [axis for axis in range(3) if shape[axis] == 1]
     if len(single) == 1:
@@ -221,7 +221,7 @@ def _between(a: Affine, b: Affine) -> Affine:
 
 
 def _axes_of(a: Affine, b: Affine) -> Turn:
-    """The image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
+    """Return the image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
     moved = _between(a, b)[:3, :3]
     # Of directions in mm: voxels of other sides along one axis must not change which axis it is.
     shares = np.abs(moved) * np.linalg.norm(a[:3, :3], axis=0)[:, None]
@@ -235,7 +235,7 @@ def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
 
 
 def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
-    """How far a corner of the mask lies from where it belongs, mm, the farthest of the eight."""
+    """Return how far a corner of the mask lies from where it belongs, mm, the farthest of the eight."""
     moved = _between(a, b)
     wanted = np.zeros((3, 4))
     for j in range(3):
@@ -246,7 +246,7 @@ def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequenc
 
 
 def _named(image: Grid, mask: Grid) -> Misfit:
-    """What keeps a mask from lying on its image, by the first statement of both."""
+    """Return what keeps a mask from lying on its image, by the first statement of both."""
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     sides = np.linalg.norm(a[:3, :3], axis=0)
     smallest = float(sides.min())

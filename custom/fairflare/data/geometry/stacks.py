@@ -137,7 +137,7 @@ def _axes(across: Sequence[float]) -> Misfit | None:
 
 
 def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
-    """The first attribute that differs and must not."""
+    """Return the first attribute that differs and must not."""
     first = planes[0]
     for name in first.alike:
         told = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
@@ -204,7 +204,7 @@ def _unplaced(planes: Sequence[Plane], what: str) -> Stack | Misfit:
 def _uneven(
     planes: Sequence[Plane], places: npt.NDArray[Any], grown: npt.NDArray[Any], what: str, copied: Callable[[int], bool]
 ) -> Misfit | None:
-    """What is wrong with the places of planes in order: twice, a gap, uneven steps, drift, shear."""
+    """Return what is wrong with the places of planes in order: twice, a gap, uneven steps, drift, shear."""
     along = places @ grown
     steps = np.diff(along)
     usual, count = float(np.median(steps)), len(planes)
@@ -278,5 +278,5 @@ def _twice(
 
 
 def _apart_by(name: str | None, what: str) -> str:
-    """What takes stacks apart that differ in this attribute: of frames dcm2niix knows times alone."""
+    """Return what takes stacks apart that differ in this attribute: of frames dcm2niix knows times alone."""
     return OWN_STACK if what == "files" else ONE_TIME if name == "TemporalPositionIndex" else OWN_FILE

@@ -65,7 +65,7 @@ class Attribute:
         return (f"<{edges[0]}", *inner, f">={edges[-1]}", UNKNOWN)
 
     def group_of(self, value: Any) -> int:
-        """Number of the group of a value; ``None``, an empty text and NaN are ``unknown``.
+        """Return the number of the group of a value; ``None``, an empty text and NaN are ``unknown``.
 
         Raises:
             UndeclaredValue: outside the declared categories, or no number.
@@ -84,7 +84,7 @@ class Attribute:
 
 
 def read_declared(given: Any) -> dict[str, Attribute]:
-    """The attributes that a datalist declares.
+    """Return the attributes that a datalist declares.
 
     Raises:
         ValueError: not of the form above; names attribute and value.
@@ -115,7 +115,7 @@ def _declared(name: str, told: Any) -> Attribute:
 
 
 def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
-    """Number of an image's group, by declared attribute.
+    """Return the number of an image's group, by declared attribute.
 
     Args:
         given: the entry's ``attributes``; ``None``: it has none.

@@ -252,7 +252,7 @@ class CheckedList:
         return path
 
     def series(self, path: Path, key: str, where: str) -> list[Path]:
-        """The files of a folder, which must be DICOM."""
+        """Return the files of a folder, which must be DICOM."""
         if path not in self.listed:  # once for all slices
             found = files_of_series(path)
             if not found:
@@ -267,7 +267,7 @@ class CheckedList:
         return self.listed[path]
 
     def check_inside(self, path: Path, key: str, where: str) -> None:
-        """Refuses a link that leads out of the folders."""
+        """Refuse a link that leads out of the folders."""
         if not lies_in(path, self.folders):
             raise self.bad(
                 f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "

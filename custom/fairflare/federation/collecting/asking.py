@@ -69,7 +69,7 @@ class Asking:
         return self.exchange.unless_stopped(phase)
 
     def too_few(self, phase: Phase) -> RoundFailed:
-        """The error of a phase with fewer than ``min_sites`` usable answers; gives every site's reason."""
+        """Return the error of a phase with fewer than ``min_sites`` usable answers; gives every site's reason."""
         answered = len(phase.asked) - len(phase.unheard)
         kind = NobodyCould if not phase.good and answered >= self.run.min_sites else RoundFailed
         return kind(

@@ -143,7 +143,7 @@ class Collector:
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
     ) -> None:
-        """Starts a round; forgets the one before.
+        """Start a round; forgets the one before.
 
         Args:
             current_round, num_rounds: from 0; total.
@@ -162,7 +162,7 @@ class Collector:
         self._round.number = current_round
 
     def clear(self) -> None:
-        """Removes the local models of the round, and lets go of the model that the sites received."""
+        """Remove the local models of the round, and lets go of the model that the sites received."""
         self.staging.clear()
         self._round.received = self._shape = None
         self._influence = Influence(self.bounds)
@@ -193,7 +193,7 @@ class Collector:
     # -- reading what a site says
 
     def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
-        """A site's answer to ``train``, every value checked.
+        """Return a site's answer to ``train``, every value checked.
 
         Raises:
             ReportError: it cannot be used (names site, field and value).
@@ -218,7 +218,7 @@ class Collector:
         return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
-        """A site's report about the anchor.
+        """Return a site's report about the anchor.
 
         Raises:
             ReportError: as above, or the site has no model in this round.
@@ -231,7 +231,7 @@ class Collector:
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(layers_of(self._first()).values())))
 
     def _hold(self, site: str, report: Mapping[str, Any], num_samples: int | None) -> None:
-        """Refuses a report that speaks of more than its site has."""
+        """Refuse a report that speaks of more than its site has."""
         has = {**({} if num_samples is None else {"training": num_samples}), **self.said.get(site, {})}
         for what, count in self.rule.counted(report).items():
             known, images = has.get(what), what != "groups"
@@ -241,7 +241,7 @@ class Collector:
             })  # fmt: skip
 
     def keep(self, training: Training) -> None:
-        """Puts a checked model where it waits for the others.
+        """Put a checked model where it waits for the others.
 
         Raises:
             ReportError: a kind of number that cannot be written.
@@ -256,21 +256,21 @@ class Collector:
         self._round.rejected.pop(training.site, None)
 
     def keep_anchor(self, site: str, report: dict[str, Any]) -> None:
-        """Takes a checked report about the anchor into the round."""
+        """Take a checked report about the anchor into the round."""
         self._round.anchor_reports[site] = report
 
     def reject(self, site: str, reason: str) -> None:
-        """Records why a site is not in the round."""
+        """Record why a site is not in the round."""
         self._round.rejected[site] = reason
 
     def drop(self, site: str, reason: str) -> None:
-        """Takes a site out of the round again."""
+        """Take a site out of the round again."""
         self._round.trained.pop(site, None)
         self.staging.discard(site)
         self.reject(site, reason)
 
     def screen(self) -> dict[str, str]:
-        """Takes out the sites that differ from the others in what must be alike; why, by site."""
+        """Take out the sites that differ from the others in what must be alike; why, by site."""
         reports = {site: self._round.trained[site].report for site in self.accepted}
         alike = [declared for declared in self.rule.report_fields if declared.alike]
         odd = {site: why for declared in alike for site, why in misfits(reports, declared).items()}
@@ -281,20 +281,20 @@ class Collector:
     # -- the sum
 
     def require(self, min_sites: int) -> None:
-        """Raises :class:`QuorumError` with every site's reason when fewer results are usable."""
+        """Raise :class:`QuorumError` with every site's reason when fewer results are usable."""
         if (found := len(self._round.trained)) < min_sites:
             where = f"{type(self.rule).__name__}, round {self._round.number}"
             why = reasons(self.rejected.items()) or "no answer"
             raise QuorumError(f"{where}: {found} usable result(s) of min_sites={min_sites} ({why})")
 
     def anchor_model(self) -> dict[str, torch.Tensor]:
-        """The plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
+        """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
         share = 1.0 / len(self.accepted)
         plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
         return weighted_average(self._states(), dict.fromkeys(self.accepted, share), movement=plain)
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
-        """The next global model (or the aggregated update) and how the rule weighed.
+        """Return the next global model (or the aggregated update) and how the rule weighed.
 
         Tensors that stay at the sites are as they were; where all do, nothing is weighed.
 
@@ -331,7 +331,7 @@ class Collector:
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
     def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
-        """The rule's :meth:`Rule.move` on the tensors that are trained."""
+        """Return the rule's :meth:`Rule.move` on the tensors that are trained."""
 
         def move(change: State) -> State:
             with one_thread():
@@ -342,7 +342,7 @@ class Collector:
         return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers, self.products)
 
     def inputs(self) -> RoundInputs:
-        """What the rule is going to see."""
+        """Return what the rule is going to see."""
         sites, trained, owner = self.accepted, self._round.trained, layers_of(self._first())
         by_name = frozenset(name for name in owner if not is_statistic(name))
         return RoundInputs(
@@ -383,7 +383,7 @@ class Collector:
         return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
 
     def _first(self) -> State:
-        """The first site's model: what all look like."""
+        """Return the first site's model: what all look like."""
         return self._state(self.accepted[0])
 
     def _state(self, site: str) -> State:
@@ -396,7 +396,7 @@ def _report(site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields
 
 
 def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:
-    """The state to collect; whatever a tensor does that is none of ours is its site's fault."""
+    """Return the state to collect; whatever a tensor does that is none of ours is its site's fault."""
     try:
         return shape.read(message, site, fits)
     except (OSError, MemoryError):

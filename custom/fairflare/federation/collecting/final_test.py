@@ -114,7 +114,7 @@ class Tested:
         }
 
     def without(self, metric: str) -> list[str]:
-        """Sites that answered, and whose ``metric`` is not finite."""
+        """Return sites that answered, and whose ``metric`` is not finite."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
 
 
@@ -147,7 +147,7 @@ class FinalTest:
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
     ) -> Tested:
-        """Tests a model.
+        """Test a model.
 
         Args:
             state: the model.
@@ -192,7 +192,7 @@ class FinalTest:
     def of_all(
         self, state: Mapping[str, Any], current_round: int, lists: Sequence[Sequence[str]]
     ) -> tuple[Tested, list[list[str]]]:
-        """Tests the model that all share on the images that belong to no site alone, each list of them at one site.
+        """Test the model that all share on the images that belong to no site alone, each list of them at one site.
 
         Args:
             state: the model.
@@ -217,7 +217,7 @@ class FinalTest:
         return tested, measured
 
     def _read(self, phase: Phase, site: str, message: Message, split: str = SPLIT_TEST) -> dict[str, float]:
-        """An answer's metrics; what it says beside them goes into the phase's ``stats``."""
+        """Return an answer's metrics; what it says beside them goes into the phase's ``stats``."""
         head = read_head(site, message, phase.current_round)
         stats = read_stats(site, head, self.metrics[self.primary])
         told, has = read_report(head, COUNTS, site)["num_samples"], self.facts.get(site, NOTHING)["images"].get(split)

@@ -70,11 +70,11 @@ class Influence:
         return self._states[1]
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
-        """Weights that a rule is going to remember."""
+        """Return weights that a rule is going to remember."""
         return self._bounded(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
-        """Weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
+        """Return weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
         limits = self._limits(weights)
         return self._tempered(capped_weights(weights, limits) if limits else weights)
 
@@ -99,7 +99,7 @@ class Influence:
         return kept
 
     def weighed(self, weighing: Weighing) -> Weighing:
-        """The rule's decision within the bounds; warns of a site that holds more than half."""
+        """Return the rule's decision within the bounds; warns of a site that holds more than half."""
         if weighing.layers is not None:
             return self._layers(weighing, weighing.layers)
         if weighing.sites is None:
@@ -141,7 +141,7 @@ class Influence:
         return replace(weighing, layers=layers, record=record)
 
     def _bounded(self, weights: SiteWeights, of: str = "", what: str = "weight", when: str = "") -> SiteWeights:
-        """The weights within the bounds, and a word about each that was at work."""
+        """Return the weights within the bounds, and a word about each that was at work."""
         limits = self._limits(weights)
         for site, weight in sorted(weights.items()):
             limit = limits.get(site, 1.0)

@@ -81,7 +81,7 @@ class Phase:
         return not self.doubtful.issuperset(self.silent)
 
     def refuse(self, site: str, reason: str) -> None:
-        """Leaves a site out after all."""
+        """Leave a site out after all."""
         self.good.pop(site, None)
         self.trained.pop(site, None)
         self.left_out[site] = printable(reason, LONGEST)
@@ -122,7 +122,7 @@ class Exchange:
         num_rounds: int,
         use: Callable[[Phase, str, Message], dict[str, float]],
     ) -> Phase:
-        """Sends ``task`` to ``phase.asked`` and fills ``phase``.
+        """Send ``task`` to ``phase.asked`` and fills ``phase``.
 
         Args:
             use: takes an answer out of memory and returns its metrics. A :class:`ReportError` leaves the site out;
@@ -230,7 +230,7 @@ class Exchange:
 
 
 def _counted(task: Message, phase: Phase, lock: threading.Lock) -> Message:
-    """A message whose tensors are other ones for every site, each counted when it is made."""
+    """Return a message whose tensors are other ones for every site, each counted when it is made."""
     each = task.each
     if each is None:
         return task

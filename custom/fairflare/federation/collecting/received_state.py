@@ -55,14 +55,14 @@ class Shape(Protocol):
     stays: frozenset[str]  # tensors that are not averaged, as they stay at the sites
 
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
-        """The state to collect, every tensor looked at, and made for good where it fits into memory.
+        """Return the state to collect, every tensor looked at, and made for good where it fits into memory.
 
         Raises:
             ValueError, TypeError: it cannot be collected (names site, tensor).
         """
 
     def collected(self, state: State) -> State:
-        """A state that was collected, as it goes into the sum."""
+        """Return a state that was collected, as it goes into the sum."""
 
 
 class LikeReceived:
@@ -130,7 +130,7 @@ class LikeReceived:
 
 
 def is_trained(name: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no counter and no running statistic, as far as it and its name tell."""
+    """Return whether a tensor is no counter and no running statistic, as far as it and its name tell."""
     return tensor.is_floating_point() and not is_statistic(name)
 
 

@@ -57,27 +57,27 @@ class Roster:
         transport.watch(self.seen)
 
     def known(self) -> list[str]:
-        """Every site of the job that may be asked, sorted."""
+        """Return every site of the job that may be asked, sorted."""
         return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:
-        """Sites to ask in a round, sorted."""
+        """Return sites to ask in a round, sorted."""
         known = self.known()
         live = [site for site in known if self._asks(site, ALL, current_round)]
         return live if len(live) >= self.min_sites else known
 
     def willing(self, sites: Iterable[str], name: str, current_round: int) -> list[str]:
-        """Those of ``sites`` that are asked in a phase after the first of a round, sorted."""
+        """Return those of ``sites`` that are asked in a phase after the first of a round, sorted."""
         return sorted(site for site in sites if self._asks(site, name, current_round))
 
     def doubtful(self, sites: Iterable[str]) -> set[str]:
-        """Those that were dropped and have not shown up since."""
+        """Return those that were dropped and have not shown up since."""
         with self._lock:
             found = ((site, self._patience.get((site, ALL))) for site in sites)
             return {site for site, p in found if p is not None and p.drops and not p.alive}
 
     def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
-        """Sites that are not asked, and why."""
+        """Return sites that are not asked, and why."""
         of = f"{name} " if name else ""
         reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"
         silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)

@@ -37,19 +37,19 @@ class Transport(Protocol):
     """How the server reaches the sites."""
 
     def sites(self) -> list[str]:
-        """Names of the sites of the job, also of those that do not answer at present."""
+        """Return the names of the sites of the job, also of those that do not answer at present."""
 
     def expected(self) -> list[str]:
-        """Names of the sites that the job was made for; the same as :meth:`sites` where it names none."""
+        """Return the names of the sites that the job was made for; the same as :meth:`sites` where it names none."""
 
     def ask(self, question: Question) -> None:
-        """Sends the task and hands over each reply as it arrives, from any thread, one at a time.
+        """Send the task and hands over each reply as it arrives, from any thread, one at a time.
 
         Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
         """
 
     def stopped(self) -> bool | str:
-        """Whether the run is to stop; a text says why."""
+        """Return whether the run is to stop; a text says why."""
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """A line for the server's log."""

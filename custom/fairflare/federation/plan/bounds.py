@@ -62,7 +62,7 @@ class Bounds:
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
 
     def check_aggregate(self, rule: Rule) -> None:
-        """Refuses what a rule cannot do with, and a ``trim`` that nothing uses.
+        """Refuse what a rule cannot do with, and a ``trim`` that nothing uses.
 
         Raises:
             ValueError: says why.
@@ -75,7 +75,7 @@ class Bounds:
             raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")
 
     def check_products(self, rule: Rule, task: Task | None) -> None:
-        """Refuses the average of adapters by their products where a method needs each tensor's mean by itself.
+        """Refuse the average of adapters by their products where a method needs each tensor's mean by itself.
 
         Raises:
             ValueError: says why, and what to set.
@@ -94,7 +94,7 @@ class Bounds:
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
-    """The bounds in force among other settings, for a job of so many sites."""
+    """Return the bounds in force among other settings, for a job of so many sites."""
     found = {name: getattr(run, name) for name in field_names(Bounds)}
     if run.max_weight == AUTO and num_sites:
         found["max_weight"] = auto_share(num_sites)
@@ -102,7 +102,7 @@ def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
 
 
 def in_words(run: Bounds, num_sites: int | None) -> str:
-    """The bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
+    """Return the bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
     found = bounds_of(run, num_sites or 0)
     auto = run.max_weight == AUTO
     rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"

@@ -60,7 +60,7 @@ class Listed:
 
 
 def overview() -> list[Listed]:
-    """Every method, by name."""
+    """Return every method, by name."""
     return [
         Listed(
             m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
@@ -71,7 +71,7 @@ def overview() -> list[Listed]:
 
 
 def method_table() -> str:
-    """Every method in Markdown, as the README has it; links are from the repository's root."""
+    """Return every method in Markdown, as the README has it; links are from the repository's root."""
     rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
     for m in overview():
         page = f"[{m.page}]({m.page}.md)" if m.page else ""
@@ -103,7 +103,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
 
 
 def page(name: str) -> str:
-    """The same as Markdown.
+    """Return the same as Markdown.
 
     Raises:
         ValueError: unknown method.
@@ -127,7 +127,7 @@ class InUse:
 
 
 def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
-    """The settings of :func:`sections` with the values that a run uses.
+    """Return the settings of :func:`sections` with the values that a run uses.
 
     Args:
         name: of the method.
@@ -160,7 +160,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
 
 
 def _value(component: Any, setting: Setting) -> Any:
-    """What a component has of a setting, a preset's too; of a kind of part that it has not: the default."""
+    """Return what a component has of a setting, a preset's too; of a kind of part that it has not: the default."""
     for step in setting.name.split("."):
         value = getattr(component, step, setting.default)
         if value is None and hasattr(component, "setting"):
@@ -183,7 +183,7 @@ def in_lines(used: InUse) -> str:
 
 
 def quick_job(name: str) -> str:
-    """What a job that is quick to try has instead of the paper's settings."""
+    """Return what a job that is quick to try has instead of the paper's settings."""
     quick, paper = make_plan(name, shown=True), make_plan(name, small=False, shown=True)
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):

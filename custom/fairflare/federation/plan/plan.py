@@ -112,7 +112,7 @@ def make_plan(
     shown: bool = False,
     **options: Any,
 ) -> Plan:
-    """Puts a run together.
+    """Put a run together.
 
     Args:
         method: a name of ``fairflare list``; default: see :func:`fairflare.methods.base.catalog.method_of`.
@@ -297,7 +297,7 @@ def _check_together(
 
 
 def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:
-    """Refuses an object of another method, and a value that is given by name though an object has it."""
+    """Refuse an object of another method, and a value that is given by name though an object has it."""
     for what, usual in (("rule", method.rule), ("training", method.training)):
         if (half := objects.get(what)) is not None and not isinstance(half, usual):
             got = type(half).__name__
@@ -309,7 +309,7 @@ def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) ->
 
 
 def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
-    """What a task says of local training, and where the method has another value."""
+    """Yield what a task says of local training, and where the method has another value."""
     plain = LocalTraining()
     for name, value in brought.items():
         own = getattr(usual, name)
@@ -318,7 +318,7 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
 
 
 def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettings:
-    """The run's settings with what the site half asks of it.
+    """Return the run's settings with what the site half asks of it.
 
     Raises:
         ValueError: one in which the rule could do nothing, or which it has no use for.
@@ -334,7 +334,7 @@ def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettin
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a method or job usually has and ``local_steps`` takes the place of.
+    """Return what a method or job usually has and ``local_steps`` takes the place of.
 
     Raises:
         ValueError: both are given.
@@ -350,7 +350,7 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
-    """What a paper's setting still has to be given by hand."""
+    """Return what a paper's setting still has to be given by hand."""
     if paper is None:
         return (f"a published setting: {model.title} has none, so a quick job's training and its own defaults hold",)
     if sites is None:
@@ -396,7 +396,7 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
 def route_settings(
     settings: Mapping[str, Any], method: Method, task: type
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Gives each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
+    """Give each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
 
     Raises:
         ValueError: nothing has such a setting (suggests the nearest).

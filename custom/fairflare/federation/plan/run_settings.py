@@ -146,7 +146,7 @@ class RunSettings(Bounds):
         return self.num_rounds + self.crt_rounds
 
     def tests(self, current_round: int) -> bool:
-        """Whether the model that this round makes is tested; that of the last round is so in any case."""
+        """Return whether the model that this round makes is tested; that of the last round is so in any case."""
         every, left = self.test_every, self.rounds_in_all - current_round - 1
         return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
 
@@ -159,7 +159,7 @@ class RunSettings(Bounds):
 
 
 def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:
-    """Settings of a run from what a user says of all phases: at least two sites, an hour a phase."""
+    """Return the settings of a run from what a user says of all phases: at least two sites, an hour a phase."""
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
         "min_sites": 2 if min_sites is None else min_sites,
@@ -202,7 +202,7 @@ class Place:
         return None if found is None else number("models_in_memory in the server's local/fairflare.json", found, low=0)
 
     def initial_weights(self, run: RunSettings) -> str | None:
-        """The checkpoint that the federation starts from: the job's, or that of the server's private file.
+        """Return the checkpoint that the federation starts from: the job's, or that of the server's private file.
 
         Raises:
             ValueError: both name one; the job's leads out of what it carries.

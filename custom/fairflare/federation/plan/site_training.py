@@ -43,7 +43,7 @@ def training_by_task(kind: str, method: Method) -> dict[str, Any]:
 
 
 def training_of(site_half: Any) -> LocalTraining | None:
-    """The sites' half as an object; ``None`` when it cannot be made here."""
+    """Return the sites' half as an object; ``None`` when it cannot be made here."""
     # Only of this package: a job's client configuration must not make the server load any other class.
     path = site_half.get("path") if isinstance(site_half, dict) else None
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
@@ -57,13 +57,13 @@ def training_of(site_half: Any) -> LocalTraining | None:
 
 
 def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
-    """The settings that a half has in common with the class of the other half; none of ``None``."""
+    """Return the settings that a half has in common with the class of the other half; none of ``None``."""
     names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
     return {name: getattr(other, name) for name in sorted(names)}
 
 
 def check_shared(rule: Rule, training: LocalTraining) -> None:
-    """Compares two halves before a job is made of them.
+    """Compare two halves before a job is made of them.
 
     Raises:
         HalvesDiffer: names the first setting that differs, with both values.
@@ -75,7 +75,7 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
 
 
 def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
-    """Compares the settings that rule and training both have, such as ``preset`` or ``rho``.
+    """Compare the settings that rule and training both have, such as ``preset`` or ``rho``.
 
     Args:
         rule: the server's half.

@@ -47,7 +47,7 @@ def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
 
 
 def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
-    """The object as one of the class in the job's file, its synthetic data for the run's sites."""
+    """Return the object as one of the class in the job's file, its synthetic data for the run's sites."""
     if type(task) is cls and cls.__module__ != TASK_MODULE:
         return task
     values = {name: getattr(task, name) for name in field_names(cls)}
@@ -56,7 +56,7 @@ def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
 
 
 def of_bundle(folder: Path, **others: Any) -> type[Task]:
-    """The class of a bundle's task, which is not beside its file yet."""
+    """Return the class of a bundle's task, which is not beside its file yet."""
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
@@ -71,7 +71,7 @@ def dealt_to(sites: int, task: type) -> dict[str, Any]:
 
 
 def load_task_class(path: Path) -> type[Task]:
-    """The class ``Task`` of a task file.
+    """Return the class ``Task`` of a task file.
 
     Raises:
         TaskFileError: no such file, no such class in it, or the file cannot be run.
@@ -94,7 +94,7 @@ def load_task_class(path: Path) -> type[Task]:
 
 
 def brings(task: Task) -> Callable[[], None] | None:
-    """What another process has to call before the task arrives there; ``None``: its class can be imported."""
+    """Return what another process has to call before the task arrives there; ``None``: its class can be imported."""
     cls = type(task)
     if cls.__module__ != TASK_MODULE:
         return None

@@ -53,7 +53,7 @@ class BestModel:
         return self._criterion(self.scores) if self.scores else None
 
     def offer(self, scores: Mapping[str, float], made: int, *, last: bool = False) -> bool:
-        """Whether a model is the best so far; if so, it is from now on.
+        """Return whether a model is the best so far; if so, it is from now on.
 
         Args:
             scores: its validation metric by site; what is not finite counts as no score.
@@ -126,6 +126,6 @@ class BestModel:
         return {"made": self.made, "scores": self.scores, "missed": self._missed, "rank": self._rank}
 
     def load_state_dict(self, state: Any) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Take back what :meth:`state_dict` gave."""
         self.made, self._rank = state["made"], int(state["rank"])
         self.scores, self._missed = dict(state["scores"]), dict(state["missed"])

@@ -127,7 +127,7 @@ class CheckpointFolder:
         self._memory: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     def save(self, checkpoint: Checkpoint, rounds: RecordLog) -> None:
-        """Writes a checkpoint; a crash at any point leaves the old one or the new one.
+        """Write a checkpoint; a crash at any point leaves the old one or the new one.
 
         Args:
             checkpoint: what to keep.
@@ -159,7 +159,7 @@ class CheckpointFolder:
         self._remove_all_but(number)
 
     def load(self, check: Check = lambda extra: None) -> Checkpoint | None:
-        """The last checkpoint that is what was written; ``None`` when there is none at all.
+        """Return the last checkpoint that is what was written; ``None`` when there is none at all.
 
         Args:
             check: is given ``extra`` before anything else is read, and may refuse.
@@ -182,7 +182,7 @@ class CheckpointFolder:
         return None
 
     def back_from(self, current_round: int) -> Checkpoint | None:
-        """The checkpoint of the round before, which is the newest one from now on; ``None`` when there is none.
+        """Return the checkpoint of the round before, which is the newest one from now on; ``None`` when there is none.
 
         Raises:
             CheckpointError: it does not fit itself.
@@ -198,7 +198,7 @@ class CheckpointFolder:
         return found
 
     def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
-        """The best model so far; ``None`` when there is none, or its file is damaged or gone."""
+        """Return the best model so far; ``None`` when there is none, or its file is damaged or gone."""
         name = _best_file(checkpoint.extra)
         if name not in self._sums:
             return None
@@ -211,7 +211,7 @@ class CheckpointFolder:
     # -- writing
 
     def _put(self, name: str, write: Callable[[Path], object]) -> str:
-        """Writes a file; its checksum."""
+        """Write a file; its checksum."""
         write_whole(self.folder / name, write)
         return sha256_of(self.folder / name)
 
@@ -226,7 +226,7 @@ class CheckpointFolder:
         return {str(path.relative_to(self.folder)): found for path, (_, found) in self._memory.items()}
 
     def _remove_all_but(self, newest: int) -> None:
-        """Removes what the two newest checkpoints do not name."""
+        """Remove what the two newest checkpoints do not name."""
         needed: set[str] = set()
         for number in self._numbers():
             if not newest - KEPT < number <= newest:
@@ -308,7 +308,7 @@ def _model_file(number: int) -> str:
 
 
 def _best_file(extra: Mapping[str, Any]) -> str:
-    """Name of the best model's file; empty: there is none."""
+    """Return the name of the best model's file; empty: there is none."""
     number = extra.get("best_round")
     return "" if number is None else _model_file(number)
 
@@ -318,7 +318,7 @@ def _sum_of(content: Mapping[str, Any]) -> str:
 
 
 def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
-    """What a file holds, once its checksum is right."""
+    """Return what a file holds, once its checksum is right."""
     try:
         if sha256_of(path) != wanted:
             raise _Damaged(f"{path.name} {_CHANGED}")
@@ -338,7 +338,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
-    """Refuses to go on with an experiment under other settings.
+    """Refuse to go on with an experiment under other settings.
 
     Raises:
         CheckpointError: names each differing setting with both values.
@@ -351,7 +351,7 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
 
 
 def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[str], experiment: str) -> None:
-    """Refuses another number of rounds where it would change rounds that are done.
+    """Refuse another number of rounds where it would change rounds that are done.
 
     Args:
         was, now: ``num_rounds`` before and now.

@@ -68,7 +68,7 @@ class Experiment:
         self._sites: list[str] = []
 
     def open(self) -> None:
-        """Takes the experiment for this run alone, and clears away what dead processes left.
+        """Take the experiment for this run alone, and clears away what dead processes left.
 
         Raises:
             CheckpointError: another run has it (names job, process, host and since when).
@@ -87,7 +87,7 @@ class Experiment:
         remove_partials(self.place.run_dir)
 
     def close(self) -> None:
-        """Lets go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
+        """Let go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
         if self.lock is not None:
             self.lock.release()
         else:
@@ -96,7 +96,7 @@ class Experiment:
     # -- where a run begins
 
     def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
-        """The first round to do and its model: ``start``, or where the last job of the experiment stopped.
+        """Return the first round to do and its model: ``start``, or where the last job of the experiment stopped.
 
         Also begins the results, with ``info``.
 
@@ -149,7 +149,7 @@ class Experiment:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 
     def _differences(self, found: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
-        """What is not as it was and may change the figures."""
+        """Yield what is not as it was and may change the figures."""
         was, now = found.extra["versions"], info["versions"]
         for name in sorted(set(was) | set(now)):
             if was.get(name) != now.get(name):
@@ -185,7 +185,7 @@ class Experiment:
     # -- after a round
 
     def save(self, next_round: int, state: State) -> None:
-        """Keeps the model that ``next_round`` begins with, and all that belongs to it.
+        """Keep the model that ``next_round`` begins with, and all that belongs to it.
 
         Raises:
             ServerFault: the disk is full or cannot be written; the checkpoints before are still there.
@@ -213,7 +213,7 @@ class Experiment:
             self.folder.save(checkpoint, self.journal.store.log)
 
     def go_back(self, current_round: int, like: State, reason: str) -> State | None:
-        """Takes everything back to before the last round; its model, or ``None`` when it is not there any more.
+        """Take everything back to before the last round; its model, or ``None`` when it is not there any more.
 
         Raises:
             ServerFault: a folder cannot be written.
@@ -232,7 +232,7 @@ class Experiment:
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Turns a disk's error into the server's fault, in words for whoever runs it."""
+    """Turn a disk's error into the server's fault, in words for whoever runs it."""
     try:
         yield
     except OSError as error:

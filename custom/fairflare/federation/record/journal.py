@@ -272,7 +272,7 @@ class Journal:
 
 
 def _data_in_words(found: Mapping[str, Any]) -> str:
-    """What a site said of its data."""
+    """Return what a site said of its data."""
     lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
     home = found["suppressed"]
     parts = [f"{lists} images" if lists else "said nothing about its data"] if lists or not home else []

@@ -43,7 +43,7 @@ class ModelFiles:
         return None if self.best.made is None else self.best.made + 1
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
-        """Replaces the file atomically."""
+        """Replace the file atomically."""
         conf: dict[str, Any] = {
             "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
         }  # fmt: skip
@@ -63,7 +63,7 @@ class ModelFiles:
         *,
         last: bool = False,
     ) -> bool:
-        """Keeps the model if it is the best so far; whether it is.
+        """Keep the model if it is the best so far; whether it is.
 
         Args:
             state: what the sites validated.
@@ -79,7 +79,7 @@ class ModelFiles:
         return True
 
     def load_best(self) -> dict[str, torch.Tensor]:
-        """The best model, from its file."""
+        """Return the best model, from its file."""
         content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
         return cast(dict[str, torch.Tensor], content["model"])
 

@@ -31,7 +31,7 @@ CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # how the 
 
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
-    """What must be the same when an experiment goes on."""
+    """Return what must be the same when an experiment goes on."""
     return {
         "num_rounds": run.num_rounds,
         "seed": run.seed,
@@ -55,7 +55,7 @@ def info_of(
     expected: Sequence[str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The results' ``info``, see ``docs/results_reference.md``."""
+    """Return the results' ``info``, see ``docs/results_reference.md``."""
     method = type(rule).__name__
     return {
         "experiment": run.experiment,
@@ -100,14 +100,14 @@ def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, t
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
-    """Gives which metrics are better high, and their units, where they have one."""
+    """Give which metrics are better high, and their units, where they have one."""
     units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
     higher = {name: metric.higher_is_better for name, metric in metrics.items()}
     return {"higher_is_better": higher, **({"units": units} if units else {})}
 
 
 def source_of(task: Task) -> dict[str, str] | None:
-    """Name and checksum of the file that the task's class comes from; ``None``: it comes from none.
+    """Return the name and checksum of the file that the task's class comes from; ``None``: it comes from none.
 
     Of a MONAI bundle also the checksum over its files, ``monai_bundle_sha256``.
     """
@@ -132,11 +132,11 @@ def versions() -> dict[str, str]:
 
 
 def following_rounds(rule: object, site_half: Any) -> list[str]:
-    """Settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
+    """Return settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
     halves = {"rule": rule, "training": training_of(site_half)}.items()
     return [f"{n}.{s}" for n, half in halves if isinstance(half, FollowsNumRounds) for s in half.follows_num_rounds()]
 
 
 def knows(site_half: Any) -> bool:
-    """Whether the sites' half can be asked here."""
+    """Return whether the sites' half can be asked here."""
     return training_of(site_half) is not None

@@ -52,7 +52,7 @@ class TaskRecorder:
         return found
 
     def _kept(self) -> dict[str, str]:
-        """Copies the file of the task's class beside the results, once."""
+        """Copy the file of the task's class beside the results, once."""
         if self._source is None:
             self._source = {}
             cls = type(self.task)
@@ -66,7 +66,7 @@ class TaskRecorder:
 
 
 def origin(cls: type) -> tuple[str, list[str]]:
-    """The packaged class that a task's class is or builds on, and what is not of it."""
+    """Return the packaged class that a task's class is or builds on, and what is not of it."""
     own: dict[str, None] = {}
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):

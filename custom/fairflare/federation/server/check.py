@@ -86,7 +86,7 @@ FIELDS = (
 
 
 def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:
-    """A site's answer, checked: images by list, and the fields after them; ``None``: it does not say.
+    """Return a site's answer, checked: images by list, and the fields after them; ``None``: it does not say.
 
     Raises:
         ReportError: it cannot be used (names site, field and value), or the site says that it cannot take part.
@@ -207,7 +207,7 @@ class Check:
         return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
-        """Refuses the training of a site whose data are made up where the others' are not, or the reverse.
+        """Refuse the training of a site whose data are made up where the others' are not, or the reverse.
 
         Raises:
             ReportError: it is one.
@@ -221,7 +221,7 @@ class Check:
         return {}
 
     def _unready(self, phase: Phase) -> Iterator[str]:
-        """Sites that cannot take part."""
+        """Yield sites that cannot take part."""
         refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
         if len(phase.good) < self.settings.min_sites:
             yield (
@@ -236,7 +236,7 @@ class Check:
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
-        """What does not go together and ends the run; ``before``: whether the rounds so far were on made-up data.
+        """Yield what does not go together and ends the run; ``before``: whether the rounds so far were on made-up data.
 
         Where a run may go on without a site, one that differs from most or from the rounds before is left out.
         """
@@ -267,7 +267,7 @@ class Check:
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
-        """The classes that the sites have, and the network's; of ``real`` data."""
+        """Yield the classes that the sites have, and the network's; of ``real`` data."""
         for key, verb, remedy in (
             ("class_names", "name", ""),
             ("class_groups", "group", ". Write the same 'class_groups' into all"),
@@ -341,7 +341,7 @@ class Check:
         del self.facts[site]
 
     def _of_kind(self, synthetic: bool) -> list[str]:
-        """Sites that say that their data are made up, or that they are not."""
+        """Return sites that say that their data are made up, or that they are not."""
         return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
 
 
@@ -354,7 +354,7 @@ def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
 
 
 def _ended(text: str) -> str:
-    """A sentence; a reason may end with a question."""
+    """Return a sentence; a reason may end with a question."""
     return text if text.endswith((".", "?")) else f"{text}."
 
 

@@ -65,7 +65,7 @@ class FirstModel:
         return {"exchange": run.exchange, "makes": makes, "rest": self.rest}
 
     def check_norms(self, norm_statistics: str) -> None:
-        """Raises ``ValueError`` when statistics are to be measured of norms that do not travel."""
+        """Raise ``ValueError`` when statistics are to be measured of norms that do not travel."""
         if norm_statistics == "recalibrated" and self.still:
             raise ValueError(
                 f"norm_statistics='recalibrated' measures every batch norm anew, and {self.still[0]!r} is in a part of "
@@ -105,7 +105,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
 
 
 def build(task: Task) -> torch.nn.Module:
-    """The task's network; what is wrong with a user's own is said with its line."""
+    """Return the task's network; what is wrong with a user's own is said with its line."""
     named = f"build_model() of the task ({type(task).__name__})"
     try:
         model = network_of(task)
@@ -220,7 +220,7 @@ def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
-    """Names, the rest, and the tensors as bytes; for another process."""
+    """Name, the rest, and the tensors as bytes; for another process."""
     torch.set_num_threads(1)
     first = make()
     return list(first.state), replace(first, state={}), save_bytes(first.state)

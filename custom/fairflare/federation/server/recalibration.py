@@ -72,7 +72,7 @@ class NormReport:
 
 
 def read_norms(site: str, message: Message, current_round: int, pending: Mapping[str, int]) -> NormReport:
-    """A site's answer to ``norms``, every value checked.
+    """Return a site's answer to ``norms``, every value checked.
 
     Args:
         site, message: who said what.
@@ -181,7 +181,7 @@ class Recalibration:
     # -- one exchange
 
     def _exchange(self, chain: _Chain) -> bool:
-        """Asks for the next norms and sets them; whether there are more."""
+        """Ask for the next norms and sets them; whether there are more."""
         total, run = chain.total, self.run
         live = [site for site in total.asked if site not in total.left_out]
         told = {DONE: list(chain.done), EXCHANGE: chain.exchanges, ONE_PASS: run.recalibration == "one_pass"}
@@ -258,7 +258,7 @@ class Recalibration:
 def bounded_counts(
     reports: Mapping[str, NormReport], names: list[str], most: int | None
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
-    """Values of a channel as they count, by norm and site; and who claimed more.
+    """Return the values of a channel as they count, by norm and site; and who claimed more.
 
     With ``max_samples`` no site counts as more than so many images, each with as many places as an image has at the
     median site.
@@ -284,7 +284,7 @@ def _as_state(said: NormReport) -> dict[str, torch.Tensor]:
 
 
 def _agreed(reports: Mapping[str, NormReport]) -> tuple[tuple[str, ...], bool]:
-    """What most sites say; of as many, what the first of them by name says."""
+    """Return what most sites say; of as many, what the first of them by name says."""
     said = Counter(reports[site].group for site in sorted(reports))
     return said.most_common(1)[0][0] if said else ((), False)
 

@@ -38,7 +38,7 @@ class Retraining:
         )
 
     def check(self, task: Task, state: State) -> None:
-        """Raises ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
+        """Raise ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
         run, rule, name = self.run, self.rule, type(self.rule).__name__
         averaged = isinstance(rule, ReportsMean) and rule.report_average
         problems = {
@@ -62,7 +62,7 @@ class Retraining:
         return self.classifier if behind else self.rule
 
     def trained(self, state: State, current_round: int) -> State:
-        """Begins a round: the tensors that it is about."""
+        """Begin a round: the tensors that it is about."""
         rule = self.rule_at(current_round)
         if isinstance(rule, SeesModel):
             rule.begin_round(state)
@@ -72,7 +72,7 @@ class Retraining:
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
-        """Takes the method's weights of a round, for ``crt_weights="method"``."""
+        """Take the method's weights of a round, for ``crt_weights="method"``."""
         if self.rule_at(current_round) is self.rule:
             self.classifier.remember(weighing)
 

@@ -128,7 +128,7 @@ class Rounds:
             self.experiment.close()
 
     def _start(self) -> tuple[int, State]:
-        """The first round to do, and initial or checkpointed model."""
+        """Return the first round to do, and initial or checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
@@ -157,7 +157,7 @@ class Rounds:
         return found
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
-        """The model before the last round, with all that belongs to it; once for a round.
+        """Return the model before the last round, with all that belongs to it; once for a round.
 
         Without an experiment there is none: a model more in memory, or on the disk of a run that keeps nothing, is a
         price that whoever wants this pays with an experiment id.

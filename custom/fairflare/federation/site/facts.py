@@ -16,7 +16,7 @@ OTHER_IMAGES = "other_images"
 
 
 def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """What a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
+    """Return what a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
 
     Args:
         data: of the site.

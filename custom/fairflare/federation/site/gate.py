@@ -52,7 +52,7 @@ OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
 def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under the names that may leave a site, see :func:`fairflare.base.task.metric_name`.
+    """Return metrics under the names that may leave a site, see :func:`fairflare.base.task.metric_name`.
 
     Raises:
         SiteError: two would have the same name (says which in this site's log only).
@@ -62,7 +62,7 @@ def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_names(site: str, names: Collection[str]) -> None:
-    """Refuses metrics of which two would have one name.
+    """Refuse metrics of which two would have one name.
 
     Raises:
         SiteError: says which in this site's log only.
@@ -96,7 +96,7 @@ class Gate:
     floor: Floor
 
     def keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """Takes out of a reply what stays at the site, and says what in its stats (``check`` says it itself)."""
+        """Take out of a reply what stays at the site, and says what in its stats (``check`` says it itself)."""
         if reply.status != STATUS_OK or request.name == TASK_CHECK:
             return
         if not self.classes:
@@ -134,7 +134,7 @@ class Gate:
     # -- too few cases
 
     def _of_groups(self, reply: SiteReply) -> list[str]:
-        """Makes the declared sums of the outcomes by group, without what is of too few cases."""
+        """Make the declared sums of the outcomes by group, without what is of too few cases."""
         table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
         if table is None:
             return []
@@ -200,12 +200,12 @@ class Gate:
             yield "num_samples"
 
     def _has_few(self, split: str) -> bool:
-        """Whether the draws could be solved for a class with few cases, or nobody knows."""
+        """Return whether the draws could be solved for a class with few cases, or nobody knows."""
         hidden = self.floor.hidden(split)
         return self.floor.least > 1 and (hidden[1] if hidden is not None else self.task.has_classes is not False)
 
     def _hides_one(self, split: str) -> bool:
-        """Whether a class has too few cases, or nobody knows: none is too few, and a count of 0 tells it."""
+        """Return whether a class has too few cases, or nobody knows: none is too few, and a count of 0 tells it."""
         hidden = self.floor.hidden(split)
         return self.floor.least > 1 and (hidden is None or bool(hidden[0]))
 
@@ -223,7 +223,7 @@ class Gate:
         return own is not None and own.mean_of_images
 
     def _prefixes(self, task: str) -> dict[str, str]:
-        """What stands in front of a metric's name, and the split that it is of."""
+        """Return what stands in front of a metric's name, and the split that it is of."""
         if task != TASK_VALIDATE:
             return {"": SPLIT_VALIDATION}
         further = {split.removeprefix("test_") + "/": split for split in self.data.test_splits if split != SPLIT_TEST}

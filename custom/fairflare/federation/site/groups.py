@@ -136,7 +136,7 @@ class GroupTable:
     calibration_bins: int
 
     def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
-        """The declared fields, and the names of what stays: groups, and classes of an attribute (by number).
+        """Return the declared fields, and the names of what stays: groups, and classes of an attribute (by number).
 
         Where single cases may be told of, sums are of each of :data:`FOLDS` parts of the cases by itself, the same
         parts in every run.
@@ -188,7 +188,7 @@ class GroupTable:
 def table_of(
     site: str, task: Task, model: torch.nn.Module, data: SiteData, device: torch.device, asked: SiteTask
 ) -> GroupTable:
-    """Measures the test images for the groups that a run asks for.
+    """Measure the test images for the groups that a run asks for.
 
     Raises:
         SiteError: the table would be larger than an answer may be.

@@ -49,7 +49,7 @@ FIELDS = (
 
 
 def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch.Tensor]:
-    """The model that a question is about: it came with the first of a round, with later ones only what changed.
+    """Return the model that a question is about: it came with the first of a round, with later ones only what changed.
 
     Raises:
         SiteError: this site has not kept it (names the round).
@@ -100,7 +100,7 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
 
 
 def whole_pass(model: Any) -> Forward:
-    """The forward pass through all that is used in evaluation.
+    """Return the forward pass through all that is used in evaluation.
 
     Of a classifier with a projection head (Fed-MAS: ``embed``, ``head`` and ``projector``) also through that one, which
     the classes do without and the method measures with.

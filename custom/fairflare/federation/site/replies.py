@@ -133,7 +133,7 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
 
 
 def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None) -> dict[str, Any]:
-    """What a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
+    """Return what a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
 
     Raises:
         ReportError: a value of another kind (names site, field and value).
@@ -160,7 +160,7 @@ def read_metrics(
     suppressed: Sequence[str] = (),
     needed: bool = True,
 ) -> dict[str, float]:
-    """Metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
+    """Return metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
 
     Args:
         site: name.
@@ -206,31 +206,31 @@ def read_metrics(
 
 
 def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
-    """What is declared for a metric; without a task a loss, or something in [0, 1]."""
+    """Return what is declared for a metric; without a task a loss, or something in [0, 1]."""
     if declared is not None:
         return declared_as(name.removeprefix(VALIDATED), declared)
     return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:
-    """A site's words as a log, a table and a terminal may show them."""
+    """Return a site's words as a log, a table and a terminal may show them."""
     clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def named(site: str, reason: str) -> str:
-    """A reason that begins with the site that gave it, whomever else it names."""
+    """Return a reason that begins with the site that gave it, whomever else it names."""
     return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
 
 
 def _quoted(site: str, words: str) -> str:
-    """A site's own words; as such where they name another site, which they are then seen to do."""
+    """Return a site's own words; as such where they name another site, which they are then seen to do."""
     others = {*re.findall(r"site '([^']*)'", words)} - {site}
     return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a number is one, also an integer that no float can hold."""
+    """Return whether a number is one, also an integer that no float can hold."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -238,7 +238,7 @@ def is_finite(value: Any) -> bool:
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
-    """Sites and why they are out, in one line; those with one reason together."""
+    """Return sites and why they are out, in one line; those with one reason together."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for site, why in sorted(left_out):
         alike.setdefault(why.removeprefix(f"site {site!r}: "), []).append((site, why))

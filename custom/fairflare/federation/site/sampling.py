@@ -52,7 +52,7 @@ SAMPLING = (
 
 
 def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
-    """Refuses what a site says, by the first of these problems that there is.
+    """Refuse what a site says, by the first of these problems that there is.
 
     Raises:
         ReportError: it is one (names the site).
@@ -63,7 +63,7 @@ def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
 
 
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:
-    """What of it is in a reply, as the results have it; ``None``: nothing.
+    """Return what of it is in a reply, as the results have it; ``None``: nothing.
 
     Args:
         site: name.

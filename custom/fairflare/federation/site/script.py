@@ -41,7 +41,7 @@ def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
 
 
 def built_training(told: Any) -> LocalTraining:
-    """The site half that a server named; only a method's own can be named.
+    """Return the site half that a server named; only a method's own can be named.
 
     Raises:
         SiteError: none was named, or one that is not known here or not with these settings.
@@ -161,7 +161,7 @@ class ScriptSite:
         self._loop: Loop | None = None
 
     def begin(self, request: SiteTask) -> SiteReply | None:
-        """Does a task; ``None``: it is to train, and the loop may do so until :meth:`finish`."""
+        """Do a task; ``None``: it is to train, and the loop may do so until :meth:`finish`."""
 
         def work() -> None:
             self.worker.use(self.model)
@@ -176,7 +176,7 @@ class ScriptSite:
         return None
 
     def finish(self) -> SiteReply:
-        """The answer to ``train``, with the model as it is now."""
+        """Return the answer to ``train``, with the model as it is now."""
         loop, self._loop = self._running(), None
         loop.answered.set()
         reply = self._tell.get()
@@ -184,7 +184,7 @@ class ScriptSite:
         return reply
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor, epoch: int | None = None) -> torch.Tensor:
-        """The method's loss of a batch, to be backpropagated once; in a round that failed a constant 0."""
+        """Return the method's loss of a batch, to be backpropagated once; in a round that failed a constant 0."""
         loop = self._running()
         if loop.failed is not None:
             return self._zero()
@@ -247,7 +247,7 @@ class ScriptSite:
 
 
 def needs(training: LocalTraining) -> tuple[bool, bool]:
-    """Whether a method has a loss of its own, and a step."""
+    """Return whether a method has a loss of its own, and a step."""
     kind = type(training)
     loss = kind.loss is not LocalTraining.loss or training.criterion != "task"
     return loss, kind.step is not LocalTraining.step or training.max_grad_norm is not None

@@ -43,7 +43,7 @@ SHELL_SETTINGS = (
 
 
 def read_site_file(path: Path, identity: str) -> dict[str, Any]:
-    """The private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
+    """Return the private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
 
     A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator. All
     blocks stay under ``"sites"``: whoever opens the data sees there whether others have some.
@@ -79,7 +79,7 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
 
 
 def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind: Any = Flag, wanted: str = "") -> Any:
-    """A setting of a site, checked.
+    """Return a setting of a site, checked.
 
     Args:
         site, settings: whose, and its own ones.
@@ -100,7 +100,7 @@ def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind:
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:
-    """The site's ``device`` setting, else the first GPU, else the CPU.
+    """Return the site's ``device`` setting, else the first GPU, else the CPU.
 
     Raises:
         SiteError: the wanted device does not exist here.
@@ -116,7 +116,7 @@ def pick_device(site: str, wanted: str | None) -> torch.device:
 
 
 def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, Any]) -> Computing:
-    """How the network computes here: as the job says, but for what the site's file has.
+    """Return how the network computes here: as the job says, but for what the site's file has.
 
     Raises:
         SiteError: a value of another kind (names the key).

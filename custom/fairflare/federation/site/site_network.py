@@ -49,7 +49,7 @@ class SiteNetwork:
     _own: bool = False
 
     def of(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
-        """The network, with what does not travel in ``request`` as the run has it.
+        """Return the network, with what does not travel in ``request`` as the run has it.
 
         Raises:
             SiteError: it cannot be built, or what this site builds is not what the server has.
@@ -72,11 +72,11 @@ class SiteNetwork:
         self.model, self._own = model, True
 
     def whole(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """What was sent, with what stays."""
+        """Return what was sent, with what stays."""
         return state if self.sent is None or self.model is None else self.sent.whole(state, self.model)
 
     def part(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What of a state is sent, or kept: the rest is in the network."""
+        """Return what of a state is sent, or kept: the rest is in the network."""
         return dict(state) if self.sent is None else self.sent.of(state)
 
     def forget(self) -> None:
@@ -85,7 +85,7 @@ class SiteNetwork:
             self.model = None
 
     def check_unchanged(self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-        """Raises :class:`SiteError` when a training changed what is not sent."""
+        """Raise :class:`SiteError` when a training changed what is not sent."""
         if self.sent is None:
             return
         try:
@@ -127,7 +127,7 @@ class SiteNetwork:
 
 
 def whole_anchor(request: SiteTask, store: SiteStore, site: str) -> SiteTask:
-    """The question about an anchor with the anchor itself, where it came as a difference to the received model.
+    """Return the question about an anchor with the anchor itself, where it came as a difference to the received model.
 
     Raises:
         SiteError: this site has not kept that model, or the two do not fit.

@@ -41,7 +41,7 @@ class SiteFolder:
         self.folder = folder
 
     def store(self, run: str = "") -> SiteStore:
-        """What is kept of a run, to look at; see :meth:`opened`.
+        """Return what is kept of a run, to look at; see :meth:`opened`.
 
         Raises:
             SiteError: the run's id cannot be a folder's name.
@@ -78,7 +78,7 @@ class SiteFolder:
             ) from held
 
     def _tidy(self, store: SiteStore) -> None:
-        """Removes what killed processes left, and the oldest runs. What cannot be removed costs no task."""
+        """Remove what killed processes left, and the oldest runs. What cannot be removed costs no task."""
         try:
             shutil.rmtree(store.scratch, ignore_errors=True)
             remove_partials(store.folder, mine=True)

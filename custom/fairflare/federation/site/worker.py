@@ -75,7 +75,7 @@ REMEDIES = {
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
-    """A seed for one experiment, site and round; independent of order and process."""
+    """Return a seed for one experiment, site and round; independent of order and process."""
     digest = hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()
     return int.from_bytes(digest[:7], "big") % 2**31
 
@@ -170,11 +170,11 @@ class SiteWorker:
 
     @staticmethod
     def _shown(data: SiteData, request: SiteTask) -> Any:
-        """The data as a task sees them: it may be stopped at each batch, and mean another list by the test."""
+        """Return the data as a task sees them: it may be stopped at each batch, and mean another list by the test."""
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
-        """A job can only raise what the site has set."""
+        """Return a job can only raise what the site has set."""
         return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
@@ -199,13 +199,13 @@ class SiteWorker:
         return dict(self.network.whole(kept))
 
     def stays(self, request: SiteTask | None = None) -> list[str]:
-        """Tensors of the model that the method keeps at this site."""
+        """Return tensors of the model that the method keeps at this site."""
         return self.training.home.stays(self.network.of(self.task, request))
 
     # -- pieces
 
     def evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
-        """The metrics of a model on a split.
+        """Return the metrics of a model on a split.
 
         What the server would refuse after a round of training is refused here, where it costs none.
         """
@@ -224,11 +224,11 @@ class SiteWorker:
         return metrics
 
     def has_its_own(self, request: SiteTask) -> bool:
-        """Whether a task of this kind is done with what the site has of its own."""
+        """Return whether a task of this kind is done with what the site has of its own."""
         return not request.as_sent and bool(self.training.home.model or self.stays(request))
 
     def open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
-        """The task's network with the received model, and the site's own parts in it."""
+        """Return the task's network with the received model, and the site's own parts in it."""
         run, model = self.run(request, store), self.network.of(self.task, request)
         run.sent, home, state = self.network.sent, self.training.home, request.state
         if isinstance(self.training, ByPeople):
@@ -248,7 +248,7 @@ class SiteWorker:
         return run, model
 
     def run(self, request: SiteTask, store: SiteStore) -> SiteRun:
-        """A task as training and methods see it; opens the data where they are not yet."""
+        """Return a task as training and methods see it; opens the data where they are not yet."""
         if self._data is None:
             of_task = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
@@ -299,7 +299,7 @@ class TestedOn(Proxy):
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:
-    """The answer when a task could not be done; details go to this site's log.
+    """Return the answer when a task could not be done; details go to this site's log.
 
     Args:
         site, task: names.

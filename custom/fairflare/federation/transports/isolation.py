@@ -151,7 +151,7 @@ class SiteProcess:
 
     @staticmethod
     def _progress(arguments: dict[str, Any], request: SiteTask) -> list[tuple[str, int]]:
-        """What it has kept of a training; nothing of another task."""
+        """Return what it has kept of a training; nothing of another task."""
         store = SiteFolder(arguments["site"], arguments["state_folder"]).store(request.run)
         return store.progress(request.current_round) if request.name == TASK_TRAIN else []
 
@@ -176,7 +176,7 @@ class SiteProcess:
 
 
 def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProcess]:
-    """Those that have something to say, or are dead; after some seconds nobody."""
+    """Return those that have something to say, or are dead; after some seconds nobody."""
     ready = set(wait([waitable for child in children for waitable in child.waitables], seconds))
     return [child for child in children if ready.intersection(child.waitables)]
 
@@ -228,7 +228,7 @@ def _end_with_parent() -> None:
 
 
 def obituary(site: str, task: str, child: Any) -> str:
-    """How a process ended, in a sentence."""
+    """Return how a process ended, in a sentence."""
     code = child.exitcode
     if code is not None and code < 0:
         how = f"was killed by {signal.Signals(-code).name}"

@@ -47,7 +47,7 @@ def run_local(
     should_stop: Callable[[], bool | str] = lambda: False,
     jobs: int = 1,
 ) -> Path:
-    """Runs a plan with named sites in this process, or (``jobs``) with the sites in some processes beside it.
+    """Run a plan with named sites in this process, or (``jobs``) with the sites in some processes beside it.
 
     Args:
         plan: see :func:`fairflare.federation.plan.plan.make_plan`.

@@ -30,7 +30,7 @@ class PocEnv(StockPocEnv):
         self.results = Path(results).absolute()
 
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
-        """Waits for the job and copies what it left; its folder, or ``None`` when ``timeout`` seconds were too few."""
+        """Wait for the job and copies what it left; its folder, or ``None`` when ``timeout`` seconds were too few."""
         found = super().get_job_result(job_id, timeout)
         if not found:
             return None

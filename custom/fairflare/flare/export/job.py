@@ -36,7 +36,7 @@ SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
 
 
 def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
-    """A job with one app for server and sites, deployed to the plan's sites where it names them.
+    """Return a job with one app for server and sites, deployed to the plan's sites where it names them.
 
     Args:
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` (and a MONAI bundle beside it), or the

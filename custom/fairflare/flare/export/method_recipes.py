@@ -72,7 +72,7 @@ def class_name(method: Method) -> str:
 
 
 def make_class(name: str, method: Method) -> type[MethodRecipe]:
-    """The recipe of a method, with signature and docstring.
+    """Return the recipe of a method, with signature and docstring.
 
     Raises:
         ValueError: two settings would be one argument.
@@ -156,14 +156,14 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _plain(value: Any) -> Any:
-    """A part by its kind, a list as a tuple."""
+    """Return a part by its kind, a list as a tuple."""
     if isinstance(value, Part):
         return value.kind
     return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _plain_type(hint: Any) -> Any:
-    """What a person gives for a declared type: bounds are left out, a part is its kind, any sequence will do."""
+    """Return what a person gives for a declared type: bounds are left out, a part is its kind, any sequence will do."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _plain_type(inner[0])

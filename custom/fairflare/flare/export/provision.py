@@ -91,7 +91,7 @@ class SitePolicyBuilder(Builder):
                 raise ValueError(f"site_settings of {name!r} must be a mapping, got {block!r}")
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        """Writes the files of every participant.
+        """Write the files of every participant.
 
         Raises:
             ValueError: settings for a site that the project does not have, or no server.
@@ -112,7 +112,7 @@ class SitePolicyBuilder(Builder):
             self._build_site(client.name, Path(ctx.get_local_dir(client)))
 
     def lay(self, kit: Path) -> str:
-        """Writes the same into a kit that was made without this builder, as by ``nvflare package``.
+        """Write the same into a kit that was made without this builder, as by ``nvflare package``.
 
         What the site's ``fairflare.json`` says stays.
 

@@ -30,7 +30,7 @@ def make_script_plan(
     settings: Mapping[str, Any] | None = None,
     **run: Any,
 ) -> Plan:
-    """Puts such a run together.
+    """Put such a run together.
 
     Args:
         method: a name of ``fairflare list``.

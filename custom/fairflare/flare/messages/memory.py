@@ -44,7 +44,7 @@ def _receiving(engine: Any) -> Any:
 
 @contextmanager
 def memory_given_back() -> Iterator[Callable[[], None]]:
-    """Keeps the process small as long as the context lasts; gives what is to be called again and again while it waits.
+    """Keep the process small as long as the context lasts; gives what is to be called again and again while it waits.
 
     FLARE's streaming leaves tensors and packets in reference cycles, a multiple of the model for every site, and they
     stay until Python looks for cycles among all objects, which it seldom does. Objects that are there already are left

@@ -32,7 +32,7 @@ _Key = tuple[str, str]  # who asks, for which model
 
 @contextmanager
 def sent_in_turns(cell: Any) -> Iterator[bool]:
-    """Sends the tensors of tasks over ``cell`` with few bytes under way, as long as the context lasts.
+    """Send the tensors of tasks over ``cell`` with few bytes under way, as long as the context lasts.
 
     False: this FLARE has no place for it, all sites are served at once.
 
@@ -124,7 +124,7 @@ class Turns:
         self._thread.start()
 
     def __call__(self, request: Any) -> Any:
-        """The answer, or a future of it."""
+        """Return the answer, or a future of it."""
         key, size = self._asked(request)
         with self._changed:
             if self._out.pop(key, None):
@@ -148,7 +148,7 @@ class Turns:
         self._thread.join(LONGEST_WAIT)
 
     def _asked(self, request: Any) -> tuple[_Key, int]:
-        """Who asks, and bytes of what is asked for; 0: not a piece of one of our models."""
+        """Return who asks, and bytes of what is asked for; 0: not a piece of one of our models."""
         told = request.payload if isinstance(request.payload, Mapping) else {}
         ref = str(told.get("ref_id"))
         key = str(request.get_header(MessageHeaderKey.ORIGIN)), ref
@@ -189,7 +189,7 @@ class Turns:
                 answer.set_exception(error)
 
     def _next(self) -> tuple[Any, int, float, Future[Any]] | None:
-        """Takes the first that waits, when it is its turn."""
+        """Take the first that waits, when it is its turn."""
         now = self.clock()
         self._out = {key: (size, end) for key, (size, end) in self._out.items() if end > now}
         for key, waiting in self._waiting.items():

@@ -31,7 +31,7 @@ class OnDisk:
         self._reference = reference
 
     def materialize(self) -> torch.Tensor:
-        """Reads it."""
+        """Read it."""
         return cast(torch.Tensor, self._reference.materialize())
 
     @property
@@ -43,7 +43,7 @@ class OnDisk:
 
 
 def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
-    """What FLARE sends."""
+    """Return what FLARE sends."""
     meta = dict(message.meta)
     head: dict[str, Any] = {META_KEY: meta}
     if (steps := message.meta.get("num_steps")) is not None:
@@ -65,7 +65,7 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
 
 
 def from_model(model: FLModel) -> Message:
-    """What FLARE received, unchecked."""
+    """Return what FLARE received, unchecked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
     meta, params, metrics = head.get(META_KEY), model.params, model.metrics
     if isinstance(meta, Mapping):

@@ -78,7 +78,7 @@ class Method:
         return papers_of(self.name) if self.paper is None else {self.paper.name: self.paper}
 
     def published(self, name: str | None = None) -> Paper | None:
-        """The published setting of that name; default: the usual one, or ``None`` where there is none.
+        """Return the published setting of that name; default: the usual one, or ``None`` where there is none.
 
         Raises:
             ValueError: no paper is called so (suggests the nearest), or the method is in none of its tables.
@@ -111,13 +111,13 @@ def fields_of(training: type) -> dict[str, Field]:
 
 
 def page_of(name: str) -> str | None:
-    """The page of a method in ``docs``, without ``.md``; ``None``: it has none."""
+    """Return the page of a method in ``docs``, without ``.md``; ``None``: it has none."""
     method, module = _listed()[name]
     return module if method.page == "" else method.page
 
 
 def plugin_of(method: Method) -> str | None:
-    """The package that brings a method along; ``None``: it is FairFlare's own, or of no installed package."""
+    """Return the package that brings a method along; ``None``: it is FairFlare's own, or of no installed package."""
     return next((package for found, package in _plugins() if found is method), None)
 
 
@@ -163,7 +163,7 @@ def _tell(text: str) -> None:
 
 
 def get_method(name: str) -> Method:
-    """The method of that name.
+    """Return the method of that name.
 
     Raises:
         ValueError: unknown (suggests the nearest).
@@ -175,7 +175,7 @@ def get_method(name: str) -> Method:
 
 
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
-    """The method whose halves are of these classes; of several, the one most of whose own settings they have.
+    """Return the method whose halves are of these classes; of several, the one most of whose own settings they have.
 
     Where the catalog has none: one of the rule's name with these halves.
 
@@ -200,5 +200,5 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
 
 
 def _held(half: Rule | LocalTraining | None, own: Mapping[str, Any]) -> int:
-    """How many of a method's own settings a half has, less those that it has not."""
+    """Return how many of a method's own settings a half has, less those that it has not."""
     return sum(1 if getattr(half, name) == value else -1 for name, value in own.items()) if half else 0

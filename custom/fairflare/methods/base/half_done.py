@@ -168,6 +168,6 @@ class HalfDone:
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that training may change: all but parameters without gradient."""
+    """Return tensors that training may change: all but parameters without gradient."""
     still = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name not in still)

@@ -66,12 +66,12 @@ class Home:
         return [name for name in model.state_dict() if name in names] if names else []
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        """The model that the site begins a task with: the received one with the tensors that stay."""
+        """Return the model that the site begins a task with: the received one with the tensors that stay."""
         like = {name: received[name] for name in self.stays(model) if name in received}
         return {**received, **((like and last_kept(run, PARTS, like)) or {})}
 
     def measured(self, run: SiteRun, state: State) -> State:
-        """The model that the site's figures are of; ``state``: what :meth:`begin` returned."""
+        """Return the model that the site's figures are of; ``state``: what :meth:`begin` returned."""
         return state
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ class OwnModel(Home, ABC):
 
     @abstractmethod
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
-        """The update to send, and the site's model from now on.
+        """Return the update to send, and the site's model from now on.
 
         Args:
             run: of the task.
@@ -109,7 +109,7 @@ class OwnModel(Home, ABC):
 
     @abstractmethod
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
-        """The site's model with what the server sent of the last round's change.
+        """Return the site's model with what the server sent of the last round's change.
 
         Args:
             run: of the task, of the round after.
@@ -119,7 +119,7 @@ class OwnModel(Home, ABC):
         """
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        """The model of the round before with what came of that round's change, where the site was in it.
+        """Return the model of the round before with what came of that round's change, where the site was in it.
 
         Else the last one there is, as it is; else the one that came, which is the first of all.
 
@@ -157,7 +157,7 @@ def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] |
 
 
 def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:
-    """The trained tensors as they would come back from a server that has this site alone: start plus update.
+    """Return the trained tensors as they would come back from a server that has this site alone: start plus update.
 
     So that one site with FedAvg, or with a method that keeps everything at home, has the same bits.
     """
@@ -166,7 +166,7 @@ def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:
 
 
 def buffers(model: torch.nn.Module) -> list[str]:
-    """Tensors of a network that no optimizer sees."""
+    """Return tensors of a network that no optimizer sees."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return [name for name in model.state_dict() if name not in trained]
 

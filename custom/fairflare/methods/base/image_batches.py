@@ -70,7 +70,7 @@ class ImageBatches:
             yield inputs[[i for i, number in zip(range(len(inputs)), numbers, strict=False) if number in chosen]]
 
     def _cut(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The same rows in batches as ``least`` says; images of another size begin a batch."""
+        """Yield the same rows in batches as ``least`` says; images of another size begin a batch."""
         size, waiting = max(self.batch_size, self.least), None
         for batch in batches:
             if waiting is not None and waiting.shape[1:] != batch.shape[1:]:

@@ -42,7 +42,7 @@ class Trained:
     idle: str = ""
 
     def check_moved(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
-        """Raises :class:`SiteError` when no step was counted and every parameter is as it was received."""
+        """Raise :class:`SiteError` when no step was counted and every parameter is as it was received."""
         moved = (
             not torch.equal(tensor.detach().to(received[name].device), received[name])
             for name, tensor in model.named_parameters()
@@ -59,7 +59,7 @@ class Trained:
 
 
 def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:
-    r"""Learning rate of round r, from 0, of R.
+    r"""Return learning rate of round r, from 0, of R.
 
     .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
 
@@ -208,7 +208,7 @@ class LocalLoop:
             return overflow.loss
 
     def _check_losses(self, total: torch.Tensor | float, step: int) -> None:
-        """Raises :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
+        """Raise :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
         run = self.run
         where = f"in round {run.current_round}, epoch {run.epoch}"
         if not math.isfinite(float(total)):
@@ -239,7 +239,7 @@ def _finite_moments(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_finite(run: SiteRun, model: torch.nn.Module) -> None:
-    """Raises :class:`NotFinite` when a tensor of the trained model is not finite (names it)."""
+    """Raise :class:`NotFinite` when a tensor of the trained model is not finite (names it)."""
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise NotFinite(

@@ -84,7 +84,7 @@ class PaperTable:
 
 
 def papers_of(method: str) -> dict[str, Paper]:
-    """The experiments with a row of the method, by name; settings are those of its first row there."""
+    """Return the experiments with a row of the method, by name; settings are those of its first row there."""
     return {
         name: _paper(content, name, rows[0])
         for content in _contents().values()
@@ -95,7 +95,7 @@ def papers_of(method: str) -> dict[str, Paper]:
 
 @cache
 def tables() -> dict[str, PaperTable]:
-    """Every table, by the name of its preset."""
+    """Return every table, by the name of its preset."""
     return {
         name: PaperTable(
             name=name,
@@ -113,7 +113,7 @@ def tables() -> dict[str, PaperTable]:
 
 
 def table_of(preset: str) -> PaperTable:
-    """The table of that name.
+    """Return the table of that name.
 
     Raises:
         ValueError: unknown (suggests the nearest).
@@ -123,7 +123,7 @@ def table_of(preset: str) -> PaperTable:
 
 @cache
 def experiments() -> tuple[str, ...]:
-    """What ``--paper`` may name."""
+    """Return what ``--paper`` may name."""
     return tuple(name for content in _contents().values() for name in content["experiments"])
 
 

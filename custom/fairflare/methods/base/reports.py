@@ -39,7 +39,7 @@ class ByClass:
     rows: Mapping[int, np.ndarray[Any, Any]]
 
     def sent(self, labels: Collection[int]) -> bytes:
-        """What an ``"array"`` field is sent as: of each of these classes its number, then its numbers."""
+        """Return what an ``"array"`` field is sent as: of each of these classes its number, then its numbers."""
         rows = [
             np.concatenate([[label], self.rows[label].reshape(-1)]) for label in sorted(self.rows) if label in labels
         ]
@@ -90,7 +90,7 @@ class Field:
     alike: str = field(default="", kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
-        """The checked value, ``None`` when it is optional and absent.
+        """Return the checked value, ``None`` when it is optional and absent.
 
         Args:
             report: with it.
@@ -194,7 +194,7 @@ class Field:
 
 
 def shortened(value: Any) -> str:
-    """A value as a message may show it: printable, at most 80 characters."""
+    """Return a value as a message may show it: printable, at most 80 characters."""
     if isinstance(value, int) and not -(10**40) < value < 10**40:
         return "an integer of over 40 digits"  # printing it could take minutes
     if isinstance(value, (bool, int, float, str, bytes)) or value is None:
@@ -205,7 +205,7 @@ def shortened(value: Any) -> str:
 def read_report(
     report: Any, fields: Iterable[Field], site: str, where: str = "report", suppressed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
+    """Return the declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
 
     Args:
         report: what came.
@@ -227,7 +227,7 @@ def read_report(
 
 
 def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:
-    """Sites that differ from most in a field that must be alike, and why they are left out; in a tie all are."""
+    """Return sites that differ from most in a field that must be alike, and why they are left out; in a tie all are."""
     values = {site: report[declared.name] or "none" for site, report in reports.items()}
     first, *others = Counter(values.values()).most_common(2) or [("", 0)]
     common = first[0] if not others or others[0][1] < first[1] else None
@@ -240,5 +240,5 @@ def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[s
 
 
 def numbers(report: Mapping[str, Any]) -> dict[str, float]:
-    """The single numbers of a report, which results and curves show."""
+    """Return the single numbers of a report, which results and curves show."""
     return {name: value for name, value in report.items() if isinstance(value, float)}

@@ -62,11 +62,11 @@ class RoundInputs:
     seed: int = 0  # the run's; under stock controllers, which have none, 0
 
     def changing(self, state: State) -> State:
-        """What of a state a training can change; read when it is asked for."""
+        """Return what of a state a training can change; read when it is asked for."""
         return _Changing(state, self.frozen) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
-        """What a site's change is the difference to; ``None``: the states are changes themselves.
+        """Return what a site's change is the difference to; ``None``: the states are changes themselves.
 
         Raises:
             RuntimeError: they are models and nobody knows what they started from (names the rule).
@@ -142,10 +142,10 @@ class Rule(ABC):
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        """Weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
+        """Return the weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
 
     def move(self, change: State) -> State:
-        """The change to apply to the model's trained tensors, from their mean change: a server's optimizer.
+        """Return the change to apply to the model's trained tensors, from their mean change: a server's optimizer.
 
         Called once a round, after :meth:`weigh`. What is kept between rounds belongs into :meth:`state_dict`.
 
@@ -164,7 +164,7 @@ class Rule(ABC):
         return bool(self.report_fields)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:  # noqa: B027 - a hook
-        """Refuses a run in which the rule could do nothing of its own, or a task that it cannot weigh.
+        """Refuse a run in which the rule could do nothing of its own, or a task that it cannot weigh.
 
         Args:
             num_rounds: of the run.
@@ -175,11 +175,11 @@ class Rule(ABC):
         """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        """What ``sites`` are told besides the model; of a ``BySite`` dict each is sent its own entry only."""
+        """Return what ``sites`` are told besides the model; of a ``BySite`` dict each is sent its own entry only."""
         return {}
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
-        """How much of what a site has a checked report speaks of: images by split, and ``groups`` of people.
+        """Return how much of what a site has a checked report speaks of: images by split, and ``groups`` of people.
 
         A report that speaks of more images, or of another number of groups, than the site said before the first round
         is refused. A count of 0 groups says nothing.
@@ -187,7 +187,7 @@ class Rule(ABC):
         return {}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        """The report, after checks that no single field can do.
+        """Return the report, after checks that no single field can do.
 
         Args:
             report: with every declared field.
@@ -200,11 +200,11 @@ class Rule(ABC):
         return report
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a round: plain values and tensors, saved with the checkpoint."""
+        """Return what outlives a round: plain values and tensors, saved with the checkpoint."""
         return {name: _copied(getattr(self, f"_{name}")) for name in self._outlive}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Take back what :meth:`state_dict` gave."""
         checks.same_names(f"what {type(self).__name__} keeps", self._outlive, "the checkpoint", state, of="value")
         for name, value in state.items():
             setattr(self, f"_{name}", _copied(value))
@@ -230,7 +230,7 @@ class TwoPhase(Rule):
         return True
 
     def asks_about_anchor(self, current_round: int) -> bool:
-        """Whether the second phase takes place in this round."""
+        """Return whether the second phase takes place in this round."""
         return True
 
     @abstractmethod
@@ -261,7 +261,7 @@ class SeesModel(Rule):
 
     @abstractmethod
     def begin_round(self, received: State) -> None:
-        """Takes the whole model that the sites will receive.
+        """Take the whole model that the sites will receive.
 
         Raises:
             ValueError: the rule cannot do with it.
@@ -277,7 +277,7 @@ class MakesTensors(SeesModel):
 
     @abstractmethod
     def made(self) -> dict[str, torch.Tensor]:
-        """Those of the next model, after :meth:`weigh`; none: they stay as they are."""
+        """Return those of the next model, after :meth:`weigh`; none: they stay as they are."""
 
 
 class SendsParts(SeesModel):
@@ -291,7 +291,7 @@ class SendsParts(SeesModel):
 
     @abstractmethod
     def each(self, state: State) -> Callable[[str], State]:
-        """What a site is sent in place of the common model ``state``, by its name.
+        """Return what a site is sent in place of the common model ``state``, by its name.
 
         It gives the same whenever it is asked, from any thread. It is asked when the site's message is made, so that
         the server has few of them at a time; see :mod:`fairflare.methods.parts.downloads`.
@@ -303,11 +303,11 @@ class FollowsNumRounds(Protocol):
     """Capability, of rules, trainings and parts: what they do in a round depends on how many there will be."""
 
     def follows_num_rounds(self) -> list[str]:
-        """Settings of which this is so: an experiment cannot go on with another number of rounds."""
+        """Return the settings of which this is so: an experiment cannot go on with another number of rounds."""
 
 
 def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
-    """What the sites are asked about the anchor; nothing where they are asked once a round."""
+    """Return what the sites are asked about the anchor; nothing where they are asked once a round."""
     return rule.anchor_fields if issubclass(rule, TwoPhase) else ()
 
 

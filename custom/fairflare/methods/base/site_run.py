@@ -72,7 +72,7 @@ class SiteStore:
         return self.folder / "scratch"
 
     def save(self, name: str, current_round: int, value: Mapping[str, Any], kept: int = KEPT) -> None:
-        """Writes a value whole or not at all; forgets those of later rounds, and all but the last ``kept``.
+        """Write a value whole or not at all; forgets those of later rounds, and all but the last ``kept``.
 
         Raises:
             OSError: the disk is full or cannot be written. The values of before are then still there.
@@ -85,7 +85,7 @@ class SiteStore:
             self._path(name, number).unlink(missing_ok=True)
 
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """The newest undamaged value of an earlier round; ``None`` when there is none."""
+        """Return the newest undamaged value of an earlier round; ``None`` when there is none."""
         earlier = [r for r in self._rounds(name) if r < current_round]
         for number in reversed(earlier):
             value = self.load_at(name, number)
@@ -98,7 +98,7 @@ class SiteStore:
         return None
 
     def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """The value of exactly this round; ``None`` when there is none, or it is damaged."""
+        """Return the value of exactly this round; ``None`` when there is none, or it is damaged."""
         path = self._path(name, current_round)
         if not path.exists():
             return None
@@ -118,13 +118,13 @@ class SiteStore:
         return None
 
     def forget(self, current_round: int, *, half_done: bool = True) -> None:
-        """Removes what was saved in a round that came to nothing; ``half_done``: also what it can be taken up from."""
+        """Remove what was saved in a round that came to nothing; ``half_done``: also what it can be taken up from."""
         for path in self.folder.glob(f"*.{current_round:06d}.pt"):
             if half_done or HALF_DONE not in path.name:
                 path.unlink(missing_ok=True)
 
     def clear(self, name: str, *, but: int) -> None:
-        """Removes the values of a name, but for one round."""
+        """Remove the values of a name, but for one round."""
         for number in self._rounds(name):
             if number != but:
                 self._path(name, number).unlink(missing_ok=True)
@@ -135,7 +135,7 @@ class SiteStore:
         return sorted((path.name, path.stat().st_mtime_ns) for path in found)
 
     def lose(self, what: str) -> None:
-        """Notes something that could not be had, once; the server is told (no path in it)."""
+        """Note something that could not be had, once; the server is told (no path in it)."""
         if what not in self.lost:
             self.lost.append(what)
 
@@ -186,7 +186,7 @@ class SiteRun:
         return Floor(self.data, self.min_cases)
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the site's device; to a GPU it travels while that works on."""
+        """Return the tensor on the site's device; to a GPU it travels while that works on."""
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)

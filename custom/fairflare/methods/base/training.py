@@ -170,15 +170,15 @@ class LocalTraining:
         return LocalLoop(self, run, model).train()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        """What the rule needs, after training: the fields it declares."""
+        """Return what the rule needs, after training: the fields it declares."""
         return {}
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
-        """Splits whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
+        """Split whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
         return None
 
     def sends(self, names: Iterable[str]) -> list[str]:
-        """Those of the model's tensors whose updates go to the server."""
+        """Return those of the model's tensors whose updates go to the server."""
         return list(names)
 
 
@@ -186,14 +186,14 @@ class LocalTraining:
 
 
 def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+    """Return the task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
     if half.criterion == "task":
         return run.task.loss(outputs, targets)
     return criterion_losses(half, run, outputs, targets).mean()
 
 
 def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The same for each sample, (n,).
+    """Return the same for each sample, (n,).
 
     Raises:
         SiteError: the site's data have no classes to count.
@@ -225,7 +225,7 @@ def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Te
 
 
 def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], problem: str) -> None:
-    """Refuses a network that lacks one of the modules or methods that a method calls.
+    """Refuse a network that lacks one of the modules or methods that a method calls.
 
     Raises:
         SiteError: says what is needed.

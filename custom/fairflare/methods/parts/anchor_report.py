@@ -90,7 +90,7 @@ class FromPreset:
     preset: str
 
     def setting(self, name: str) -> Any:
-        """The setting in force: the argument, else the preset's, where it has one."""
+        """Return the setting in force: the argument, else the preset's, where it has one."""
         value = getattr(self, name)
         return PRESETS[self.preset].get(name) if value is None else value
 

@@ -27,7 +27,7 @@ NEEDED = (
 
 
 def of_classifier(names: Iterable[str]) -> list[str]:
-    """Those of a model's tensors that cRT trains."""
+    """Return those of a model's tensors that cRT trains."""
     return [name for name in names if name.startswith(CLASSIFIER)]
 
 
@@ -65,10 +65,10 @@ class _Features(Proxy):
         self._looked: Batch | None = None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> None:
-        """Draws are no list of samples."""
+        """Draw are no list of samples."""
 
     def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
-        """Features and classes."""
+        """Yield features and classes."""
         if self._looked is None or augment:
             pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
             images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)

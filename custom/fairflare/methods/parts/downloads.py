@@ -44,7 +44,7 @@ class Downloads(SendsParts):
 
     @abstractmethod
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
-        """What a site is sent of a change; see :func:`fairflare.core.aggregation.entries.packed`."""
+        """Return what a site is sent of a change; see :func:`fairflare.core.aggregation.entries.packed`."""
 
     def remember(self, inputs: RoundInputs, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
         """What the sites of this round will be sent of its change.

@@ -42,7 +42,7 @@ ACTED_ON = "method_groups"  # in the report of check
 
 
 def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
-    """Whether a site's data have an attribute; what the server is told of it before the first round.
+    """Return whether a site's data have an attribute; what the server is told of it before the first round.
 
     Raises:
         SiteError: they have not (names it).
@@ -81,17 +81,17 @@ def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
 
 
 def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Number of each image's group, (n,)."""
+    """Return the number of each image's group, (n,)."""
     return np.asarray(run.data.group_numbers(split, attribute), np.int64)
 
 
 def known_groups(run: SiteRun, attribute: str) -> int:
-    """How many groups there are, without that of the images without a value, which is the last one."""
+    """Return how many groups there are, without that of the images without a value, which is the last one."""
     return len(run.data.attributes[attribute]) - 1
 
 
 def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
-    """Groups whose sums stay at the site."""
+    """Return groups whose sums stay at the site."""
     numbers = numbers_of(run, attribute, split)
     return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
 
@@ -160,7 +160,7 @@ class ByPeople(LocalTraining):
         """Whose groups; where a site's data lack it, as at a site that was no part of the run, all count alike."""
 
     def shown(self, run: SiteRun, model: torch.nn.Module) -> Any:
-        """The site's data, whose batches tell the network which groups they are of."""
+        """Return the site's data, whose batches tell the network which groups they are of."""
         return run.data if self.attribute not in run.data.attributes else _OfPeople(run, model, self.attribute)
 
 

@@ -63,7 +63,7 @@ def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
 
 
 def most_common_units(reported: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """The units that most sites report (of two equally common ones, the first site's), and who reports others.
+    """Return the units that most sites report (of two equally common ones, the first site's), and who reports others.
 
     Args:
         reported: ``{layer: unit}`` by site, not empty. The same network runs in the same order everywhere, so that they

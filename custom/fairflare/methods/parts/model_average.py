@@ -27,11 +27,11 @@ class ReportsMean(Rule):
         self._average = ModelAverage()
 
     def reported(self, state: State) -> State:
-        """The model that the run ends with, tested and kept, from the one of the last round."""
+        """Return the model that the run ends with, tested and kept, from the one of the last round."""
         return self._kept().with_last(state) if self.report_average else state
 
     def take_in(self, inputs: RoundInputs) -> None:
-        """Takes the model that the last round made, when a rule weighs; the initial one is nobody's result.
+        """Take the model that the last round made, when a rule weighs; the initial one is nobody's result.
 
         Raises:
             RuntimeError: under a stock controller nobody knows it.
@@ -70,7 +70,7 @@ class ModelAverage(KeptTensors):
         self.count = 0
 
     def add(self, state: State) -> None:
-        """Takes a model in; integer tensors are left out."""
+        """Take a model in; integer tensors are left out."""
         before = self.at(self.count) if self.count else None
         keep = self.folders.begin(self.count + 1)
         for name, tensor in state.items():
@@ -79,7 +79,7 @@ class ModelAverage(KeptTensors):
         self.count += 1
 
     def with_last(self, state: State) -> dict[str, torch.Tensor]:
-        """The mean of the models so far and this one, in its types; integer tensors are its own."""
+        """Return the mean of the models so far and this one, in its types; integer tensors are its own."""
         before = self.at(self.count) if self.count else None
         return {
             name: self._mixed(before, name, tensor).to(tensor.dtype) if tensor.is_floating_point() else tensor.clone()
@@ -95,6 +95,6 @@ class ModelAverage(KeptTensors):
         return {"count": self.count, "mean": self.travelling(self.count)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Take back what :meth:`state_dict` gave."""
         self.count = int(state["count"])
         self.take_back(self.count, state["mean"])

@@ -79,7 +79,7 @@ class MuPolicy(Part):
         return ""
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
-        """Chooses mu for the next round from what the sites reported of this one; returns values to record.
+        """Choose mu for the next round from what the sites reported of this one; returns values to record.
 
         The reports hold ``accuracy``, ``train_loss``, ``entropy``, ``num_classes`` (the last two may be None), and of
         the received model ``global_accuracy`` over ``num_validation`` images.
@@ -87,15 +87,15 @@ class MuPolicy(Part):
         return {}
 
     def follows_num_rounds(self) -> list[str]:
-        """Settings whose effect in a round depends on the number of rounds."""
+        """Return settings whose effect in a round depends on the number of rounds."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """What outlives a round: plain values and tensors."""
+        """Return what outlives a round: plain values and tensors."""
         return {"mu": dict(self._mu)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Take back what :meth:`state_dict` gave."""
         self._mu = {site: float(mu) for site, mu in state["mu"].items()}
 
 

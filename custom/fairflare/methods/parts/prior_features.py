@@ -32,7 +32,7 @@ class Priors:
         self._caches: dict[str, FeatureCache] = {}
 
     def check_task(self, task: Task) -> None:
-        """Raises ``ValueError`` where the task's network cannot learn from a prior network."""
+        """Raise ``ValueError`` where the task's network cannot learn from a prior network."""
         if task.has_classes is False:  # first: another criterion would not mend that
             raise ValueError("it needs a classifier with a projection head")
         if getattr(task, "spatial_dims", 2) == 3:
@@ -44,7 +44,7 @@ class Priors:
             raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
-        """The prior, on the run's device; the site's own file may name its checkpoint.
+        """Return the prior, on the run's device; the site's own file may name its checkpoint.
 
         Raises:
             SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
@@ -83,7 +83,7 @@ class Priors:
         return network
 
     def at_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
-        """The prior and what is known of the site's images (where the data say which image is which)."""
+        """Return the prior and what is known of the site's images (where the data say which image is which)."""
         network = self.network(run, model)
         if not cached or run.data.order("training") is None:
             return SitePrior(network)
@@ -121,7 +121,7 @@ class SitePrior:
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
-        """Computes what is not known of the batch, given without augmentation."""
+        """Compute what is not known of the batch, given without augmentation."""
         if self.cache is not None and run.batch is not None:
             self.cache.update(run, self.network, run.batch, inputs)
 
@@ -145,7 +145,7 @@ class FeatureCache:
             self.checks, self.features = kept["checks"], kept["features"]
 
     def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
-        """Computes what is not known of these images, given without augmentation."""
+        """Compute what is not known of these images, given without augmentation."""
         checks = torch.tensor([zlib.crc32(image.contiguous().numpy().tobytes()) for image in inputs])
         chosen = torch.tensor(numbers)
         new = self.checks[chosen] != checks
@@ -160,7 +160,7 @@ class FeatureCache:
         self._changed = True
 
     def save(self, run: SiteRun) -> None:
-        """Writes the features if they are new."""
+        """Write the features if they are new."""
         if self._changed:
             value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
             run.store.save("prior_features", run.current_round, value)

@@ -29,7 +29,7 @@ PROBE_LOSS = Field(
 
 
 def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plain: bool = False) -> float:
-    """Mean loss of a model over the site's training images.
+    """Return the mean loss of a model over the site's training images.
 
     Args:
         half: whose criterion and batch size are taken.

@@ -37,11 +37,11 @@ class Weighting(Part, ABC):
         """Weight by site, and what to record of how it came about (JSON-like)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must outlive a round: plain values and tensors."""
+        """Return what must outlive a round: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes back what :meth:`state_dict` gave."""
+        """Take back what :meth:`state_dict` gave."""
 
 
 @settings
@@ -81,7 +81,7 @@ class BySom(MapSettings, Weighting):
         self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # numbered by rounds done
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """A site whose model is not finite has weight 0 and no place on the map.
+        """Return a site whose model is not finite has weight 0 and no place on the map.
 
         Raises:
             RuntimeError: the received model is unknown, or the neurons are not where they were left.
@@ -116,7 +116,7 @@ class BySom(MapSettings, Weighting):
         return {"map": self._map.state_dict(), "neurons": neurons}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError when the state is of a map with other settings."""
+        """Raise ValueError when the state is of a map with other settings."""
         if self.seed is None:
             self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])

@@ -55,7 +55,7 @@ class Histogram(_Part):
     bins: list[Bin]
 
     def by_number(self, axis: str) -> dict[int, int]:
-        """Counts by number of the bin."""
+        """Return counts by number of the bin."""
         return {AXES[axis].number(of.low): of.count for of in self.bins}
 
     @property
@@ -80,12 +80,12 @@ class Figures(_Part):
     suppressed: list[str] = Field(default_factory=list)
 
     def dense(self, axis: str = INTENSITY) -> list[int]:
-        """Counts of all bins of an axis."""
+        """Return the counts of all bins of an axis."""
         found = self.histograms[axis].by_number(axis) if axis in self.histograms else {}
         return [found.get(k, 0) for k in range(AXES[axis].bins)]
 
     def mix(self) -> dict[int, int]:
-        """Counts by class."""
+        """Return counts by class."""
         return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
 
 
@@ -119,7 +119,7 @@ class StatsDocument(_Part):
         return [site for site, of in self.sites.items() if of.counts.get("synthetic")]
 
     def class_name(self, label: int) -> str:
-        """Name of a class, else its number."""
+        """Return the name of a class, else its number."""
         return self.class_names[label] if label < len(self.class_names) else f"class {label}"
 
 
@@ -129,7 +129,7 @@ def document_of(
     class_names: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
 ) -> StatsDocument:
-    """The document of what sites told.
+    """Return the document of what sites told.
 
     Args:
         measured: counts and histograms by site.
@@ -195,7 +195,7 @@ def _figures(counts: dict[str, int], histograms: dict[str, Histogram]) -> Figure
 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
-    """Sums of what the sites told."""
+    """Return the sums of what the sites told."""
     names = [name for name in COUNTS if name not in ("min_cases", "synthetic")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
     histograms = {}
@@ -217,7 +217,7 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
 
 
 def others_of(sites: Mapping[str, Figures], site: str) -> Figures:
-    """All sites but one, pooled."""
+    """Return all sites but one, pooled."""
     return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 
@@ -233,7 +233,7 @@ def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
 
 
 def _sentences(document: StatsDocument) -> Iterator[str]:
-    """The answer first."""
+    """Yield the answer first."""
     if document.left_out:
         yield f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."
     known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
@@ -293,7 +293,7 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
 
 
 def csv_of(document: StatsDocument) -> str:
-    """A line for each figure: site (``pooled``: all), what, bin, value."""
+    """Return a line for each figure: site (``pooled``: all), what, bin, value."""
     rows: list[list[Any]] = [["site", "figure", "low", "high", "value"]]
     for site, of in {**document.sites, "pooled": document.pooled}.items():
         rows += [[site, name, None, None, count] for name, count in of.counts.items()]

@@ -81,7 +81,7 @@ class Bundle:
             self.config = parser.get()
 
     def place(self, part: str) -> str | None:
-        """The key of a part; ``None``: the bundle has none.
+        """Return the key of a part; ``None``: the bundle has none.
 
         Raises:
             BundleError: ``bundle_ids`` names a key that is not there.
@@ -95,7 +95,7 @@ class Bundle:
         return None if found is None else self.followed(found)
 
     def needed(self, part: str) -> str:
-        """The key of a part that the bundle must have."""
+        """Return the key of a part that the bundle must have."""
         key = self.place(part)
         if key is None:
             looked = ", ".join(map(repr, PLACES[part]))
@@ -105,7 +105,7 @@ class Bundle:
         return key
 
     def followed(self, key: str) -> str:
-        """The key that a reference (``@other``) leads to in the end; one that is none leads to itself."""
+        """Return the key that a reference (``@other``) leads to in the end; one that is none leads to itself."""
         parser = self._parser(self.config)
         seen = {key}
         while isinstance(value := parser[key], str) and value.startswith("@") and value[1:] in parser:
@@ -115,11 +115,11 @@ class Bundle:
         return key
 
     def raw(self, key: str) -> Any:
-        """What the file says under a key; nothing is made of it."""
+        """Return what the file says under a key; nothing is made of it."""
         return self._parser(self.config)[key]
 
     def make(self, key: str) -> Any:
-        """The object under a key, with whatever it refers to; a new one each time.
+        """Return the object under a key, with whatever it refers to; a new one each time.
 
         Raises:
             BundleError: it cannot be made (names file, key and the first cause).
@@ -136,7 +136,7 @@ class Bundle:
             return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
 
     def meta(self, *steps: str) -> Any:
-        """An entry of the metadata; ``None``: it is not there."""
+        """Return an entry of the metadata; ``None``: it is not there."""
         found: Any = self.config.get("_meta_")
         for step in steps:
             found = found.get(step) if isinstance(found, Mapping) else None
@@ -144,7 +144,7 @@ class Bundle:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Turns whatever goes wrong into one line with bundle and file."""
+        """Turn whatever goes wrong into one line with bundle and file."""
         try:
             yield
         except BundleError:
@@ -153,7 +153,7 @@ class Bundle:
             raise self.problem(f"{what} cannot be made: {first_cause(error)}") from error
 
     def problem(self, text: str) -> BundleError:
-        """An error that names bundle and files."""
+        """Return an error that names bundle and files."""
         return BundleError(f"MONAI bundle {self.folder.name!r}, {self.where}: {text}")
 
     def _file(self, name: str) -> Path:
@@ -192,7 +192,7 @@ class Bundle:
 
 
 def first_cause(error: BaseException) -> str:
-    """The first cause of an error, shortly: MONAI says the same in other words on every step of the way."""
+    """Return the first cause of an error, shortly: MONAI says the same in other words on every step of the way."""
     while error.__cause__ is not None:
         error = error.__cause__
     return in_one_line(error)

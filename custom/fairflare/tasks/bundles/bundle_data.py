@@ -137,7 +137,7 @@ class BundleData(SiteData):
         return chunks
 
     def _patches(self, indices: Sequence[int], seed: int | None) -> list[Item]:
-        """All patches of some images, with random changes of this seed: the same however the images are batched.
+        """Return all patches of some images, with random changes of this seed: the same however the images are batched.
 
         Without a seed one patch of each, prepared and cut, always the same.
         """
@@ -151,7 +151,7 @@ class BundleData(SiteData):
         return found
 
     def _prepared(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Images before the first random transform; whole ones where there is none."""
+        """Return images before the first random transform; whole ones where there is none."""
         missing = [index for index in indices if (split, index) not in self._kept]
         read = {}
         if self.num_workers > 1 and len(missing) > 1:
@@ -234,7 +234,7 @@ class _Batches:
 
 
 def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
-    """The transforms, those of them that are not random or cut, and the place of the first random one."""
+    """Return the transforms, those of them that are not random or cut, and the place of the first random one."""
     from monai.transforms import Compose
 
     steps = list(transforms.flatten().transforms)
@@ -251,7 +251,7 @@ def _is_random(step: Any) -> bool:
 
 
 def _cuts(step: Any) -> bool:
-    """Whether a random transform says how large what is learned is. One that is not MONAI's may."""
+    """Return whether a random transform says how large what is learned is. One that is not MONAI's may."""
     places = [base.__module__ for base in type(step).__mro__]
     return not places[0].startswith("monai.") or any(place.startswith("monai.transforms.croppad") for place in places)
 
@@ -266,7 +266,7 @@ def plain(value: Any) -> torch.Tensor:
 
 
 def item_of(batch: Any, number: int, keys: tuple[str, str]) -> Item:
-    """The dict of one image of a batch; of a batch that is not of these data, made of its tensors."""
+    """Return the dict of one image of a batch; of a batch that is not of these data, made of its tensors."""
     items = getattr(batch, "items", None)
     if items is not None:
         return dict(items[number])

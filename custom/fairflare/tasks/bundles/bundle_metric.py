@@ -80,7 +80,7 @@ class KeyMetric:
         return (DiceMetric if self.name == "dice" else MeanIoU)(reduction="mean", **self.arguments)
 
     def _structures(self, class_names: Sequence[str] | None) -> list[str] | None:
-        """Names of the structures that are measured; ``None``: not known."""
+        """Return the names of the structures that are measured; ``None``: not known."""
         channels = self.bundle.meta("network_data_format", "outputs", "pred", "channel_def")
         names = list(class_names or (channels.values() if isinstance(channels, Mapping) else ()))
         if not names:
@@ -93,7 +93,7 @@ class KeyMetric:
         return known if known is not None and len(known) == count else [f"class_{i + 1}" for i in range(count)]
 
     def declared(self) -> tuple[Metric, ...]:
-        """The mean, and each structure where there are several."""
+        """Return the mean, and each structure where there are several."""
         word = WORDS[self.name]
         names = [*(self.structures or ()), "<class>"]  # the last for those of other channels than the metadata name
         return (

@@ -30,7 +30,7 @@ class BundleParts:
         self.bundle, self.class_names = bundle, class_names
 
     def check(self) -> None:
-        """Makes every part once.
+        """Make every part once.
 
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
@@ -57,7 +57,7 @@ class BundleParts:
         return KeyMetric(self.bundle, self.class_names)
 
     def network(self) -> torch.nn.Module:
-        """A new one each time, initialised from torch's current random state."""
+        """Return a new one each time, initialised from torch's current random state."""
         import torch
 
         key = self.bundle.needed("network")
@@ -85,11 +85,11 @@ class BundleParts:
         return self._compose(self.bundle.place("validate_postprocessing"))
 
     def transforms(self, part: str) -> Compose:
-        """New ones each time."""
+        """Return new ones each time."""
         return self._compose(self.bundle.needed(part))
 
     def whole_number(self, part: str) -> Any:
-        """What the bundle says, to be checked by whoever uses it; ``None``: nothing."""
+        """Return what the bundle says, to be checked by whoever uses it; ``None``: nothing."""
         key = self.bundle.place(part)
         return None if key is None else self.bundle.make(key)
 
@@ -122,7 +122,7 @@ class BundleParts:
         return {"optimizer": "task", "learning_rate": float(made.param_groups[0]["lr"])}
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The bundle's class with its arguments.
+        """Return the bundle's class with its arguments.
 
         Raises:
             BundleError: it is for some of the parameters, or cannot be made.

@@ -32,14 +32,14 @@ class MeasuresClasses(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Names of the classes."""
+        """Return the names of the classes."""
 
     @abstractmethod
     def groups(self) -> dict[str, list[int]]:
-        """Groups of classes, such as head, medium, tail."""
+        """Return the groups of classes, such as head, medium, tail."""
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """What the network gives for whole inputs, in evaluation."""
+        """Return what the network gives for whole inputs, in evaluation."""
         found: torch.Tensor = model(inputs)
         return found
 
@@ -89,7 +89,7 @@ class MeasuresClasses(ABC):
         return found
 
     def outcome_names(self) -> list[str]:
-        """The classes."""
+        """Return the classes."""
         return self.names()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:

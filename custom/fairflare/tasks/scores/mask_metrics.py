@@ -49,7 +49,7 @@ class Offered:
 
 
 def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
-    """The metrics that are asked for, by name and without those in pixels.
+    """Return the metrics that are asked for, by name and without those in pixels.
 
     Args:
         wanted: words of the task's setting ``metrics``; ``dice`` is not among the result.
@@ -79,7 +79,7 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
 
 
 def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
-    """The same as the task declares them, also in pixels and by structure.
+    """Yield the same as the task declares them, also in pixels and by structure.
 
     Args:
         structures: names; none: there is one structure.

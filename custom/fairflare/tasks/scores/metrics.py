@@ -45,7 +45,7 @@ def classification_metrics(
     groups: Mapping[str, Sequence[int]] | None = None,
     areas: bool = True,
 ) -> dict[str, float]:
-    """Metrics of a test set, each under the name that says which variant it is.
+    """Return metrics of a test set, each under the name that says which variant it is.
 
     Args:
         targets: (n,) class numbers.

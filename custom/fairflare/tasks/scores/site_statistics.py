@@ -56,7 +56,7 @@ class SiteSums:
     with_record: dict[str, dict[int, set[Case]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
 
     def counts(self) -> dict[str, int]:
-        """Numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
+        """Return numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
         found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
@@ -92,7 +92,7 @@ class SiteSums:
 
 
 def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
-    """Reads every image of training, validation and test once, and counts.
+    """Read every image of training, validation and test once, and counts.
 
     Args:
         site: for the messages.
@@ -181,7 +181,7 @@ def _pictures(
 
 
 def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
-    """Labels as training understands them: the site's coding, and masks of 0 and 255 as 0 and 1."""
+    """Return labels as training understands them: the site's coding, and masks of 0 and 255 as 0 and 1."""
     if coding is None:
         coding = {255: 1} if labels.keys() <= {0, 255} else {}
     found = Counter[int]()

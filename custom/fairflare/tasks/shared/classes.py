@@ -122,7 +122,7 @@ class ClassTask(MeasuresClasses, ImageTask):
             raise ValueError("retrained_head needs classifier='linear'")
 
     def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
-        """Raises ``ValueError`` where a group is called like a metric or has a class that the task has not."""
+        """Raise ``ValueError`` where a group is called like a metric or has a class that the task has not."""
         for group, members in groups.items():
             if group in (*NAMES, "all", "loss") or group.startswith("recall_"):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
@@ -145,14 +145,14 @@ class ClassTask(MeasuresClasses, ImageTask):
         return self.num_classes if self.num_classes is not None else len(self.drawn_classes)
 
     def names(self) -> list[str]:
-        """Names of the classes."""
+        """Return the names of the classes."""
         if self.class_names is not None:
             return self.class_names
         own = self.drawn_classes
         return list(own) if self.classes == len(own) else [f"class_{c}" for c in range(self.classes)]
 
     def groups(self) -> dict[str, list[int]]:
-        """Groups of classes, such as head, medium, tail."""
+        """Return the groups of classes, such as head, medium, tail."""
         if self.class_groups is not None:
             return self.class_groups
         own = self.classes == len(self.drawn_classes)
@@ -217,7 +217,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         return own
 
     def check_classes(self, site: str, own: ClassSite, datalist: Datalist) -> None:
-        """Refuses classes of a site that do not fit the task.
+        """Refuse classes of a site that do not fit the task.
 
         Raises:
             DataError: names, groups or numbers do not fit; says which.
@@ -257,7 +257,7 @@ class LabelledImages(FolderImages):
         self.num_classes = len(self.class_names) if self.class_names else max(known) + 1
 
     def class_of(self, sample: Sample, split: str) -> int:
-        """The class of a sample by the task's numbers."""
+        """Return the class of a sample by the task's numbers."""
         classes = self.task.classes
         label = checks.whole(f"site '{self.site}': class of '{sample.image}'", sample.label, low=0)
         found = label if self.coding is None else self.coding.get(label, -1)

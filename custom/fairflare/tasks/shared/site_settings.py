@@ -84,7 +84,7 @@ class SiteSettings(FolderSettings):
 
 
 def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> Any:
-    """The settings of a site's private file as ``kind``.
+    """Return the settings of a site's private file as ``kind``.
 
     Raises:
         DataError: a key that nobody reads, a value that cannot be used, data for other sites but not for this one.
@@ -127,7 +127,7 @@ def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], 
 
 @contextmanager
 def setting_of(site: str, key: str | None = None) -> Iterator[None]:
-    """Turns a ``ValueError`` about a key of the site file into a ``DataError``; default: its first word is the key."""
+    """Turn a ``ValueError`` about a key of the site file into a ``DataError``; default: its first word is the key."""
     try:
         yield
     except ValueError as error:
@@ -136,7 +136,7 @@ def setting_of(site: str, key: str | None = None) -> Iterator[None]:
 
 
 def setting_error(site: str, key: str, problem: str) -> DataError:
-    """A key of the site file whose value cannot be used."""
+    """Return a key of the site file whose value cannot be used."""
     return DataError(
         f"site '{site}': {problem}; correct it in the site's fairflare.json",
         f"site '{site}': key '{key}' in the site file is not usable",

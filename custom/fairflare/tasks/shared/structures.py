@@ -144,7 +144,7 @@ class StructureTask(ImageTask):
 
     @abstractmethod
     def build_unet(self) -> torch.nn.Module:
-        """The U-Net of the task's settings."""
+        """Return the U-Net of the task's settings."""
 
     def build_model(self) -> torch.nn.Module:
         if self.network == "unet":
@@ -192,7 +192,7 @@ class StructureTask(ImageTask):
         return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """What the network gives for whole inputs, in evaluation."""
+        """Return what the network gives for whole inputs, in evaluation."""
         found: torch.Tensor = model(inputs)
         return found
 
@@ -224,7 +224,7 @@ class StructureTask(ImageTask):
         return result
 
     def outcome_names(self) -> list[str]:
-        """The structures."""
+        """Return the structures."""
         return self.names()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
@@ -269,7 +269,7 @@ class StructureTask(ImageTask):
         return True
 
     def names(self) -> list[str]:
-        """Names of the structures."""
+        """Return the names of the structures."""
         return self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
 
     def declared_metrics(self) -> tuple[Metric, ...]:
@@ -285,7 +285,7 @@ class StructureTask(ImageTask):
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:
-        """What the values of a site's masks mean; ``None``: they are the labels."""
+        """Return what the values of a site's masks mean; ``None``: they are the labels."""
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):

@@ -52,7 +52,7 @@ class VolumeSettings(ImageTask):
 
     @abstractmethod
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """A volume, (channels, x, y, z) in its final directions and spacing, in the size of the network."""
+        """Return a volume, (channels, x, y, z) in its final directions and spacing, in the size of the network."""
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
         """(1, x, y, z) float32 in [0, 1], in the task's directions, spacing and size.
@@ -122,7 +122,7 @@ class FolderVolumes(VolumeData, FolderImages):
 
     @abstractmethod
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
-        """What a sample is in the task's directions, spacing and size."""
+        """Return what a sample is in the task's directions, spacing and size."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         return self._items(split, [index])[0]

@@ -96,7 +96,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The same of each patch or volume."""
+        """Return the same of each patch or volume."""
         return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ class FolderPatches(_Patches, FolderVolumes):
         return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
-        """The values of volumes for the samples: of each patch in training."""
+        """Return the values of volumes for the samples: of each patch in training."""
         return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:

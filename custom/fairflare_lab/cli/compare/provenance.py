@@ -89,7 +89,7 @@ def processor() -> str:
 
 
 def accelerator() -> str | None:
-    """Name of the GPU that runs would be given; ``None``: none."""
+    """Return the name of the GPU that runs would be given; ``None``: none."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None

@@ -79,7 +79,9 @@ class Task(ABC):
         return
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Settings of a site half that the task brings along; those that the user gives, and ``keeps``, go before.
+        """Return settings of a site half that the task brings along.
+
+        Those that the user gives, and ``keeps``, go before.
 
         Args:
             given: names of those that the user gives.
@@ -98,7 +100,10 @@ class Task(ABC):
         raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
 
     def suited_to(self, data: SiteData) -> Task:
-        """The task as a site learns it on its opened data: itself, or a copy that calls the classes as the data do."""
+        """Return the task as a site learns it on its opened data.
+
+        Itself, or a copy that calls the classes as the data do.
+        """
         return self
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
@@ -176,7 +181,10 @@ class Task(ABC):
         return None if scores is None else [float(np.asarray(scores)[one].mean()) for one in drawn]
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
-        """The primary metric of each test image; NaN: the image does not count in the mean; ``None``: it is no mean."""
+        """Return the primary metric of each test image.
+
+        NaN: the image does not count in the mean; ``None``: it is no mean.
+        """
         if not self.primary.mean_of_images:
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
@@ -186,7 +194,9 @@ class Task(ABC):
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
-        """What the model makes of each sample of a split, for sums by group of people; nothing of it leaves a site.
+        """Return what the model makes of each sample of a split, for sums by group of people.
+
+        Nothing of it leaves a site.
 
         Returns:
             of a classifier the classes, (n,), and the probabilities, (n, parts); of others ``None`` and the primary
@@ -253,7 +263,7 @@ class Task(ABC):
         return found
 
     def asks_for(self, metric: str) -> str:
-        """What is asked of whoever wrote a task that does not say of a metric what is good, or what it can be."""
+        """Return what to ask of whoever wrote a task that does not say what is good of a metric, or what it can be."""
         return (
             f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], in declared_metrics() "
             f"of the task ({type(self).__name__}): Metric(name={metric!r}, doc=..., higher_is_better=True or False)"

@@ -267,7 +267,7 @@ class _Looker:
             self.report.shown.append((found.picture, found.target))
 
     def finish(self, split: str) -> None:
-        """What only shows when a split was gone through."""
+        """Say what only shows when a split was gone through."""
         empty = sum(seen.empty for seen in self.seen if seen.split == split)
         if empty:
             self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)

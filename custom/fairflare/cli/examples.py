@@ -26,7 +26,7 @@ def examples(
     name: Annotated[str | None, typer.Argument(help="Which one; without it: the list.")] = None,
     folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="New or empty; default: the name.")] = None,
 ) -> None:
-    """Writes a working example into a folder, or lists them. `bash DIR/run.sh` runs it."""
+    """Write a working example into a folder, or list them. `bash DIR/run.sh` runs it."""
     if name is None:
         for known, what in EXAMPLES.items():
             say(f"{known:10}{what}", console)

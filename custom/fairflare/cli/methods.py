@@ -25,7 +25,7 @@ def list_methods(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The methods, with what they do and where they come from."""
+    """List the methods, with what they do and where they come from."""
     from fairflare.federation.plan.describe import method_table, overview
 
     with user_errors(), one_document(as_json) as put:
@@ -39,7 +39,7 @@ def list_methods(
 
 
 def _print_methods() -> None:
-    """The methods in groups by what they can learn; on a wide screen with their sources."""
+    """Print the methods in groups by what they can learn; on a wide screen with their sources."""
     from fairflare.federation.plan.describe import overview
 
     members = overview()
@@ -69,7 +69,7 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
+    """Show settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
     from fairflare.federation.plan.describe import in_lines, in_use, page, quick_job
 
     with user_errors(), one_document(as_json) as put:
@@ -103,7 +103,7 @@ def _as_json(used: InUse) -> dict[str, Any]:
 
 
 def privacy() -> None:
-    """What leaves a site with each method and task, field by field, in Markdown."""
+    """Print what leaves a site with each method and task, field by field, in Markdown."""
     from fairflare.federation.privacy import page
 
     typer.echo(page(), nl=False)

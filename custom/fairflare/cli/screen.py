@@ -25,12 +25,12 @@ AsJson = Annotated[
 
 
 def say(text: str, where: Console | None = None, *, mark: str = "") -> None:
-    """A sentence as it is, on a line of its own; behind a coloured ``mark``. Default: on standard error."""
+    """Print a sentence as it is, on a line of its own, behind a coloured ``mark``. Default: on standard error."""
     (where or errors).print(f"{mark}{escape(text)}", highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """What may not be as one thinks."""
+    """Print a note on what may not be as one thinks."""
     say(text, mark="[yellow]note[/yellow]: ")
 
 

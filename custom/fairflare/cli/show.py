@@ -29,7 +29,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The fairness table of a run; of several runs a comparison, with the differences to the first row."""
+    """Print the fairness table of a run; of several runs a comparison, with the differences to the first row."""
     from fairflare.reporting.results import find_results, read_results
     from fairflare.reporting.table import fairness_table, rich_table
 

@@ -142,7 +142,7 @@ def search_distance(current_round: int, num_rounds: int, rho_max: float, tau: fl
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards the mode of every module and all buffers are what they were."""
+    """Set evaluation mode; afterwards the mode of every module and all buffers are what they were."""
     training = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())

@@ -280,7 +280,9 @@ def _one_pass(
     how: Aggregate,
     wide: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """The averages of all tensors; ``look``: at every tensor that comes, as it cannot be looked at again; ``wide``: in
+    """Return the averages of all tensors.
+
+    ``look``: at every tensor that comes, as it cannot be looked at again; ``wide``: in
     float64."""
     means: dict[str, WeightedMean | RobustMiddle] = {}
     seen: set[str] = set()

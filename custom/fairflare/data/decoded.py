@@ -51,7 +51,9 @@ class DecodedVolumes:
         self._tidied = self._told = False
 
     def array(self, source: ImageFile, what: str, decode: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """The array of a file: mapped into memory where it is kept, else what ``decode`` gives, which is then kept.
+        """Return the array of a file.
+
+        Mapped into memory where it is kept, else what ``decode`` gives, which is then kept.
 
         Args:
             source: the file.
@@ -127,7 +129,7 @@ class DecodedVolumes:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """A disk that cannot be written is said once, and costs nothing else."""
+        """Say once that a disk cannot be written; it costs nothing else."""
         try:
             yield
         except OSError as error:

@@ -141,7 +141,9 @@ class Picture:
 
 
 def headers(path: Path) -> tuple[Picture, ...]:
-    """The header of a file, or those of a series in the order of its slices, from the feet, the right or the front.
+    """Return the header of a file.
+
+    Or those of a series in the order of its slices, from the feet, the right or the front.
 
     Raises:
         Misfit: files or frames that are not one stack; a segmentation or a structure set.

@@ -116,7 +116,9 @@ class ImageFile(ABC):
 
     @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-        """What the file holds: (height, width), (height, width, channels) or, of volumes, (height, width, slices).
+        """Return what the file holds.
+
+        (height, width), (height, width, channels) or, of volumes, (height, width, slices).
 
         Args:
             is_mask: a palette's indices are the values, not its colours.
@@ -208,7 +210,7 @@ class Picture(ImageFile):
 
     @contextmanager
     def opened(self) -> Iterator[Image.Image | None]:
-        """The picture, not decoded; ``None``: tifffile is to read it."""
+        """Return the picture, not decoded; ``None``: tifffile is to read it."""
         from PIL import Image, UnidentifiedImageError
 
         # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
@@ -432,7 +434,10 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
 
 
 def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
-    """The one page of a TIFF, (height, width) or (height, width, samples), without alpha, turned as its tag says."""
+    """Return the one page of a TIFF.
+
+    (height, width) or (height, width, samples), without alpha, turned as its tag says.
+    """
     import numpy as np
     import tifffile
 

@@ -219,7 +219,10 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """The mask of ``sample`` as a (height, width) array of the values in the file; otherwise as :func:`read_pair`."""
+    """Return the mask of ``sample`` as a (height, width) array of the values in the file.
+
+    Otherwise as :func:`read_pair`.
+    """
     return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
 
@@ -294,7 +297,10 @@ def open_pair(
 
 
 def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
-    """What is to be said of a sample that can be read: of its image, its mask, and how they lie on each other."""
+    """Return what is to be said of a sample that can be read.
+
+    Of its image, its mask, and how they lie on each other.
+    """
     image = _facts(image_file(sample.image)).grid
     if isinstance(sample.label, int):
         return [image.note]

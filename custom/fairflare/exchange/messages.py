@@ -117,7 +117,10 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """The server's request: directives, and what is sent of a model (``check``: nothing, ``norms``: in parts)."""
+    """Return the server's request.
+
+    Directives, and what is sent of a model (``check``: nothing, ``norms``: in parts).
+    """
     meta = {
         "version": __version__,
         "experiment": task.experiment,
@@ -142,12 +145,17 @@ def encode_task(task: SiteTask) -> Message:
 
 
 def says_nothing() -> Message:
-    """The answer to ``check`` of a site that does not know the task: it may take part, and says nothing of its data."""
+    """Return the answer to ``check`` of a site that does not know the task.
+
+    It may take part, and says nothing of its data.
+    """
     return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
 def for_site(task: Message, site: str | None) -> Message:
-    """What one site is sent: of the directives that hold an entry for each site, its own; ``None``: what all are sent.
+    """Return what one site is sent: of the directives that hold an entry for each site, its own.
+
+    ``None``: what all are sent.
 
     The model is the same object, or made here for this site alone.
     """

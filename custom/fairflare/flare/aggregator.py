@@ -95,7 +95,7 @@ class AsSent:
         return Incoming(layout, make)
 
     def agree(self, signature: Signature) -> None:
-        """What the sites of this signature sent is what counts; of a tensor, the type that most of them gave it."""
+        """Count what the sites of this signature sent; of a tensor, the type that most of them gave it."""
         alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
         self.updates = signature[0]
         self.common = {

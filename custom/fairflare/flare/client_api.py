@@ -167,7 +167,7 @@ class Site:
         return self._training().loss(inputs, targets, self._epoch)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The method's step, in place of ``optimizer.step()``, after the backward pass of :meth:`loss`."""
+        """Make the method's step, in place of ``optimizer.step()``, after the backward pass of :meth:`loss`."""
         self._training().step(optimizer)
 
     # -- pieces

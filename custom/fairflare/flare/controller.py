@@ -200,7 +200,7 @@ class RoundsController(RunSettings, ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """A late answer: too late to be used, but the site is alive.
+        """Note a late answer: too late to be used, but the site is alive.
 
         FLARE's clients ask first whether a task still stands, so most late answers are not even sent.
         """

@@ -58,7 +58,10 @@ class MLflow(MLflowReceiver):
         return cls(*kept, events, receiver.buff_flush_time)
 
     def initialize(self, fl_ctx: FLContext) -> None:
-        """The store, and the server's run in it; FLARE's would make runs of the sites that are connected by now."""
+        """Return the store, and the server's run in it.
+
+        FLARE's would make runs of the sites that are connected by now.
+        """
         import mlflow
 
         mlflow.set_tracking_uri(self._get_tracking_uri(fl_ctx))

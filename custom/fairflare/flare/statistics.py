@@ -131,7 +131,7 @@ class SiteStatistics(StatisticsController):
     """
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Called by FLARE: both questions, then the page of the sites that answered both well."""
+        """Ask both questions, then make the page of the sites that answered both well; called by FLARE."""
         self.reset()
         for phase in PHASES:
             self.statistics_task_flow(abort_signal, fl_ctx, phase)
@@ -155,7 +155,7 @@ class SiteStatistics(StatisticsController):
         self.global_statistics: dict[str, Any] = {}
 
     def results_cb(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Called by FLARE for each answer."""
+        """Take an answer; called by FLARE for each."""
         site, phase = client_task.client.name, client_task.task.props[StatisticsConstants.STATISTICS_TASK_KEY]
         result, client_task.result = client_task.result, None
         try:
@@ -246,7 +246,7 @@ class StatisticsPage(StatisticsWriter):
         self.left_out: dict[str, str] = {}
 
     def save(self, data: dict[str, Any], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
-        """Called by FLARE's controller with what all sites told."""
+        """Write what all sites told; called by FLARE's controller."""
         document = document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
         for line in figures.write_statistics(document, run / FOLDER):
@@ -322,7 +322,7 @@ def statistics_here(
     class_names: tuple[str, ...] = (),
     done: Callable[[str], None] = lambda site: None,
 ) -> figures.StatsDocument:
-    """The statistics of site folders on this machine: FLARE's controller, handler and cleansers, without messages.
+    """Return statistics of site folders on this machine by FLARE's controller, without messages.
 
     Args:
         sites: the settings of each, as in its ``fairflare.json``.

@@ -170,7 +170,7 @@ class GroupDRO(Rule):
         return not self.dro_attribute or self.dro_over == "site_groups"
 
     def _held(self, inputs: RoundInputs, q: dict[Key, float]) -> dict[Key, float]:
-        """What is remembered: where each site has weights of its own, those of no site exceed the bound of a weight."""
+        """Remember weights: where each site has its own, those of no site exceed the bound of a weight."""
         if not self._of_sites or not q:
             return q
         sites: dict[str, float] = {}

@@ -101,7 +101,7 @@ def probability_file(mask: Path, part: int) -> Path:
 
 
 def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
-    """A file for each structure beside the mask, float32 in [0, 1]; 0 where the image was cut off.
+    """Write a file for each structure beside the mask, float32 in [0, 1]; 0 where the image was cut off.
 
     Args:
         mask: file that :func:`write_mask` wrote.
@@ -113,7 +113,7 @@ def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: 
 
 
 def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
-    """A mask as a file like its image's.
+    """Write a mask as a file like its image's.
 
     Args:
         path: with the ending of :func:`mask_name`.
@@ -183,7 +183,7 @@ def write_overlay(
     path: Path, image: Path, number: int | None, labels: npt.NDArray[np.int64], known: Sequence[int],
     how: Reading = PLAIN,
 ) -> None:  # fmt: skip
-    """The image with each label in a colour of its own, as a PNG.
+    """Write the image with each label in a colour of its own, as a PNG.
 
     Args:
         path: of the picture.

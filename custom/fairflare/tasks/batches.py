@@ -130,7 +130,10 @@ class Jitter(Randomizable, Transform):
 
 
 def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
-    """The hues of a (3, height, width) image further by this share of a turn; value and chroma (HSV) as they were."""
+    """Return the hues of a (3, height, width) image further by this share of a turn.
+
+    Value and chroma (HSV) as they were.
+    """
     top, chroma = image.amax(0), image.amax(0) - image.amin(0)
     red, green, blue = image / chroma.clamp_min(1e-12)
     sixth = torch.where(red >= torch.maximum(green, blue), green - blue, torch.where(

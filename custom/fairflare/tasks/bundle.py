@@ -114,7 +114,9 @@ class MonaiBundleTask(Task):
                 raise BundleError(text) from error
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """The bundle's optimizer, batch size and loss as settings of a site half; its random transforms are used.
+        """Return the bundle's optimizer, batch size and loss as settings of a site half.
+
+        Its random transforms are used.
 
         Raises:
             BundleError: an optimizer that cannot be made, or of which a setting is given that it would not follow.

@@ -71,7 +71,9 @@ class VisionTransformer(ViT):
 def build_segmenter(
     network: str, *, in_channels: int, classes: int, image_size: Sequence[int], width: int | None = None
 ) -> nn.Module:
-    """A segmentation network with one output channel for each class, initialised from torch's current random state.
+    """Return a segmentation network with one output channel for each class.
+
+    Initialised from torch's current random state.
 
     Args:
         network: ``"swin_unetr"`` or ``"segresnet"``.

@@ -44,7 +44,7 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
 
 
 def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
-    """A frozen norm; whoever sets the network to training sets it too."""
+    """Freeze a norm; whoever sets the network to training sets it too."""
     module.training = False
 
 

@@ -167,7 +167,9 @@ class ImageTask(Intensities, Fitted, Task):
         return self.open_folder(site, own, listed)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
-        """The image of a sample as it is in the file: (height, width, 1 or 3), of a volume (rows, columns, slices).
+        """Return the image of a sample as it is in the file.
+
+        (height, width, 1 or 3), of a volume (rows, columns, slices).
 
         Raises:
             DataError: it cannot be read.
@@ -381,7 +383,10 @@ class FolderImages(ImageData):
         return [found[i] for i in indices]
 
     def _dataset(self, split: str) -> CacheDataset:
-        """The samples of a split, with its part of the cache: what the splits that were read before left over."""
+        """Return the samples of a split, with its part of the cache.
+
+        What the splits that were read before left over.
+        """
         if split not in self._datasets:
             from monai.data import CacheDataset
 

@@ -38,7 +38,7 @@ class CosineHead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """New class vectors in random directions, from torch's current random state."""
+        """Draw new class vectors in random directions, from torch's current random state."""
         nn.init.normal_(self.weight)
         with torch.no_grad():
             self.weight.copy_(nn.functional.normalize(self.weight, dim=1))
@@ -317,7 +317,10 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
 
 
 def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a file of a network without adapters holds, by the names of one with them; these stay as they begin."""
+    """Return what a file of a network without adapters holds, by the names of one with them.
+
+    These stay as they begin.
+    """
     if any(FACTOR.fullmatch(name) for name in found):
         return dict(found)
     inner = {name.replace(".base_layer.", "."): name for name in own if ".base_layer." in name}

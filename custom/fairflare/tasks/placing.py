@@ -75,7 +75,7 @@ def _shares(masks: torch.Tensor, size: Size) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def overlaps(old: int, new: int) -> torch.Tensor:
-    """(new, old): which share of each new pixel's length each old one covers."""
+    """Return (new, old): which share of each new pixel's length each old one covers."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
     places = torch.arange(old, dtype=torch.float64)
     covered = torch.minimum(edges[1:, None], places + 1) - torch.maximum(edges[:-1, None], places)

@@ -71,7 +71,10 @@ class PriorNetwork(nn.Module):
 
 
 def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
-    """A short hash of names, shapes and values (as float32) of a network; the same for the same file anywhere."""
+    """Return a short hash of names, shapes and values (as float32) of a network.
+
+    The same for the same file anywhere.
+    """
     digest = hashlib.sha256(extra.encode())
     for name in sorted(state):
         tensor = state[name].detach().to("cpu", torch.float32).contiguous()
@@ -127,7 +130,10 @@ def load_prior(
 
 
 def encoder_tensors(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under an encoder's names, without heads; of a MoCo checkpoint the query encoder's."""
+    """Return a checkpoint's tensors under an encoder's names, without heads.
+
+    Of a MoCo checkpoint the query encoder's.
+    """
     queries = {name.partition(MOCO_PREFIX)[2]: t for name, t in tensors.items() if MOCO_PREFIX in name}
     named = match_names(queries or tensors)
     return {name: t for name, t in named.items() if name in own or not name.startswith(HEADS)}

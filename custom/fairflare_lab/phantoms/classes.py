@@ -144,7 +144,7 @@ def _dealt(plan: PhantomPlan) -> Labels:
 
 
 def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
-    """This share of the images of the second attribute."""
+    """Return this share of the images of the second attribute."""
     second = np.flatnonzero(attributes == 1)
     rng = np.random.default_rng(image_seed(what, plan.seed))
     found = np.zeros(len(attributes), bool)

@@ -336,7 +336,7 @@ class Pelvis:
         self.paint(self.outline + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
 
     def transition_zone(self) -> None:
-        """The zone with nodules, the dark front, the urethra, now and then a dark focus behind."""
+        """Draw the zone with nodules, the dark front, the urethra, now and then a dark focus behind."""
         draw, tissue, texture, gland = self.draw, self.tissue, self.texture, self.outline
         half_width, half_height = self.half_width, self.half_height
         share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)

@@ -32,7 +32,10 @@ class Floor:
         return None if cases is None else cases >= self.least
 
     def counts(self, split: str) -> torch.Tensor | None:
-        """Samples of each class that has enough cases, 0 of every other one; ``None``: there are no such numbers."""
+        """Return samples of each class that has enough cases, 0 of every other one.
+
+        ``None``: there are no such numbers.
+        """
         counts = self.data.class_counts(split)
         if counts is None or self.least <= 1:
             return counts

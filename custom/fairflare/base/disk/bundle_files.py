@@ -20,7 +20,9 @@ class BundleError(ValueError):
 
 
 def bundle_files(folder: Path) -> list[str]:
-    """The files that a job carries, below ``folder``, with ``/``, sorted: all but hidden ones and :data:`LEFT_OUT`.
+    """Return the files that a job carries, below ``folder``, with ``/``, sorted.
+
+    All but hidden ones and :data:`LEFT_OUT`.
 
     Raises:
         BundleError: no such folder, or a link to a folder in it, which a copy would lack.
@@ -55,7 +57,7 @@ def grouped(checksum: str) -> str:
 
 
 def copy_bundle(folder: Path, target: Path) -> None:
-    """A copy of :func:`bundle_files`; what was at ``target`` is gone."""
+    """Return a copy of :func:`bundle_files`; what was at ``target`` is gone."""
     names = bundle_files(folder)
     if target.exists():
         shutil.rmtree(target)

@@ -137,7 +137,7 @@ def _is_alive(partial: Path) -> bool:
 
 
 def to_disk(path: Path) -> None:
-    """A file's bytes, or a folder's names, outlive a power cut."""
+    """Let a file's bytes, or a folder's names, outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -97,7 +97,7 @@ class RecordLog:
         return len(kept)
 
     def clear(self) -> None:
-        """An empty file."""
+        """Make an empty file."""
         self.open_at(0)
         write_whole(self.path, lambda path: path.write_bytes(b""), durable=self.durable)
 

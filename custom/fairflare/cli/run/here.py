@@ -111,7 +111,7 @@ def run_plan(
 
 @contextmanager
 def logged(path: Path, mode: str) -> Iterator[None]:
-    """The log goes into a file, as the simulator's would."""
+    """Write the log into a file, as the simulator does."""
     handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
     handler.setFormatter(LINES)
     root = logging.getLogger()
@@ -126,7 +126,7 @@ def logged(path: Path, mode: str) -> Iterator[None]:
 
 @contextmanager
 def warned_once() -> Iterator[None]:
-    """A warning of one place with one text is shown once.
+    """Show a warning of one place with one text once.
 
     Python's own filters forget what was shown whenever one of them changes, as in each `warnings.catch_warnings`.
     """

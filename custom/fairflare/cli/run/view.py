@@ -88,7 +88,7 @@ class RunView(Listener):
             self._scores[details["site"]] = score
 
     def _say_who_is_out(self) -> None:
-        """A line for each reason: a mistake of all sites is one mistake."""
+        """Return a line for each reason: a mistake of all sites is one mistake."""
         for text, sites in self._out.items():
             self._line(text.replace("{}", ", ".join(sites), 1))
         self._out.clear()

@@ -31,7 +31,7 @@ def say_whose_setting(plan: Plan) -> None:
 
 
 def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
-    """What the paper's setting still has to be given."""
+    """Return what the paper's setting still has to be given."""
     from fairflare.reporting.layout import wrapped
 
     lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]

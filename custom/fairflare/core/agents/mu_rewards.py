@@ -175,5 +175,5 @@ def warmup_in(num_rounds: int, most: int) -> int:
 
 
 def learning_rounds(num_rounds: int, most: int) -> int:
-    """Rounds of federated learning in which something is learnt, with :func:`warmup_in`."""
+    """Return rounds of federated learning in which something is learnt, with :func:`warmup_in`."""
     return max(num_rounds - REWARD_DELAY - warmup_in(num_rounds, most) + 1, 0)

@@ -54,7 +54,10 @@ def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
 
 
 def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The entries of one tensor that a mask names, as they are sent: nothing, all, or some with :data:`WHICH`."""
+    """Return the entries of one tensor that a mask names, as they are sent.
+
+    Nothing, all, or some with :data:`WHICH`.
+    """
     if bool(mask.all()):
         return {name: tensor}
     if not bool(mask.any()):

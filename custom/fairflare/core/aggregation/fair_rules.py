@@ -36,7 +36,9 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """A memory of weights in which the sites of ``fresh`` share anew what they held together; the others keep theirs.
+    """Return a memory of weights in which the sites of ``fresh`` share anew what they held together.
+
+    The others keep theirs.
 
     Args:
         memory: by site, ``>= 0``; has the sites of ``fresh``.

@@ -98,7 +98,9 @@ def average_products(
 
 
 def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """A model whose adapters are 0 beyond a rank: of those that :func:`average_products` gave the best of that rank.
+    """Return a model whose adapters are 0 beyond a rank.
+
+    Of those that :func:`average_products` gave the best of that rank.
 
     With both rows of A and columns of B at 0 their gradients are 0 too: training leaves them there.
 
@@ -140,7 +142,9 @@ class Products:
     def averaged(
         self, states: Mapping[str, Mapping[str, torch.Tensor]], weights_of: Callable[[str], Mapping[str, float]]
     ) -> dict[str, torch.Tensor]:
-        """The factors of all adapted layers, by name, in the shapes and types that the sites sent; layer by layer.
+        """Return the factors of all adapted layers, by name, in the shapes and types that the sites sent.
+
+        Layer by layer.
 
         Args:
             states: models, not updates, by site.

@@ -90,7 +90,7 @@ def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
 def som_weights(
     sq_distances: Mapping[str, npt.ArrayLike], similarity: Mapping[str, float], *, sigma_w: float = 1.0
 ) -> dict[str, float]:
-    r"""Aggregation weights from the distances to the neurons and the similarity to the received model.
+    r"""Return aggregation weights from the distances to the neurons and the similarity to the received model.
 
     .. math:: \alpha_h = \hat s_h u_h / \sum_j \hat s_j u_j, \quad
               u_h = \frac{1}{N} \sum_{ij} \exp\bigl(-D^2_{h,ij} / (2 \sigma_w^2 \bar S)\bigr)

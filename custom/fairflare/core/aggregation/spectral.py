@@ -11,7 +11,9 @@ ITERATIONS = 15  # as torch makes when it begins
 
 
 def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """New running vectors for every weight under torch's spectral norm, by power iteration from the averaged ones.
+    """Return new running vectors for every weight under torch's spectral norm.
+
+    By power iteration from the averaged ones.
 
     A weight is divided by u^T W v. A mean of the sites' vectors is shorter than 1 and belongs to no matrix, so that the
     network would divide by too little until it has trained on.

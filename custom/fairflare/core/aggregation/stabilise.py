@@ -65,7 +65,7 @@ def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 def smoothed(scores: Mapping[str, float], before: Mapping[str, float] | None, keep: float) -> dict[str, float]:
-    r"""Moving average of one site's scores by layer.
+    r"""Return moving average of one site's scores by layer.
 
     .. math:: s_m \leftarrow \gamma\, s_m + (1 - \gamma)\, \tilde s_m
 

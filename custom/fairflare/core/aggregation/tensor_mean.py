@@ -124,7 +124,7 @@ class WeightedMean:
             yield block, parts
 
     def _add(self, total: torch.Tensor, parts: list[torch.Tensor], scratch: torch.Tensor) -> None:
-        """Number by number in the order of the sites, however many wait: the bits are the same."""
+        """Add number by number in the order of the sites, however many wait: the bits are the same."""
         for part, (_, weight) in zip(parts, self._waiting, strict=True):
             # Product and sum are two operations: a fused one rounds differently from machine to machine.
             total.add_(scratch[: len(total)].copy_(part).mul_(weight))

@@ -54,7 +54,10 @@ def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
 
 
 def outline_of(task: Task) -> nn.Module:
-    """The task's network for its names and shapes: without memory for its numbers, unless it needs them to be built."""
+    """Return the task's network for its names and shapes.
+
+    Without memory for its numbers, unless it needs them to be built.
+    """
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -83,7 +83,9 @@ class GroupAdapter(nn.Module):
 
 
 def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
-    """The values that a group starts with, (rank,): a half that is the same for all, and one that is turned by group.
+    """Return the values that a group starts with, (rank,).
+
+    A half that is the same for all, and one that is turned by group.
 
     >>> [round(value, 2) for value in start_of(1, 2, 4).tolist()]
     [0.5, 0.1, 0.02, 0.1]

@@ -224,7 +224,10 @@ class JointPass:
             self._last = name, output, output._version, output[-1:].clone()
 
     def _source(self, module: nn.Module, args: tuple[Any, ...]) -> str:
-        """The layer whose output a batch norm multiplies by a constant for each channel; empty: none, or no such."""
+        """Return the layer whose output a batch norm multiplies by a constant for each channel.
+
+        Empty: none, or no such.
+        """
         usual = (
             isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
             and type(module).forward is torch.nn.modules.batchnorm._BatchNorm.forward

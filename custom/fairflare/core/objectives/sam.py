@@ -150,7 +150,7 @@ class SAM(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The base optimizer's."""
+        """Return the base optimizer's."""
         self.base_optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,10 @@ def whole(lower: Tensor) -> Tensor:
 
 
 def lower_products(u: Tensor) -> Tensor:
-    """The lower half of each u u^T, (channels, n, n) for (channels, n, columns); above the diagonal blocks: zeros."""
+    """Return the lower half of each u u^T, (channels, n, n) for (channels, n, columns).
+
+    Above the diagonal blocks: zeros.
+    """
     n, onednn = u.shape[1], _by_onednn(u)
     if n <= (step := max(STRIP if onednn else 2 * STRIP, -(-n // 5))):
         return products_of_rows(u, u)

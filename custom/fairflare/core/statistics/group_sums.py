@@ -99,7 +99,7 @@ def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
 
 
 def added(sums: Sequence[Sums]) -> dict[str, Array]:
-    """Sums of several groups or sites together, entry by entry; one that is NaN (kept there) is left out of its
+    """Return sums of several groups or sites together, entry by entry; one that is NaN (kept there) is left out of its
     entry, and an entry that all keep is NaN.
     """
     found = {}
@@ -110,7 +110,7 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
 
 
 def without_each(sums: Sums) -> list[dict[str, Array]]:
-    """Sums of all but each of the :data:`FOLDS` parts of the cases in turn; none where they are not in parts.
+    """Return sums of all but each of the :data:`FOLDS` parts of the cases in turn; none where they are not in parts.
 
     Args:
         sums: as :func:`shapes` has them, or with an axis of parts in front.
@@ -160,7 +160,9 @@ def _beyond(found: Array, most: Array) -> bool:
 
 
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
-    """Groups of an attribute whose sums stay at home: with fewer than ``least`` cases, and those that go with them.
+    """Return groups of an attribute whose sums stay at home.
+
+    With fewer than ``least`` cases, and those that go with them.
 
     The sums over all groups are known from the site's metrics, so of one hidden group they would be told by the others:
     :func:`fairflare.base.cases.floor.hidden_classes`.

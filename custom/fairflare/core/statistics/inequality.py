@@ -242,7 +242,10 @@ def _compared(
     values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
     chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool,
 ) -> Compared:  # fmt: skip
-    """What was found against the draws: each as values, expected, variances for the sum, errors for single sites."""
+    """Return what was found against the draws.
+
+    Each as values, expected, variances for the sum, errors for single sites.
+    """
     dealt, middle = chance[0], chance[1]
     inequality, single = _statistics(values, expected, within, errors)
     sums, singles = _statistics(*chance)

@@ -93,7 +93,9 @@ class Estimate:
         return np.asarray(high)
 
     def smallest(self, tests: int = 1) -> Array:
-        """The smallest true difference that such data would show in :data:`POWER` of all cases; NaN as :attr:`p`.
+        """Return the smallest true difference that such data would show in :data:`POWER` of all cases.
+
+        NaN as :attr:`p`.
 
         Args:
             tests: among so many the first one must stand by itself (:func:`holm`).

@@ -131,7 +131,9 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
 
 
 def tag_turn(tag: int | None) -> Turn:
-    """What EXIF's orientation (also of TIFF) does to the stored rows and columns; other numbers than 1 to 8: nothing.
+    """Return what EXIF's orientation (also of TIFF) does to the stored rows and columns.
+
+    Other numbers than 1 to 8: nothing.
 
     >>> turned(np.array([[0, 1, 2], [3, 4, 5]]), tag_turn(6)).tolist()
     [[3, 0], [4, 1], [5, 2]]

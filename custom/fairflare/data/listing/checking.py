@@ -40,7 +40,7 @@ class CheckedList:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """What is wrong in here is noted, where problems are collected."""
+        """Note what is wrong in here, where problems are collected."""
         try:
             yield
         except DataError as error:

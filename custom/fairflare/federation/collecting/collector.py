@@ -367,7 +367,7 @@ class Collector:
         )
 
     def count_by(self, counts: Counts) -> None:
-        """What the sites of this round are weighed by, in place of the samples that they tell."""
+        """Return what the sites of this round are weighed by, in place of the samples that they tell."""
         self._round.counts = counts
 
     def _counts(self, sites: Sequence[str]) -> Counts:

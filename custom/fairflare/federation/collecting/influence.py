@@ -79,7 +79,9 @@ class Influence:
         return self._tempered(capped_weights(weights, limits) if limits else weights)
 
     def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
-        """Reported numbers that decide more than a weight: the length of the step, or what is kept for later rounds.
+        """Return reported numbers that decide more than a weight.
+
+        The length of the step, or what is kept for later rounds.
 
         Args:
             values: by site, finite, ``>= 0``.

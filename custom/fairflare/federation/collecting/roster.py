@@ -84,20 +84,20 @@ class Roster:
         return silent if among is not None else {**silent, **self.excluded}
 
     def seen(self, site: str) -> None:
-        """A site is alive, if late."""
+        """Note that a site is alive, if late."""
         with self._lock:
             for (name, _), patience in self._patience.items():
                 if name == site:
                     patience.alive = True
 
     def answered(self, site: str, name: str) -> None:
-        """A site answered in time."""
+        """Note that a site answered in time."""
         with self._lock:
             self._patience.pop((site, ALL), None)
             self._patience.pop((site, name), None)
 
     def missed(self, site: str, name: str, current_round: int) -> None:
-        """A site gave no answer in time."""
+        """Note that a site gave no answer in time."""
         with self._lock:
             dropped = self._count(site, ALL, current_round)
             if name in (TASK_ANCHOR, TASK_NORMS) and self._count(site, name, current_round) and not dropped:

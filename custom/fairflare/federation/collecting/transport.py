@@ -52,7 +52,7 @@ class Transport(Protocol):
         """Return whether the run is to stop; a text says why."""
 
     def say(self, text: str, *, warning: bool = False) -> None:
-        """A line for the server's log."""
+        """Write a line into the server's log."""
 
     def watch(self, seen: Callable[[str], None]) -> None:
         """``seen`` is called with a site that shows signs of life outside of its answers."""
@@ -71,13 +71,13 @@ class Listener:
         """All replies of the round are in."""
 
     def aggregated(self, state: Mapping[str, Any]) -> None:
-        """The new global model."""
+        """Take the new global model."""
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Everything about a round; ``metric`` is the task's primary one."""
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """A new best model by the validation metric, and the round that made it."""
+        """Take a new best model by the validation metric, and the round that made it."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """The metrics of the final model on the sites' test splits."""

@@ -81,7 +81,9 @@ def method_table() -> str:
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
-    """Settings of a method's rule, training and task, and the bounds, by heading; defaults are of the method's paper,
+    """Return settings of a method's rule, training and task, and the bounds, by heading.
+
+    Defaults are of the method's paper,
     or where there is none of the quick job's training.
 
     Raises:

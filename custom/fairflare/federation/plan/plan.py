@@ -373,7 +373,10 @@ def _shared_setup(
 
 
 def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
-    """What a published setting (``other``, else its own) says of the method alone, when it is trained like another."""
+    """Return what a published setting (``other``.
+
+    Else its own) says of the method alone, when it is trained like another.
+    """
     if other is None or not chosen.papers:
         return {}
     told = chosen.papers.get(other.name) or chosen.published()

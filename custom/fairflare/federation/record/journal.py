@@ -59,13 +59,13 @@ class Journal:
         return self.store.info
 
     def tell(self, kind: str, **details: Any) -> None:
-        """An event: into the log file and to the listeners."""
+        """Write an event into the log file and tell it to the listeners."""
         self.store.event(kind, **details)
         for listener in self.listeners:
             listener.event(kind, details)
 
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
-        """What the sites said of their data before the first round, and what they may measure."""
+        """Record what the sites said of their data before the first round, and what they may measure."""
         self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
@@ -88,7 +88,7 @@ class Journal:
             self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
 
     def training(self, phase: Phase, record: RoundRecord) -> None:
-        """What the sites said of their training."""
+        """Record what the sites said of their training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
@@ -101,7 +101,7 @@ class Journal:
             self._note_synthetic()
 
     def _note_classes_at_home(self, phase: Phase) -> None:
-        """A table that lacks a site's metrics says why."""
+        """Record why a table lacks a site's metrics."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         found = {site for site in phase.good if stats[site][AT_HOME]}
         if not found <= self._classes_at_home:
@@ -122,7 +122,7 @@ class Journal:
         return said
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
-        """An exchange of the round, and who is not in it."""
+        """Record an exchange of the round, and who is not in it."""
         record.phases.append(phase.record())
         for site, reason in sorted(phase.left_out.items()):
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
@@ -152,13 +152,13 @@ class Journal:
             self.say(f"round {record.current_round}{phase}: {who}{one.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
-        """A whole round."""
+        """Record a whole round."""
         self.store.add_round(record)
         for listener in self.listeners:
             listener.round_done(record, self.metric)
 
     def new_best(self, state: Mapping[str, Any], best: BestModel) -> None:
-        """The best model so far is another one."""
+        """Record that the best model so far is another one."""
         if best.made is None or best.made < 0:
             return
         about = "no site scored it" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
@@ -263,7 +263,7 @@ class Journal:
         return found
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
-        """The run ends here, in ``phase`` where the sites are to blame."""
+        """End the run here, in ``phase`` where the sites are to blame."""
         left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
         try:
             self.store.finish("failed", reason=reason, left_out=left_out)

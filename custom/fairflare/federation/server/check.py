@@ -162,7 +162,7 @@ class Check:
         self.synthetic: bool | None = None
 
     def run(self, current_round: int) -> None:
-        """The exchange, and what follows from it; ``current_round``: the first to do.
+        """Ask the sites, and do what follows; ``current_round``: the first to do.
 
         Raises:
             RoundFailed: the run cannot begin; says who is to blame and what to do.
@@ -304,7 +304,7 @@ class Check:
         among: Sequence[str] | None = None,
         wanted: Any = None,
     ) -> Iterator[str]:
-        """The problem, where sites say different things and no site can be left out; else leaves out the odd ones.
+        """Return the problem where sites differ and none can be left out; else leave out the odd ones.
 
         Args:
             phase: of the check.

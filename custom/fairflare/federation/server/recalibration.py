@@ -141,7 +141,9 @@ class Recalibration:
         self._told: set[str] = set()
 
     def __call__(self, state: State, record: RoundRecord) -> State:
-        """The model with statistics of the training images of the round's sites; the same model where none is due.
+        """Return the model with statistics of the training images of the round's sites.
+
+        The same model where none is due.
 
         Args:
             state: the new global model; is not changed.
@@ -207,7 +209,7 @@ class Recalibration:
         return agreed[1]
 
     def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
-        """The norms of these answers, which are of the same norms."""
+        """Return the norms of these answers, which are of the same norms."""
         influence = Influence(self.run, len(self.roster.known()))
         names = sorted(next(iter(reports.values())).names)
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
@@ -297,7 +299,7 @@ def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> s
 
 
 def _add(total: Phase, phase: Phase) -> None:
-    """An exchange to those before; a site must be in all of them."""
+    """Add an exchange to those before; a site must be in all of them."""
     total.good = dict(phase.good)
     total.left_out |= phase.left_out
     total.unheard = sorted({*total.unheard, *phase.unheard})

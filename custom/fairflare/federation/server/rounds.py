@@ -205,7 +205,7 @@ class Rounds:
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
-        """The second phase; the anchor's memory is free again afterwards."""
+        """Do the second phase; the anchor's memory is free again afterwards."""
         number, form, timeout = record.current_round, self.settings.anchor_as, self.settings.anchor_timeout
         anchor = lighter(clean_state(self.collector.anchor_model()), received, form)
         sites = self.roster.willing(record.accepted, TASK_ANCHOR, number)
@@ -261,7 +261,7 @@ class Rounds:
             self.journal.tested(last, best, of_best, metric.high - metric.low)
 
     def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
-        """A model on the way; who fails is left out of its figures, and the run goes on."""
+        """Test a model on the way; who fails is left out of its figures, and the run goes on."""
         tested = self.test(state, record.current_round + 1)
         record.test = tested.test
         record.global_test = (self._of_all(state, record.current_round + 1, tested) or {}).get("metrics")
@@ -269,7 +269,10 @@ class Rounds:
         record.left_out += tested.left_out
 
     def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
-        """What the common model is worth on the images that belong to no site alone; ``None``: there are none."""
+        """Return what the common model is worth on the images that belong to no site alone.
+
+        ``None``: there are none.
+        """
         if not (lists := self.check.global_lists):
             return None
         if self.at_home.own_everywhere:

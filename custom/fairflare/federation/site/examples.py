@@ -27,7 +27,7 @@ EXAMPLES = "examples_folder"  # the setting in local/fairflare.json
 
 
 def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
-    """The site's ``examples_folder``; ``None``, the default: it wants no pictures of its images.
+    """Return the site's ``examples_folder``; ``None``, the default: it wants no pictures of its images.
 
     Raises:
         SiteError: it is no absolute path (the server is not told what it is).

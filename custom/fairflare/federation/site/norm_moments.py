@@ -69,7 +69,9 @@ def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch
 
 
 def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, Any]:
-    """The moments of the norms whose turn it is, over the training images: in the list's order, as for evaluation.
+    """Return the moments of the norms whose turn it is, over the training images.
+
+    In the list's order, as for evaluation.
 
     Args:
         run: of the task.

@@ -35,7 +35,10 @@ IDLE = (
 
 
 def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
-    """A site half in a message to the sites: the name of its class, and its settings; and what the job measures."""
+    """Return a site half in a message to the sites: the name of its class, and its settings.
+
+    And what the job measures.
+    """
     metrics = {name: metric.told() for name, metric in task.by_name().items()}
     return {"kind": type(training).__name__, "settings": values_of(training)["args"], "metrics": metrics}
 
@@ -212,7 +215,7 @@ class ScriptSite:
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The method's step from the gradients of the last :meth:`loss`; nothing in a round that failed."""
+        """Make the method's step from the gradients of the last :meth:`loss`; nothing in a round that failed."""
         loop = self._running()
         if loop.failed is not None:
             return

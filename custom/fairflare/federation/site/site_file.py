@@ -64,7 +64,9 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
 
 
 def own_settings(settings: Any, identity: str) -> dict[str, Any]:
-    """What a site file says to one site; its own block goes before what stands outside. See :func:`read_site_file`.
+    """Return what a site file says to one site.
+
+    Its own block goes before what stands outside. See :func:`read_site_file`.
 
     Raises:
         SiteError: not a JSON object.

@@ -80,7 +80,7 @@ class SiteNetwork:
         return dict(state) if self.sent is None else self.sent.of(state)
 
     def forget(self) -> None:
-        """The next task builds it anew: a training that ended early may have left anything in it."""
+        """Let the next task build it anew: a training that ended early may have left anything in it."""
         if self.sent is not None:
             self.model = None
 

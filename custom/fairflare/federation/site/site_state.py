@@ -53,7 +53,9 @@ class SiteFolder:
 
     @contextmanager
     def opened(self, request: SiteTask) -> Iterator[SiteStore]:
-        """The run's folder, held by this task alone, with an empty scratch folder and nothing that the dead left.
+        """Return the run's folder.
+
+        Held by this task alone, with an empty scratch folder and nothing that the dead left.
 
         Raises:
             SiteError: another process holds it (says which).

@@ -124,7 +124,7 @@ class SiteWorker:
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
     def use(self, model: torch.nn.Module) -> None:
-        """The network to load models into, in place of one of the task's."""
+        """Set the network to load models into, in place of one of the task's."""
         self.network.use(model)
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
@@ -162,7 +162,7 @@ class SiteWorker:
         return reply
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """What stays here by the site's settings or the job's does not leave."""
+        """Take out of a reply what stays here by the site's settings or the job's."""
         assert self._data is not None  # every task that is done opens them
         data = self._shown(self._data, request)
         floor = Floor(data, self._floor(request))
@@ -191,7 +191,10 @@ class SiteWorker:
         return reply
 
     def local_model(self, asked: SiteTask, current_round: int) -> dict[str, torch.Tensor] | None:
-        """What this site trained in a round of the run that ``asked``, whole; ``None``: it is not kept, or damaged."""
+        """Return what this site trained in a round of the run that ``asked``, whole.
+
+        ``None``: it is not kept, or damaged.
+        """
         kept = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
         if kept is None:
             return None
@@ -324,7 +327,10 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
 
 
 def _kind(error: Exception) -> str:
-    """What kind of error it was; of the system's, what the system says without the file's name, and what to do."""
+    """Return what kind of error it was.
+
+    Of the system's, what the system says without the file's name, and what to do.
+    """
     name = type(error).__name__
     if not isinstance(error, OSError) or not error.errno:
         return name

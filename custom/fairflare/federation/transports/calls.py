@@ -69,7 +69,7 @@ class LocalTransport:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)
 
     def watch(self, seen: Callable[[str], None]) -> None:
-        """A site here only ever speaks when it is asked."""
+        """Do nothing: a site here only ever speaks when it is asked."""
 
     def _answer(self, site: str, name: str, task: Message) -> Message:
         try:

@@ -129,7 +129,10 @@ class SiteProcess:
         there.close()
 
     def hear(self) -> SiteReply | None:
-        """What it says: its answer, or ``None`` for a line of the log; dead, it has failed, or another goes on."""
+        """Return what it says: its answer, or ``None`` for a line of the log.
+
+        Dead, it has failed, or another goes on.
+        """
         assert self._pipe is not None
         try:
             said, update = self._pipe.recv()
@@ -182,7 +185,7 @@ def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProces
 
 
 def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> None:
-    """A child's life: one task after the other, until the parent hangs up or dies."""
+    """Serve one task after the other, until the parent hangs up or dies."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     alone = threading.Lock()

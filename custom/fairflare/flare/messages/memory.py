@@ -37,7 +37,10 @@ def job_cell(engine: Any) -> Any:
 
 
 def _receiving(engine: Any) -> Any:
-    """The engine whose cell takes the replies; the simulator's has a second cell for that, which FLARE passes over."""
+    """Return the engine whose cell takes the replies.
+
+    The simulator's has a second cell for that, which FLARE passes over.
+    """
     cell = getattr(getattr(engine, "server", None), "job_cell", None)
     return engine if cell is None else SimpleNamespace(get_cell=lambda: cell)
 

@@ -101,7 +101,10 @@ def all_methods() -> dict[str, Method]:
 
 
 def fields_of(training: type) -> dict[str, Field]:
-    """What the rules of all methods with this site half, or one that it is made from, ask it to report, by name."""
+    """Return what the rules of all methods with this site half.
+
+    Or one that it is made from, ask it to report, by name.
+    """
     return {
         declared.name: declared
         for method in all_methods().values()

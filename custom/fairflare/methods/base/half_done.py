@@ -54,7 +54,7 @@ class Position:
         return float(self.total) / max(self.seen, 1)
 
     def in_epoch(self, epoch: int) -> Position:
-        """This one, or the beginning of the next epoch."""
+        """Return this one, or the beginning of the next epoch."""
         return self if epoch == self.epoch else Position(epoch, [*self.losses, self.loss], self.num_steps + self.steps)
 
 
@@ -112,7 +112,7 @@ class HalfDone:
         return at
 
     def resume_random(self) -> None:
-        """The random state that was kept, once."""
+        """Return the random state that was kept, once."""
         state, self._random = self._random, {}
         if state:
             torch.set_rng_state(state["cpu"])

@@ -146,7 +146,10 @@ class OwnModel(Home, ABC):
 
 
 def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] | None:
-    """The last state of that name of an earlier round; ``None``: there is none that fits ``like``, which is noted."""
+    """Return the last state of that name of an earlier round.
+
+    ``None``: there is none that fits ``like``, which is noted.
+    """
     state = run.store.load_before(name, run.current_round)
     if state is None:
         return None

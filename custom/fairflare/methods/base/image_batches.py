@@ -48,7 +48,10 @@ class ImageBatches:
         return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
 
     def numbers(self) -> list[list[torch.Tensor]]:
-        """The batches of each pass in a seeded order, as numbers of images (0: the first one without an order)."""
+        """Return the batches of each pass in a seeded order, as numbers of images (0.
+
+        The first one without an order).
+        """
         seeds = range(self.run.seed, self.run.seed + self.passes)
         orders = [torch.randperm(self.count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
         return [list(self._cut([order])) for order in orders]

@@ -141,7 +141,7 @@ class LocalTraining:
         return {}
 
     def follows_num_rounds(self) -> list[str]:
-        """Settings whose effect in a round depends on the number of rounds: an experiment cannot go on with another."""
+        """Return settings whose effect depends on the number of rounds: an experiment cannot go on with another."""
         return [] if self.schedule == "constant" else ["schedule"]
 
     # -- in a round

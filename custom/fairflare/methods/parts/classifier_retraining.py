@@ -103,7 +103,9 @@ class ClassifierRetraining(LocalTraining):
 
     @classmethod
     def told(cls, training: LocalTraining, directives: Mapping[str, Any]) -> LocalTraining:
-        """The half that trains in this round: ``training``, or this one with its optimizer, batches, augmentation.
+        """Return the half that trains in this round.
+
+        ``training``, or this one with its optimizer, batches, augmentation.
 
         The learning rate is the method's, without its schedule; the optimizer is new in each round; the loss is the
         task's.
@@ -160,7 +162,7 @@ def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:
-    """New parameters from a seed, made on the CPU so that they are the same on every device."""
+    """Set new parameters from a seed, made on the CPU so that they are the same on every device."""
     fresh = copy.deepcopy(head).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -47,7 +47,7 @@ class Downloads(SendsParts):
         """Return what a site is sent of a change; see :func:`fairflare.core.aggregation.entries.packed`."""
 
     def remember(self, inputs: RoundInputs, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
-        """What the sites of this round will be sent of its change.
+        """Remember what the sites of this round will be sent of its change.
 
         Args:
             inputs: of the round.

@@ -91,7 +91,10 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
 
     def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
-        """The criterion with the fairness term: in value where the loss is literal, in gradient where it is clamped."""
+        """Return the criterion with the fairness term.
+
+        In value where the loss is literal, in gradient where it is clamped.
+        """
         if told.mean_loss is None:
             return own
         if told.factor is None and self.fair_clamp is None:

@@ -168,7 +168,7 @@ class FeatureCache:
 
 
 def check_may_read(run: SiteRun, file: str) -> None:
-    """A job, unlike the site, may name files of the site's data folders only.
+    """Refuse a file that a job names outside of the site's data folders.
 
     Raises:
         SiteError: the file, links followed, lies elsewhere.

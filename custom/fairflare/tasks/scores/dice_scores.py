@@ -64,7 +64,7 @@ class DiceScores:
         self._of_volumes = False
 
     def add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin] | None) -> None:
-        """A batch.
+        """Add a batch.
 
         Args:
             found: (n, structures, height, width) bool.

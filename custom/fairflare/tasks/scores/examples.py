@@ -89,7 +89,7 @@ def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
 
 
 def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """An image and its target (a mask of the same shape, or a class) as a picture: of a volume one slice."""
+    """Return an image and its target (a mask of the same shape, or a class) as a picture: of a volume one slice."""
     place = place_of(target if target.ndim else image)
     return image[place], target[place] if target.ndim else target
 
@@ -97,7 +97,7 @@ def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.ND
 def of_segmentation(
     task: StructureTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
-    """The best, the median and the worst test image by the Dice of an image."""
+    """Return the best, the median and the worst test image by the Dice of an image."""
     scores = DiceScores()
     for inputs, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
         scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
@@ -116,7 +116,7 @@ def of_segmentation(
 def of_classification(
     task: MeasuresClasses, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
-    """The best, the median and the worst test image by the probability of its true class."""
+    """Return the best, the median and the worst test image by the probability of its true class."""
     values: list[float] = []
     for _, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
         values += task.probabilities(outputs)[torch.arange(len(targets)), targets].tolist()
@@ -132,7 +132,7 @@ def of_classification(
 def _outputs(
     task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
-    """Inputs, targets, outputs and origins of each batch of the test split, in the site's order."""
+    """Return inputs, targets, outputs and origins of each batch of the test split, in the site's order."""
     with evaluating(model):
         for batch in data.batches(SPLIT, batch_size=batch_size):
             inputs, targets = batch
@@ -142,7 +142,7 @@ def _outputs(
 def _shown(
     chosen: Mapping[int, str], task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[tuple[str, int, npt.NDArray[np.float32], torch.Tensor, torch.Tensor]]:
-    """The chosen images with targets and outputs, which come from the same batches as the scores."""
+    """Return the chosen images with targets and outputs, which come from the same batches as the scores."""
     found = {}
     before = 0
     for inputs, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
@@ -160,7 +160,7 @@ def _shown(
 
 
 def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title: str) -> None:
-    """Writes the picture and the table.
+    """Write the picture and the table.
 
     Args:
         examples: of :func:`of_segmentation` or :func:`of_classification`.
@@ -196,7 +196,7 @@ def _rows(examples: Sequence[Example], names: Sequence[str]) -> list[list[Any]]:
 
 
 def draw(examples: Sequence[Example], names: Sequence[str], title: str) -> Figure:
-    """A panel for each image; structures are outlined, the truth whole and what was found dashed."""
+    """Return a panel for each image; structures are outlined, the truth whole and what was found dashed."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

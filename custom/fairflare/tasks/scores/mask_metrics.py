@@ -172,7 +172,7 @@ class MaskMetrics:
         return values
 
     def add_probabilities(self, probabilities: torch.Tensor, targets: torch.Tensor) -> None:
-        """A batch at the network's size.
+        """Add a batch at the network's size.
 
         Args:
             probabilities: (n, structures, ...) in [0, 1].

@@ -86,7 +86,7 @@ class SiteSums:
         return found
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
-        """Counts records of a case in a bin."""
+        """Count records of a case in a bin."""
         self.records[axis][number] += count
         self.with_record[axis][number].add(case)
 

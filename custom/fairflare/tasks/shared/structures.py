@@ -186,7 +186,10 @@ class StructureTask(ImageTask):
         return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
 
     def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs and targets without the pixels that do not count: there nothing is found, and nothing is to be."""
+        """Return outputs and targets without the pixels that do not count.
+
+        There nothing is found, and nothing is to be.
+        """
         if self.ignore is None and not self.uncounted:
             return outputs, targets
         return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)

@@ -206,8 +206,7 @@ def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, 
     Raises:
         ValueError: a column that is not known.
     """
-    strange = [name for name in given if name not in known]
-    if strange:
+    if strange := [name for name in given if name not in known]:
         raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(strange)}")
     return {name: given.get(name, name) for name in known}
 

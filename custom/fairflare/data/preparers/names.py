@@ -55,8 +55,7 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
                 f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
                 "site-1, site-2, ... (--number)"
             )
-    same = [site for site, name in found.items() if list(found.values()).count(name) > 1]
-    if same:
+    if same := [site for site, name in found.items() if list(found.values()).count(name) > 1]:
         raise DataError(
             f"two sites would have the same folder: {', '.join(sorted(same))}; rename one, or have all called site-1, "
             "site-2, ... (--number)"

@@ -54,9 +54,7 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     if not images or not {"image_size", "in_channels"} <= set(vars(plan.task)):
         return {}
     task: Any = plan.task
-    least = 32
-    if plan.task.class_labels:  # type: ignore[attr-defined]
-        least = 64 if task.network == "densenet121" else 48 if task.max_pool else 32
+    least = 32 if not task.class_labels else 64 if task.network == "densenet121" else 48 if task.max_pool else 32
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
     coloured = any(_coloured(image) for image in images)

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +192,9 @@ def attributes_of(
 
 
 def _as_number(text: str, where: str) -> float:
-    try:
+    with suppress(ValueError):
         if math.isfinite(found := float(text)):
             return found
-    except ValueError:
-        pass
     comma = "; write it with a decimal point" if "," in text else ""
     raise DataError(f"{where} must be a number, got '{text}'{comma}")
 

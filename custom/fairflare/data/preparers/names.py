@@ -45,10 +45,9 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
     Raises:
         DataError: a name has letters that FLARE does not take, or two would be called the same.
     """
-    found = {site: f"site-{number}" for number, site in enumerate(sites, 1)}
     if numbered:
-        return found
-    found = {site: file_name(site).replace(".", "_") for site in found}
+        return {site: f"site-{number}" for number, site in enumerate(sites, 1)}
+    found = {site: file_name(site).replace(".", "_") for site in sites}
     for site, name in found.items():
         if not SITE_NAME.fullmatch(name):
             raise DataError(

@@ -420,7 +420,8 @@ def test_masks_by_a_table(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = class_folders(tmp_path / "s", {"a": 24, "b": 12, "c": 6})
-    options = "--partition iid --sites 2 --corrupt motion_blur:1 --corrupt-sites 1 --size 32".split()
+    options = ["--partition", "iid", "--sites", "2", "--corrupt", "motion_blur:1", "--corrupt-sites", "1"]
+    options += ["--size", "32"]
     assert main(["images", "--source", str(source), "--out", str(tmp_path / "out"), *options]) == 0
     shown = capsys.readouterr().out
     assert "site-1 (site-1): 13 training, 5 validation, 3 test" in shown

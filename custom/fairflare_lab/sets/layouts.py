@@ -54,8 +54,7 @@ class People:
 
     def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
         """Return how the attributes are declared in a datalist, and the items with those of their people."""
-        file = find_below(source, self.table)
-        rows = read_table(file, [self.image]) if file is not None else []
+        rows = rows_below(source, self.table, [self.image])
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
         declared, people = attributes_of(there, rows)
         declared = {name: said for name, said in declared.items() if said.get("values") != []}
@@ -142,8 +141,7 @@ class Keys:
         Raises:
             DataError: two rows say different things of one image.
         """
-        file = find_below(source, self.table)
-        rows = read_table(file, [*self.images, *([self.person] if self.person else [])]) if file is not None else []
+        rows = rows_below(source, self.table, [*self.images, *filter(None, [self.person])])
         own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
         found: dict[str, str] = {}
         for row, key, name in (
@@ -430,13 +428,17 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
     raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
 
 
-def find_below(source: Path, name: str) -> Path | None:
-    """Find the file of this name, small or capital, that lies highest below a folder; None: there is none.
+def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
+    """Read the table of this name, small or capital, that lies highest below a folder; no rows: there is none.
 
-    Of tables that come by themselves, and lie where the one who fetched them put them.
+    Such tables come by themselves, and lie where the one who fetched them put them.
+
+    Raises:
+        DataError: it cannot be read, or lacks one of the columns.
     """
     found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
-    return min(found, key=lambda path: (len(path.parts), path), default=None)
+    file = min(found, key=lambda path: (len(path.parts), path), default=None)
+    return [] if file is None else read_table(file, columns)
 
 
 def find_folder(source: Path, names: Sequence[str]) -> Path:

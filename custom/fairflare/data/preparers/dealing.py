@@ -16,7 +16,7 @@ from fairflare.base.checks import choice, number
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
-from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
+from fairflare.data.corruptions import CORRUPTIONS, REFERENCE_SIZE, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
 from fairflare.data.preparers.items import Item, corrupted, resized
@@ -29,7 +29,6 @@ ShardMode = Literal["literal", "complement", "authors"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
 PANEL = "How the images become those of several sites"  # of the help
 NO_CORRUPTION = "none"  # on the command line
-CORRUPTED_SIZE = 224  # pixels: what the constants of the corruptions are meant for
 
 
 @settings
@@ -124,7 +123,7 @@ class Dealing:
     @property
     def edge(self) -> int:
         """Return the height and width that images are brought to; 0: none."""
-        return self.size or (CORRUPTED_SIZE if self.corrupt is not None else 0)
+        return self.size or (REFERENCE_SIZE if self.corrupt is not None else 0)
 
 
 def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:

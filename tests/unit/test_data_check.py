@@ -69,7 +69,7 @@ def test_good_data(tmp_path: Path) -> None:
         assert sheet.size == (8 * 96, 2 * 96)
     code, text = check(tmp_path, "--out", tmp_path / "pictures")
     assert code == 2
-    assert "is there already" in text
+    assert "already there" in text
 
 
 def plant_in_masks(tmp_path: Path) -> None:

@@ -636,7 +636,7 @@ def test_predict_leaves_a_broken_series_out_with_the_reason(tmp_path: Path) -> N
     scanned(tmp_path / "in/gap", "coronal", steps=[0, 2, 4, 12, 14])
     scanned(tmp_path / "in/whole", "coronal")
     found = find_images([str(tmp_path / "in")], tmp_path / "out")
-    assert sorted(image.name for image in found) == ["gap", "whole"]  # one image, not five pictures
+    assert sorted(found.values()) == ["gap", "whole"]  # one image, not five pictures
 
 
 def test_notes_are_counted(tmp_path: Path) -> None:

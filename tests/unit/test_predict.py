@@ -451,8 +451,8 @@ def test_what_is_given_wrongly_is_one_line(segmented: Path, classified: Path, ki
     run, image, out = segmented / "run", kinds / "grey.png", tmp_path / "out"
     assert "there is no such file" in refused(run, tmp_path / "nothing*.png", "--out", out)
     assert "--threshold must lie between 0 and 1, got 1" in refused(run, image, "--out", out, "--threshold", "1")
-    assert "--threshold is for segmentation" in refused(classified / "run", image, "--out", out, "--threshold", "0.3")
-    assert "--overlay is for segmentation" in refused(classified / "run", image, "--out", out, "--overlay")
+    for option in (["--threshold", "0.3"], ["--overlay"], ["--probabilities"]):
+        assert f"{option[0]} is for segmentation" in refused(classified / "run", image, "--out", out, *option)
     assert "--device nonsense: not usable here" in refused(run, image, "--out", out, "--device", "nonsense")
     assert "does not exist; give the folder" in refused(tmp_path / "no", image, "--out", out)
     (tmp_path / "empty").mkdir()

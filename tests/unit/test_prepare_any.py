@@ -420,18 +420,8 @@ def test_masks_by_a_table(tmp_path: Path) -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = class_folders(tmp_path / "s", {"a": 24, "b": 12, "c": 6})
-    options = [
-        "--partition",
-        "iid",
-        "--sites",
-        "2",
-        "--corrupt",
-        "motion_blur:1",
-        "--corrupt-sites",
-        "1",
-        "--size",
-        "32",
-    ]
+    options = ["--partition", "iid", "--sites", "2", "--corrupt", "motion_blur:1", "--corrupt-sites", "1"]
+    options += ["--size", "32"]
     assert main(["images", "--source", str(source), "--out", str(tmp_path / "out"), *options]) == 0
     shown = capsys.readouterr().out
     assert "site-1 (site-1): 13 training, 5 validation, 3 test" in shown
@@ -442,6 +432,13 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert done.exit_code == 0, done.output
     assert main(["images", "--source", str(source), "--out", str(tmp_path / "x"), "--partition", "iid"]) == 1
     assert "needs the number of sites" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", [["--classes", "b", "a"], ["--classes", "b", "--classes", "a"]])
+def test_a_list_stands_behind_one_option_or_an_option_for_each(tmp_path: Path, classes: list[str]) -> None:
+    source = class_folders(tmp_path / "s", {"a": 6, "b": 6})
+    assert main(["images", "--source", str(source), *classes, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out/site-1/datalist.json").read_text())["class_names"] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -461,6 +458,6 @@ def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) 
 
     command = typer.main.get_command(make_app()).commands["isic2019"]  # type: ignore[attr-defined]
     options = command.make_context("prepare", ["--source", "s", "--out", "o", *given]).params
-    found = dealing.options_of(dealing.from_options(options, FEDISM))
+    found = vars(dealing.from_options(options, FEDISM))
     assert {name: found[name] for name in expected} == expected
     assert not set(found) & set(options)

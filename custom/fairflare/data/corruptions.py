@@ -21,7 +21,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # of intensities in [0, 1]
 BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))  # radius and s, pixels of a 224-pixel image
 BLUR_ANGLE = 45.0  # degrees, to either side
-REFERENCE_SIZE = 224
+REFERENCE_SIZE = 224  # height and width that the constants are meant for
 
 
 def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Image:

@@ -54,8 +54,7 @@ class People:
 
     def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
         """Return how the attributes are declared in a datalist, and the items with those of their people."""
-        file = find_below(source, self.table)
-        rows = read_table(file, [self.image]) if file is not None else []
+        rows = rows_below(source, self.table, [self.image])
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
         declared, people = attributes_of(there, rows)
         declared = {name: said for name, said in declared.items() if said.get("values") != []}
@@ -142,8 +141,7 @@ class Keys:
         Raises:
             DataError: two rows say different things of one image.
         """
-        file = find_below(source, self.table)
-        rows = read_table(file, [*self.images, *([self.person] if self.person else [])]) if file is not None else []
+        rows = rows_below(source, self.table, [*self.images, *filter(None, [self.person])])
         own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
         found: dict[str, str] = {}
         for row, key, name in (
@@ -160,8 +158,25 @@ def _stem(name: str) -> str:
     return without_ending(Path(name).name).lower()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What is known of a published set.
+
+    Attributes:
+        title: what it is called.
+        counts: its images of each class, of each site where a table says these, or of each part of each site.
+    """
+
+    title: str = ""
+    counts: Sequence[int] = ()
+
+    def say_counts(self, found: Sequence[object]) -> None:
+        """Warn in the log where there are other numbers of images; ``found``: class, site or part of each."""
+        say_counts(self.title, found, self.counts)
+
+
 @dataclass(frozen=True)
-class Listed:
+class Listed(Published):
     """Images that a table names, with a class each.
 
     Attributes:
@@ -173,7 +188,6 @@ class Listed:
             Labels and sites are numbers from 0 on, or names.
         sites: their names.
         keys: whose an image is.
-        title, counts: of the published set, and its images of each class (of each site, where there are ``sites``).
     """
 
     tables: Sequence[str]
@@ -182,8 +196,6 @@ class Listed:
     columns: Sequence[Mapping[str, str]] = ({"image": "image"},)
     sites: Sequence[str] = ()
     keys: Keys | None = None
-    title: str = ""
-    counts: Sequence[int] = ()
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
         file = find_table(source, self.tables)
@@ -193,8 +205,8 @@ class Listed:
         rows = read_table(file, [*called.values(), *(() if "label" in called else self.classes)], others)
         if "usable" in called:
             rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
-        folder = find_folder(source, self.folders) if self.folders else source
-        paths = Images(folder).all([row[called["image"]] for row in rows], file)
+        images = Images(find_folder(source, self.folders) if self.folders else source)
+        paths = images.all([row[called["image"]] for row in rows], file)
         given = "label" in called
         labels = _numbers(rows, called["label"], self.classes) if given else one_hot(rows, self.classes)
         places = _numbers(rows, called["site"], self.sites) if self.sites else [0] * len(rows)
@@ -206,9 +218,8 @@ class Listed:
             splits = () if split in ("", "training") else (split,)
             person = people.get(_stem(path.name))
             items.append(Item(file_name(name), person or name, path, label, person, site, splits))
-        say_counts(self.title, places if self.sites else labels, self.counts)
-        order = np.argsort(places, kind="stable").tolist()
-        return _by_given_split([items[number] for number in order])
+        self.say_counts(places if self.sites else labels)
+        return _by_given_split([items[number] for number in np.argsort(places, kind="stable").tolist()])
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
@@ -239,20 +250,18 @@ def _by_given_split(items: Sequence[Item]) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class ClassFolders:
+class ClassFolders(Published):
     """Images in a folder for each class, at any depth.
 
     Attributes:
         inside: the folder below the source that holds the parts; it may be the source itself.
         parts: folders that must be there.
-        classes, title, counts: as in :class:`Listed`.
+        classes: as in :class:`Listed`.
     """
 
     inside: str
     parts: Sequence[str]
     classes: Sequence[str]
-    title: str = ""
-    counts: Sequence[int] = ()
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
         root = source if (source / self.parts[0]).is_dir() else find_folder(source, [self.inside])
@@ -270,7 +279,7 @@ class ClassFolders:
             )
         paths.sort(key=lambda path: (path.parent.name, path.name))
         labels = [self.classes.index(path.parent.name) for path in paths]
-        say_counts(self.title, labels, self.counts)
+        self.say_counts(labels)
         return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
 
 
@@ -302,7 +311,7 @@ def all_pairs(site: str, images: Path, masks: Path) -> list[Case]:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Published):
     """Images and masks of the same names, in two folders of each part of each site.
 
     Attributes:
@@ -310,7 +319,6 @@ class Pairs:
         parts: folders below it, and the splits that their images are in; none: drawn.
         images, masks: the two folders in a part.
         tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`; none: as they are.
-        title, counts: of the published set, and its images of each part of each site.
     """
 
     sites: Mapping[str, Sequence[str]]
@@ -319,8 +327,6 @@ class Pairs:
     masks: str
     tops: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
-    title: str = ""
-    counts: Sequence[int] = ()
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> dict[str, list[Item]]:
         found: dict[str, list[Item]] = {}
@@ -331,10 +337,9 @@ class Pairs:
                     drawn = Path(str(case.label))
                     mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
                     name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-                    item = Item(name, case.name, case.image, mask, splits=splits)
-                    found.setdefault(site, []).append(item)
+                    found.setdefault(site, []).append(Item(name, case.name, case.image, mask, splits=splits))
                     parts.append(place)
-        say_counts(self.title, parts, self.counts)
+        self.say_counts(parts)
         return found
 
 
@@ -423,13 +428,17 @@ def find_table(source: Path, names: Sequence[str]) -> Path:
     raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
 
 
-def find_below(source: Path, name: str) -> Path | None:
-    """Find the file of this name, small or capital, that lies highest below a folder; None: there is none.
+def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
+    """Read the table of this name, small or capital, that lies highest below a folder; no rows: there is none.
 
-    Of tables that come by themselves, and lie where the one who fetched them put them.
+    Such tables come by themselves, and lie where the one who fetched them put them.
+
+    Raises:
+        DataError: it cannot be read, or lacks one of the columns.
     """
     found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
-    return min(found, key=lambda path: (len(path.parts), path), default=None)
+    file = min(found, key=lambda path: (len(path.parts), path), default=None)
+    return [] if file is None else read_table(file, columns)
 
 
 def find_folder(source: Path, names: Sequence[str]) -> Path:

@@ -37,8 +37,6 @@ FEDISM = Dealing(
     fractions=(0.72, 0.08, 0.2), size=224,
 )  # fmt: skip
 FED_MAS = Dealing(partition="dirichlet", sites=8, alpha=0.5, folds=5, global_test=True, fractions=(0.72, 0.08, 0.2))
-BY_CENTRE = Dealing(global_test=True, fractions=(0.72, 0.08, 0.2))
-BY_TONE = Dealing(common_test=True, fractions=(0.7, 0.15, 0.15))
 
 LESIONS_2018 = "ISIC2018_Task3_Training_LesionGroupings.csv"
 TRUTH_2018, TRUTH_2019 = "ISIC2018_Task3_Training_GroundTruth", "ISIC_2019_Training_GroundTruth"
@@ -46,7 +44,6 @@ INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata
 LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
 FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
 # Inner edges of the groups of age, in years.
-PEOPLE_2018 = People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"})
 PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60"})
 KEYS_2019 = Keys(META_2019, person="lesion_id")
 LAYOUT_2019 = Listed(
@@ -115,7 +112,8 @@ SETS = (
             ("ISIC2018_Task3_Training_Input",),
             keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=tuple(ISIC2018.values()),
         ),
-        FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)), people=PEOPLE_2018,
+        FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)),
+        people=People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"}),
     ),
     public_set("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
     public_set(
@@ -126,11 +124,11 @@ SETS = (
             columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
             title="Fed-ISIC2019 by centre", counts=(12413, 3954, 3363, 2259, 819, 439),  # training and test together
         ),
-        BY_CENTRE, FORM_2019, people=PEOPLE_2019,
+        Dealing(global_test=True, fractions=(0.72, 0.08, 0.2)), FORM_2019, people=PEOPLE_2019,
     ),
     public_set(
         "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
-        BY_TONE, FORM_2019, people=PEOPLE_2019,
+        Dealing(common_test=True, fractions=(0.7, 0.15, 0.15)), FORM_2019, people=PEOPLE_2019,
         options=(
             option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),
             option("sites_per_tone", int, "How many.", 2),
@@ -139,8 +137,8 @@ SETS = (
     public_set(
         "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
         ClassFolders(
-            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR), "HyperKvasir",
-            tuple(HYPERKVASIR.values()),
+            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR),
+            title="HyperKvasir", counts=tuple(HYPERKVASIR.values()),
         ),
         FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
     ),

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import sites_of
-from fairflare.cli.options import parse_settings
+from fairflare.cli.options import parse_settings, refuse_to_replace
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
@@ -143,18 +143,16 @@ _tell = partial(say, where=console)
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
     """A line for each kind of problem of a site, with three more images' names; ``every``: one for each problem."""
-    for grave, word in ((True, "problem"), (False, "note")):
-        by_site: dict[str, list[Any]] = {}
-        for problem in problems:
-            if problem.grave is grave:
-                by_site.setdefault(problem.site, []).append(problem)
-        for site, own in by_site.items():
-            kinds = grouped((problem.about, problem.text) for problem in own)
-            lines = [_of_a_kind(kind) for kind in kinds] if not every else [problem.text for problem in own]
-            for line in lines if every else lines[:MOST]:
-                _tell(f"{word}: {site or 'all sites'}: {line}")
-            if not every and len(lines) > MOST:
-                _tell(f"{word}: {site or 'all sites'}: {len(lines) - MOST} more kinds; --all shows them")
+    by_site: dict[str, list[tuple[str, str]]] = {}
+    for problem in sorted(problems, key=lambda problem: not problem.grave):
+        where = f"{'problem' if problem.grave else 'note'}: {problem.site or 'all sites'}"
+        by_site.setdefault(where, []).append((problem.about, problem.text))
+    for where, own in by_site.items():
+        lines = [text for _, text in own] if every else [_of_a_kind(kind) for kind in grouped(own)]
+        if not every and len(lines) > MOST:
+            lines = [*lines[:MOST], f"{len(lines) - MOST} more kinds; --all shows them"]
+        for line in lines:
+            _tell(f"{where}: {line}")
 
 
 def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
@@ -209,9 +207,7 @@ def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tup
     targets = {
         site: (out / f"{file_name(site)}_images.png", out / f"{file_name(site)}_histogram.png") for site in sites
     }
-    there = [path for path in (out / COUNTS, *chain(*targets.values())) if path.exists()]
-    if there and not overwrite:
-        raise ValueError(f"{there[0]} is there already; give --overwrite to replace it, or another --out")
+    refuse_to_replace([out / COUNTS, *chain(*targets.values())], overwrite)
     out.mkdir(parents=True, exist_ok=True)
     return targets
 

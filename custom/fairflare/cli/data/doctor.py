@@ -173,31 +173,30 @@ def site_file(
         yield Finding("site file", "problem", f"{path}: {error}" if isinstance(error, RuntimeError) else str(error))
         return
     yield Finding("site file", "ok", f"{path}: {', '.join(names)}")
-    for name in names if open_site is not None else ():
-        yield _data(name, own[name], open_site)
+    if open_site is not None:
+        yield from (_data(name, own[name], open_site) for name in names)
     try:
         refuse_shared_images(names, content)
     except ValueError as error:
         yield Finding("data of all", "problem", str(error))
 
 
-def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[str, Any]], Any] | None) -> Finding:
-    assert open_site is not None
+def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[str, Any]], Any]) -> Finding:
     what = f"data of {name}"
     try:
         data = open_site(name, own)
         counts = ", ".join(f"{data.num_samples(split)} {split}" for split in (*SPLITS, *data.test_splits))
     except Exception as error:  # of a task of the user's own, too
         return Finding(what, "problem", f"{type(error).__name__}: {error}")
-    made_up = bool(data.synthetic)
-    return Finding(what, "warning" if made_up else "ok", f"{counts}{'; SYNTHETIC images' if made_up else ''}")
+    if data.synthetic:
+        return Finding(what, "warning", f"{counts}; SYNTHETIC images")
+    return Finding(what, "ok", counts)
 
 
 def start_up_kit(kit: Path) -> Iterator[Finding]:
     """Allow list, rights, log streaming, signed jobs and certificates of a start-up kit."""
     local, startup = kit / "local", kit / "startup"
-    found = next((p for p in (local / "resources.json", local / "resources.json.default") if p.is_file()), None)
-    if found is None:
+    if (found := _in_use(local, "resources.json")) is None:
         yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
         return
     try:
@@ -206,8 +205,10 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield from _rights(local)
         site = (startup / "fed_client.json").is_file()
         if site and resources.get("allow_log_streaming", True):
-            text = f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}"
-            yield Finding("log streaming", "warning", text)
+            yield Finding(
+                "log streaming", "warning",
+                f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}",
+            )  # fmt: skip
         yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
@@ -218,21 +219,25 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield _expiry(certificate)
 
 
+def _in_use(local: Path, name: str) -> Path | None:
+    """Return the file of this name that FLARE reads: a site's own, else the one of the kit."""
+    return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
+
+
 def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
     """Whether what outlives a job is where it outlives the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     own = local / "fairflare.json"
     if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
-        text = (
-            f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount"
-        )
-        yield Finding(key, "warning", text)
+        yield Finding(
+            key, "warning",
+            f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount",
+        )  # fmt: skip
 
 
 def _rights(local: Path) -> Iterator[Finding]:
     """Whether somebody may bring code or open a shell."""
-    found = next((p for p in (local / "authorization.json", local / "authorization.json.default") if p.is_file()), None)
-    if found is None:
+    if (found := _in_use(local, "authorization.json")) is None:
         return
     roles = json.loads(found.read_text(encoding="utf-8"))["permissions"]
     wide = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
         own = own_settings(local, site)
         if not own.get("data_root"):
             continue
-        try:
+        with suppress(DataError, ValueError):
             known = SiteSettings(**{k: own[k] for k in ("data_root", "datalist", "linked_roots") if k in own})
             listed = load_datalist(
                 str(known.data_root), known.datalist or "datalist.json", site=site,
@@ -45,8 +46,6 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
             )  # fmt: skip
             samples = listed.splits["training"][:LOOKED_AT]
             found += [read_image(sample, site=site, split="training", how=plan.task.reading()) for sample in samples]
-        except (DataError, ValueError):
-            continue
     return found
 
 
@@ -55,9 +54,7 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     if not images or not {"image_size", "in_channels"} <= set(vars(plan.task)):
         return {}
     task: Any = plan.task
-    least = 32
-    if plan.task.class_labels:  # type: ignore[attr-defined]
-        least = 64 if task.network == "densenet121" else 48 if task.max_pool else 32
+    least = 32 if not task.class_labels else 64 if task.network == "densenet121" else 48 if task.max_pool else 32
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
     coloured = any(_coloured(image) for image in images)
@@ -148,15 +145,10 @@ def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str
     own = [block for site, block in blocks.items() if site != "server"] if isinstance(blocks, Mapping) else []
     if not own or not all(isinstance(block, Mapping) and "data_root" in block for block in own):
         return {}
-    try:
-        make({})
-    except ValueError:
-        more = {"allow_phantom": False}
-        try:
-            make(more)
-        except ValueError:
-            return {}
-        return more
+    for settings in ({}, {"allow_phantom": False}):
+        with suppress(ValueError):
+            make(dict(settings))
+            return settings
     return {}
 
 

@@ -75,8 +75,7 @@ def _here(data: Path, names: list[str] | None, given: dict[str, Any]) -> Any:
     from fairflare.flare.statistics import ImageStatistics, statistics_here
 
     found = sites_of(data)
-    unknown = [name for name in names or () if name not in found]
-    if unknown:
+    if unknown := [name for name in names or () if name not in found]:
         raise ValueError(f"--sites: {data} has no {', '.join(unknown)}; it has {', '.join(found)}")
     chosen = {name: own for name, own in found.items() if names is None or name in names}
     return statistics_here(chosen, ImageStatistics(**given), class_names(chosen))

@@ -42,7 +42,7 @@ def adapt(
             raise ValueError(f"--out {out} must be the name of a file that ends in .pt")
         if out.exists() and not overwrite:
             raise ValueError(f"{out} exists; give --overwrite to replace it, or another --out")
-        files = [image.file for image in find_images(images, out)]
+        files = list(find_images(images, out))
         result = measured(
             load_predictor(model, which_model(best), task_file=task_file, device=pick_device(device), to_adapt=True),
             files,

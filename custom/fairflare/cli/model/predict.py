@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 CSV_FILE = "predictions.csv"
 MOST_SHOWN = 30  # lines on the screen; the file has all
 THRESHOLD = 0.5  # of the evaluation
-
-
-@dataclass(frozen=True)
-class Image:
-    """A file to look at, and its name in the output: below the folder that was given, else its own."""
-
-    file: Path
-    name: str
+Told = tuple[list[dict[str, Any]], list[tuple[str, ...]]]  # rows of the file, and lines for the screen
 
 
 @dataclass(frozen=True)
@@ -91,9 +84,7 @@ def predict(
     with user_errors(out):
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
-        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay), probabilities)
-        if probabilities and predictor.kind == "classification":
-            raise ValueError(f"--probabilities is for segmentation; those of classes are in {CSV_FILE} anyway")
+        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay, probabilities), probabilities)
         refuse_to_replace(_targets(predictor, found, wanted), overwrite)
         failed = _predict_all(predictor, found, wanted)
     raise typer.Exit(int(failed > 0))
@@ -102,57 +93,53 @@ def predict(
 # ------------------------------------------------------------------------------------------------ what is given
 
 
-def find_images(given: Sequence[str], out: Path) -> list[Image]:
-    """The images of files, folders (with those inside them) and patterns, without what lies in ``out``.
+def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
+    """Find the images of files, folders (with those inside them) and patterns, without what lies in ``out``.
+
+    Returns:
+        the name of each file in the output: below the folder that was given, else its own.
 
     Raises:
         ValueError: something is not there, a folder has no image, or two would have one name in the output.
     """
     from fairflare.prediction.masks import stem_of
 
-    found: dict[Path, Image] = {}
+    found: dict[Path, tuple[Path, str]] = {}
     for text in given:
-        for image in _images_of(text, out):
-            found.setdefault(image.file.resolve(), image)
-    by_output: dict[str, Image] = {}
-    for image in found.values():
-        other = by_output.setdefault(stem_of(image.name), image)
+        for image, name in _images_of(text, out).items():
+            found.setdefault(image.resolve(), (image, name))
+    by_output: dict[str, Path] = {}
+    for image, name in found.values():
+        other = by_output.setdefault(stem_of(name), image)
         if other is not image:
             raise ValueError(
-                f"{other.file} and {image.file} would be written under one name; give the folder that holds both, or "
+                f"{other} and {image} would be written under one name; give the folder that holds both, or "
                 "call predict for each"
             )
-    return list(found.values())
+    return dict(found.values())
 
 
-def _images_of(text: str, out: Path) -> list[Image]:
+def _images_of(text: str, out: Path) -> dict[Path, str]:
     path = Path(text).expanduser()
-    if path.is_file():
-        return [Image(path, path.name)]
-    if path.is_dir():
-        return _images_in(path, out)
-    matching = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+    # A name that is there may have signs of a pattern in it.
+    matching = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
     if not matching:
         raise ValueError(f"{text}: there is no such file, folder or matching name")
-    inside = [image for place in matching if place.is_dir() for image in _images_in(place, out)]
-    return [*(Image(file, file.name) for file in matching if file.is_file()), *inside]
+    found = {file: file.name for file in matching if file.is_file()}
+    for folder in filter(Path.is_dir, matching):
+        found |= _images_in(folder, out)
+    return found
 
 
-def _images_in(folder: Path, out: Path) -> list[Image]:
+def _images_in(folder: Path, out: Path) -> dict[Path, str]:
     from fairflare.data.preparers.contents import contents
 
     if out.resolve() == folder.resolve():
         raise ValueError(f"--out {out} is the folder of the images; give another one")
     seen = contents(folder, besides=[out])
     series = _series_in((folder, *seen.folders))
-    found = []
-    for file in seen.images:
-        if file.parent not in series:
-            found.append(Image(file, file.relative_to(folder).as_posix()))
-        elif series[file.parent]:
-            inside = file.parent.relative_to(folder).as_posix()
-            found.append(Image(file.parent, folder.name if inside == "." else inside))
-            series[file.parent] = False
+    images = dict.fromkeys(file.parent if file.parent in series else file for file in seen.images)
+    found = {image: folder.name if image == folder else image.relative_to(folder).as_posix() for image in images}
     passed = seen.passed_over()
     if not found:
         known = f"not read: {passed}" if passed else f"known are {', '.join(SUFFIXES)}"
@@ -162,12 +149,12 @@ def _images_in(folder: Path, out: Path) -> list[Image]:
     return found
 
 
-def _series_in(folders: Iterable[Path]) -> dict[Path, bool]:
-    """The folders that hold the files of one DICOM series and nothing else: each is one volume. True: not taken yet."""
+def _series_in(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders that hold the files of one DICOM series and nothing else: each is one volume."""
     from fairflare.data import dicom
     from fairflare.data.geometry import NO_SERIES, Misfit
 
-    found = {}
+    found = []
     for place in folders:
         files = files_of_series(place)
         if len(files) < 2 or any(kind_of(path) not in (Dicom, Unknown) for path in place.iterdir()):
@@ -180,7 +167,7 @@ def _series_in(folders: Iterable[Path]) -> dict[Path, bool]:
                 continue
         except Exception:  # in colour, or damaged: each file is one image
             continue
-        found[place] = True
+        found.append(place)
     return found
 
 
@@ -212,45 +199,45 @@ def pick_device(device: str | None) -> torch.device:
         raise ValueError(f"--device {device}: not usable here: {error.__cause__}") from error
 
 
-def _threshold(predictor: Predictor, given: float | None, overlay: bool) -> float:
-    if predictor.kind == "classification" and (given is not None or overlay):
-        raise ValueError(
-            f"{'--overlay' if given is None else '--threshold'} is for segmentation; this model tells classes"
-        )
+def _threshold(predictor: Predictor, given: float | None, overlay: bool, probabilities: bool) -> float:
+    of_masks = {"--threshold": given is not None, "--overlay": overlay, "--probabilities": probabilities}
+    if predictor.kind == "classification" and any(of_masks.values()):
+        vain = next(name for name, wanted in of_masks.items() if wanted)
+        raise ValueError(f"{vain} is for segmentation; this model tells classes, whose probabilities {CSV_FILE} has")
     if given is not None and not 0 < given < 1:
         raise ValueError(f"--threshold must lie between 0 and 1, got {given:g}")
     return THRESHOLD if given is None else given
 
 
-def _targets(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> list[Path]:
-    """The files to be written."""
+def _targets(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> list[Path]:
+    """Return the files to be written."""
     from fairflare.prediction.masks import overlay_name, probability_file
 
     targets = [wanted.out / CSV_FILE]
     if predictor.kind == "segmentation":
-        targets += [wanted.out / _mask_of(image) for image in found]
-        targets += [wanted.out / overlay_name(image.name) for image in found if wanted.overlay]
+        masks = [wanted.out / _mask_of(image, name) for image, name in found.items()]
         parts = range(len(predictor.names)) if wanted.probabilities else ()
-        targets += [probability_file(wanted.out / _mask_of(image), part) for image in found for part in parts]
+        targets += [*masks, *(probability_file(mask, part) for mask in masks for part in parts)]
+        targets += [wanted.out / overlay_name(name) for name in found.values() if wanted.overlay]
     return targets
 
 
-def _mask_of(image: Image) -> str:
-    """The name of its mask."""
+def _mask_of(image: Path, name: str) -> str:
+    """Return the name of the mask of an image with this name in the output."""
     from fairflare.prediction.masks import mask_name
 
     try:
-        file = image_file(image.file)
+        file = image_file(image)
         volume = isinstance(file, Dicom) and file.facts().slices is not None
     except Exception:  # what is wrong with it is said when it is read
         volume = False
-    return mask_name(image.name, volume)
+    return mask_name(name, volume)
 
 
 # ------------------------------------------------------------------------------------------------ what is written
 
 
-def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -> int:
+def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> int:
     """Everything that can be read; how many could not."""
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
@@ -258,18 +245,21 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
     tell = _segment if predictor.kind == "segmentation" else _classify
     for image in track(found, "images", console=errors, transient=True, disable=not errors.is_terminal):
         try:
-            if not kind_of(image.file).known:
+            if not kind_of(image).known:
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
-            made, shown = tell(predictor, image, wanted)
+            made, shown = tell(predictor, image, found[image], wanted)
         except DataError as error:
             failed += 1
-            say(f"{image.file}: {error.reason}", mark="[red]left out[/red]: ")
+            say(f"{image}: {error.reason}", mark="[red]left out[/red]: ")
             continue
         rows += made
         lines += shown
     if rows:
         wanted.out.mkdir(parents=True, exist_ok=True)
-        write_csv(wanted.out / CSV_FILE, [list(rows[0]), *(list(row.values()) for row in rows)])
+        text = csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
+        write_whole(
+            wanted.out / CSV_FILE, lambda file: file.write_text(text, encoding="utf-8"), durable=False, shared=True
+        )
         _show(predictor, lines)
         say(f"written: {wanted.out / CSV_FILE}", console)
     if failed:
@@ -277,8 +267,8 @@ def _predict_all(predictor: Predictor, found: Sequence[Image], wanted: Wanted) -
     return failed
 
 
-def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
-    """The mask of a picture, of each slice of a volume, or of a whole volume in its own grid."""
+def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> Told:
+    """Write the mask of a picture, of each slice of a volume, or of a whole volume in its own grid."""
     import numpy as np
 
     from fairflare.data.reading import turn_and_size
@@ -289,62 +279,60 @@ def _segment(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[d
     whole = getattr(task, "spatial_dims", 2) == 3
     if whole and wanted.overlay:
         raise DataError("", reason="--overlay shows pictures; it is not for tasks on whole volumes")
-    turn, height, width = (None, 0, 0) if whole else turn_and_size(image.file, how=task.reading())
+    turn, height, width = (None, 0, 0) if whole else turn_and_size(image, how=task.reading())
     known = masks.labels_of(task)
     numbers, planes, sure = [], [], []
-    for found in predictor(image.file):
+    for found in predictor(image):
         labels, told = masks.label_map(found.probabilities, known, wanted.threshold), found.probabilities
         numbers.append(found.slice)
         planes.append(labels.numpy() if whole else masks.in_size(labels, height, width, task.resize))
         if wanted.probabilities:
             sure.append((told if whole else back_in_place(told.double(), (height, width), task.resize)).numpy())
     sliced = numbers[0] is not None
-    mask = wanted.out / _mask_of(image)
+    mask = wanted.out / _mask_of(image, name)
     mask.parent.mkdir(parents=True, exist_ok=True)
     stacked = np.stack(planes, axis=2) if sliced else planes[0]
-    masks.write_mask(mask, masks.coded(stacked, task, mask), image.file, turn)
+    masks.write_mask(mask, masks.coded(stacked, task, mask), image, turn)
     if wanted.probabilities:
-        masks.write_probabilities(mask, np.stack(sure, axis=3) if sliced else sure[0], image.file, turn)
+        masks.write_probabilities(mask, np.stack(sure, axis=3) if sliced else sure[0], image, turn)
     counts = [[int(np.isin(plane, structure).sum()) for structure in task.structures] for plane in planes]
     if wanted.overlay:
         most = max(range(len(planes)), key=lambda place: np.count_nonzero(planes[place]))
-        path = wanted.out / masks.overlay_name(image.name)
-        masks.write_overlay(path, image.file, numbers[most], planes[most], list(known), task.reading())
+        path = wanted.out / masks.overlay_name(name)
+        masks.write_overlay(path, image, numbers[most], planes[most], list(known), task.reading())
     unit = "voxels" if whole else "pixels"
     rows = [
-        {"image": str(image.file), "slice": "" if number is None else number, "mask": str(mask)}
-        | {f"{unit}_{name}": count for name, count in zip(predictor.names, of, strict=True)}
+        {"image": str(image), "slice": "" if number is None else number, "mask": str(mask)}
+        | {f"{unit}_{part}": count for part, count in zip(predictor.names, of, strict=True)}
         | {unit: planes[0].size}
         for number, of in zip(numbers, counts, strict=True)
     ]
     total = np.sum(counts, axis=0) / stacked.size
-    values = [f"label {' and '.join(map(str, sorted(structure)))}" for structure in task.structures]
-    named = [
-        label if re.fullmatch(r"class_\d+", name) else name for name, label in zip(predictor.names, values, strict=True)
-    ]
-    shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in zip(named, total, strict=True))
+    shares = ", ".join(
+        f"{_called(part, structure)} {100 * share:.1f} %"
+        for part, structure, share in zip(predictor.names, task.structures, total, strict=True)
+    )
     slices = f" of {len(planes)} slices" if sliced else ""
-    return rows, [(str(image.file), str(mask.relative_to(wanted.out)), shares + slices)]
+    return rows, [(str(image), str(mask.relative_to(wanted.out)), shares + slices)]
 
 
-def _classify(predictor: Predictor, image: Image, wanted: Wanted) -> tuple[list[dict[str, Any]], list[tuple[str, ...]]]:
+def _called(part: str, structure: Iterable[int]) -> str:
+    """Return the name of a structure; one without a name of its own is called by its labels."""
+    return f"label {' and '.join(map(str, sorted(structure)))}" if re.fullmatch(r"class_\d+", part) else part
+
+
+def _classify(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> Told:
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
-    for found in predictor(image.file):
+    for found in predictor(image):
         values = found.probabilities.tolist()
         order = sorted(range(len(values)), key=lambda k: -values[k])
         first, second = (predictor.names[k] for k in order[:2])
-        row = {"image": str(image.file), "slice": "" if found.slice is None else found.slice, "class": first}
-        rows.append(row | {f"p_{name}": repr(value) for name, value in zip(predictor.names, values, strict=True)})
-        where = str(image.file) if found.slice is None else f"{image.file}, slice {found.slice}"
+        row = {"image": str(image), "slice": "" if found.slice is None else found.slice, "class": first}
+        rows.append(row | {f"p_{part}": repr(value) for part, value in zip(predictor.names, values, strict=True)})
+        where = str(image) if found.slice is None else f"{image}, slice {found.slice}"
         lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[order[1]]:.3f}"))
     return rows, lines
-
-
-def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Replaces the file by these rows."""
-    text = csv_text(rows)
-    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 
 def _show(predictor: Predictor, lines: Sequence[tuple[str, ...]]) -> None:

@@ -43,13 +43,11 @@ __all__ = [
     "write_sites",
 ]  # fmt: skip
 
-GROUP = "fairflare.preparers"  # of entry points: each gives preparers by name
-
 
 def preparers() -> dict[str, Preparer]:
     """Return the preparers by name: those of one's own files, and those that installed packages add."""
     found = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group="fairflare.preparers"):
         added: Mapping[str, Preparer] = point.load()
         found |= added
     return found

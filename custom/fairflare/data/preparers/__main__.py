@@ -15,6 +15,7 @@ from typing import Any
 import typer
 
 from fairflare.base.disk.files import system_error
+from fairflare.base.settings import field_names
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
 from fairflare.data.preparers import dealing, preparers
@@ -83,7 +84,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:
         options["dealing"] = dealing.from_options(options, preparer.dealing)
-        plain |= dealing.options_of(options["dealing"])
+        plain |= {name: getattr(options["dealing"], name) for name in field_names(dealing.Dealing)}
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
         preparer.prepare(**options, record=record, progress=progress)

@@ -22,27 +22,27 @@ SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".
 ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\""
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
 PILLOW = "python -c \"from PIL import Image; Image.open('{0}').save('{1}.png')\""
-NUMPY = "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\""
-ARRAY = (
-    'an array that does not say where its voxels lie: python -c "import nibabel as n, numpy as p; '
-    "n.save(n.Nifti1Image(p.load('{0}'), p.eye(4)), '{1}.nii.gz')\""
-)
-GIF = "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\""  # its palette is no label
 SLIDE = (
     "a whole slide, to be cut into tiles: python -c \"import openslide as o; o.OpenSlide('{0}').read_region((0, 0), 0, "
     "(512, 512)).convert('RGB').save('{1}_0_0.png')\""
 )
-PACKED = "unpack it"
+VOLUMES_TAKEN = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"
 CONVERTERS = {
+    **dict.fromkeys(SUFFIXES, "pictures: `fairflare prepare images` or `masks` takes them"),
+    **dict.fromkeys(VOLUMES, VOLUMES_TAKEN),
     **dict.fromkeys((".mha", ".mhd", ".nrrd", ".nhdr"), ITK),
     **dict.fromkeys((".hdr", ".mgz", ".mgh"), NIBABEL),
     **dict.fromkeys((".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
-    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), PACKED),
-    ".gif": GIF,
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack it"),
+    # The palette of a GIF is no label.
+    ".gif": "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\"",
     ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
-    ".npy": ARRAY,
-    ".npz": NUMPY,
+    ".npy": (
+        'an array that does not say where its voxels lie: python -c "import nibabel as n, numpy as p; '
+        "n.save(n.Nifti1Image(p.load('{0}'), p.eye(4)), '{1}.nii.gz')\""
+    ),
+    ".npz": "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\"",
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",
 }
@@ -139,8 +139,7 @@ def sites_below(
             f"'{source}': expected {expected}, in it or in a folder for each site, found "
             f"{listing(path.name for path in source.iterdir())}; or name {instead}{more()}"
         )
-    strange = [name for name in below if name not in found]
-    if strange:
+    if strange := [name for name in below if name not in found]:
         inside = contents(below[strange[0]][0])
         held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
         raise DataError(
@@ -179,12 +178,6 @@ def _walk(folder: Path, others: Collection[Path]) -> Iterator[tuple[Path, list[P
 def _told(ending: str, paths: list[Path], folder: Path) -> str:
     names = named([path.relative_to(folder).as_posix() for path in paths])
     kind = f"{ending} " if ending else ""
-    how = CONVERTERS.get(ending, "")
-    if not how and ending in SUFFIXES:
-        how = "pictures: `fairflare prepare images` or `masks` takes them" if ending not in VOLUMES else VOLUMES_TAKEN
     stem = without_ending(paths[0].name).removesuffix(ending)
-    how = how.format(paths[0].name, stem) if how else "no image"
+    how = CONVERTERS.get(ending, "no image").format(paths[0].name, stem)
     return f"{len(paths)} {kind}file{'s' * (len(paths) > 1)} ({names}): {how}"
-
-
-VOLUMES_TAKEN = "`fairflare prepare volumes` takes volumes, with --slices axial as pictures"

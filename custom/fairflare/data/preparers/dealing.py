@@ -16,10 +16,10 @@ from fairflare.base.checks import choice, number
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
-from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES, image_seed
+from fairflare.data.corruptions import CORRUPTIONS, REFERENCE_SIZE, SEVERITIES, image_seed
 from fairflare.data.datalist import DataError
 from fairflare.data.partitions import apportion
-from fairflare.data.preparers.items import Item, corrupted, resized_image, resized_mask
+from fairflare.data.preparers.items import Item, corrupted, resized
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
@@ -29,7 +29,6 @@ ShardMode = Literal["literal", "complement", "authors"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
 PANEL = "How the images become those of several sites"  # of the help
 NO_CORRUPTION = "none"  # on the command line
-CORRUPTED_SIZE = 224  # pixels: what the constants of the corruptions are meant for
 
 
 @settings
@@ -124,7 +123,7 @@ class Dealing:
     @property
     def edge(self) -> int:
         """Return the height and width that images are brought to; 0: none."""
-        return self.size or (CORRUPTED_SIZE if self.corrupt is not None else 0)
+        return self.size or (REFERENCE_SIZE if self.corrupt is not None else 0)
 
 
 def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
@@ -229,8 +228,7 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
         for number, part in enumerate(parts)
     }
-    small = [name for name, own in sites.items() if len({item.group for item in own}) < 3]
-    if small:
+    if small := [name for name, own in sites.items() if len({item.group for item in own}) < 3]:
         raise ValueError(f"{', '.join(small)} would get fewer than 3 images; use fewer sites, another seed or alpha")
     return sites
 
@@ -253,11 +251,11 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     found, edge = dealing.corruption, dealing.edge
     if not edge:  # a corruption needs a size
         return item
-    image = partial(resized_image, item.image, edge, edge)
+    image = partial(resized, item.image, edge)
     if found is not None and bad:
         own = image_seed(f"{found[0]}/{item.name}", seed)
         image = partial(corrupted, item.image, *found, own, edge)
-    mask = item.mask if isinstance(item.mask, int) else partial(resized_mask, item.mask, edge, edge)
+    mask = item.mask if isinstance(item.mask, int) else partial(resized, item.mask, edge, is_mask=True)
     return replace(item, image=image, mask=mask)
 
 
@@ -302,8 +300,3 @@ def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
         needed = found["corrupt"] is not None or found["partition"] == "two-pool"
         found["corrupt_sites"] = usual.corrupt_sites if needed else 0
     return Dealing(**{**found, "fractions": tuple(found["fractions"])})
-
-
-def options_of(dealing: Dealing) -> dict[str, Any]:
-    """Return the settings of a dealing for the manifest."""
-    return {name: getattr(dealing, name) for name in field_names(Dealing)}

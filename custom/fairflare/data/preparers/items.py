@@ -57,16 +57,6 @@ class Item:
     attributes: Mapping[str, str | float] | None = None
 
 
-def resized_image(source: Source, height: int, width: int) -> Pixels:
-    """Return an image of any kind that a datalist may name as 8 bits and of another size; 0: of its own."""
-    return resized(pixels_of(source), height, width)
-
-
-def resized_mask(source: Source, height: int, width: int) -> Pixels:
-    """Return a mask with values from 0 to 255 in another size, by nearest neighbour."""
-    return resized(mask_of(source), height, width, nearest=True)
-
-
 def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
     """Return a mask whose grey values become labels by range.
 
@@ -79,8 +69,8 @@ def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pi
 
 
 def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
-    """Return a corrupted copy of an image that is brought to edge x edge pixels before; 0: as it is."""
-    return corrupt(resized(pixels_of(source), edge, edge), kind, severity, seed)
+    """Return a corrupted copy of an image that is brought to edge x edge pixels before."""
+    return corrupt(resized(source, edge), kind, severity, seed)
 
 
 def pixels_of(source: Source) -> Pixels:
@@ -101,11 +91,14 @@ def mask_of(source: Source) -> Pixels:
     return values.astype(np.uint8)
 
 
-def resized(pixels: Pixels, height: int, width: int, nearest: bool = False) -> Pixels:
-    """Resize pixels by Pillow's bilinear filter, which is a low-pass where it shrinks; 0: as they are."""
-    if not height or pixels.shape[:2] == (height, width):
+def resized(source: Source, edge: int, is_mask: bool = False) -> Pixels:
+    """Bring an image to edge x edge pixels by Pillow's bilinear filter, a low-pass where it shrinks, a mask by nearest
+    neighbour.
+    """
+    pixels = mask_of(source) if is_mask else pixels_of(source)
+    if pixels.shape[:2] == (edge, edge):
         return pixels
     from PIL import Image
 
-    how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
-    return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), how))
+    how = Image.Resampling.NEAREST if is_mask else Image.Resampling.BILINEAR
+    return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize((edge, edge), how))

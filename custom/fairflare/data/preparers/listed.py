@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +192,9 @@ def attributes_of(
 
 
 def _as_number(text: str, where: str) -> float:
-    try:
+    with suppress(ValueError):
         if math.isfinite(found := float(text)):
             return found
-    except ValueError:
-        pass
     comma = "; write it with a decimal point" if "," in text else ""
     raise DataError(f"{where} must be a number, got '{text}'{comma}")
 
@@ -206,8 +205,7 @@ def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, 
     Raises:
         ValueError: a column that is not known.
     """
-    strange = [name for name in given if name not in known]
-    if strange:
+    if strange := [name for name in given if name not in known]:
         raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(strange)}")
     return {name: given.get(name, name) for name in known}
 

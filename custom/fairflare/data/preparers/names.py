@@ -45,18 +45,16 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
     Raises:
         DataError: a name has letters that FLARE does not take, or two would be called the same.
     """
-    found = {site: f"site-{number}" for number, site in enumerate(sites, 1)}
     if numbered:
-        return found
-    found = {site: file_name(site).replace(".", "_") for site in found}
+        return {site: f"site-{number}" for number, site in enumerate(sites, 1)}
+    found = {site: file_name(site).replace(".", "_") for site in sites}
     for site, name in found.items():
         if not SITE_NAME.fullmatch(name):
             raise DataError(
                 f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
                 "site-1, site-2, ... (--number)"
             )
-    same = [site for site, name in found.items() if list(found.values()).count(name) > 1]
-    if same:
+    if same := [site for site, name in found.items() if list(found.values()).count(name) > 1]:
         raise DataError(
             f"two sites would have the same folder: {', '.join(sorted(same))}; rename one, or have all called site-1, "
             "site-2, ... (--number)"

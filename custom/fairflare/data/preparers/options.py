@@ -73,17 +73,12 @@ class Command(TyperCommand):
         flag = ""
         for word in args:
             if word.startswith("--"):
-                flag = word if word in lists else ""
-                first = True
-            if word == flag or flag not in lists:
-                found.append(word)
-            elif first:
-                found.append(word)
-                first = False
-            elif lists[flag]:
+                flag = word
+            further = flag in lists and word != flag and found[-1] != flag
+            if further and lists[flag]:  # another word of one value
                 found[-1] += TOGETHER + word
             else:
-                found += [flag, word]
+                found += [flag, word] if further else [word]
         return super().parse_args(ctx, found)
 
 
@@ -94,8 +89,7 @@ def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
         ValueError: one is no pair.
     """
     pairs = [item.partition("=") for item in items or ()]
-    wrong = [name + equals + value for name, equals, value in pairs if not (name and equals and value)]
-    if wrong:
+    if wrong := [name + equals + value for name, equals, value in pairs if not (name and equals and value)]:
         raise ValueError(f"expected NAME=VALUE, got {', '.join(wrong)}")
     return {name: value for name, _, value in pairs}
 

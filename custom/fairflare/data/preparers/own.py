@@ -94,12 +94,11 @@ def _item(case: Case, seen: Look, expression: str | None, seed: int) -> Item:
     """Return a case as it is written; ``expression``: that of its site, which says whose it is."""
     patient = case.patient or patient_of(case.text or case.name, expression, case.site, case.image, seed)
     name = file_name(case.name)
-    splits = (case.split,) if case.split else ()
-    volume = None if seen.slices is None else name
-    mask: Any = case.label
+    label: Any = case.label
     return Item(
-        name, f"{case.site}/{patient}" if patient else name, case.image, mask, patient, case.site, splits, volume,
-        seen.spacing, slices=seen.slices, attributes=case.people,
+        name, f"{case.site}/{patient}" if patient else name, case.image, label, patient, case.site,
+        splits=(case.split,) if case.split else (), volume=None if seen.slices is None else name,
+        spacing=seen.spacing, slices=seen.slices, attributes=case.people,
     )  # fmt: skip
 
 

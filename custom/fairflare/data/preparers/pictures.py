@@ -205,14 +205,17 @@ SITE = option(
     "sites", list[str], "LABELS: a folder of masks, or a table of classes. Repeatable.", Parameter.empty, "--site",
     metavar="NAME IMAGES LABELS", made=sites_of,
 )  # fmt: skip
-IMAGES_TEXT = "any images with classes: folders, or a CSV file"
-MASKS_TEXT = "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file"
-FOLDERS_TEXT = "images with masks or classes, in folders that are named site by site (--site)"
-OF_FOLDERS = (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON)
 PREPARERS = (
-    Preparer("images", IMAGES_TEXT, prepare_images, (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing()),
     Preparer(
-        "masks", MASKS_TEXT, prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing()
+        "images", "any images with classes: folders, or a CSV file", prepare_images,
+        (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing(),
     ),
-    Preparer("folders", FOLDERS_TEXT, prepare_folders, OF_FOLDERS, has_source=False),
-)
+    Preparer(
+        "masks", "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file",
+        prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing(),
+    ),
+    Preparer(
+        "folders", "images with masks or classes, in folders that are named site by site (--site)", prepare_folders,
+        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON), has_source=False,
+    ),
+)  # fmt: skip

@@ -57,8 +57,7 @@ def split_groups(
     validation, test = max(1, round(share[1])), max(parts - 2, round(share[2]))
     if validation + test >= len(names):
         validation, test = 1, parts - 2
-    training = len(names) - validation - test
-    counts = dict(zip(SPLITS, (training, validation, test), strict=True))
+    counts = dict(zip(SPLITS, (len(names) - validation - test, validation, test), strict=True))
     order = [split for split, count in counts.items() for _ in range(count)]
     return dict(zip(shuffled, order, strict=True))
 

@@ -65,14 +65,12 @@ def read_table(
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name).strip() for name in head]
-    missing = [name for name in needed if name not in columns]
-    if missing:
+    if missing := [name for name in needed if name not in columns]:
         raise DataError(
             f"'{file}', line {head_at}: expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; "
             f"found: {', '.join(name or '(no name)' for name in columns)}{remedy}"
         )
-    twice = [name for name in needed if columns.count(name) > 1]
-    if twice:
+    if twice := [name for name in needed if columns.count(name) > 1]:
         raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
     columns, body = _columns(file, columns, body)
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
@@ -94,14 +92,10 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
     try:
         text = content.decode(coding)
     except UnicodeDecodeError:
-        try:
-            text = content.decode(WINDOWS)
-        except UnicodeDecodeError:
-            text = "\0"
-        else:
-            strange = next(word for word in text.split() if not word.isascii())
-            note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
-            log.warning(note) if notes is None else notes.append(note)
+        text = content.decode(WINDOWS, "replace").replace("\ufffd", "\0")
+        strange = next((word for word in text.split() if not word.isascii()), "")
+        note = f"'{file}' is not UTF-8; it is read as Windows-1252, such as '{strange:.60}'"
+        log.warning(note) if notes is None else notes.append(note)
     if "\0" in text:
         raise DataError(f"'{file}' is no text in UTF-8, UTF-16 or Windows-1252; save the table as 'CSV UTF-8'")
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -190,8 +190,7 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
             masks.setdefault(key, []).append(path)
         elif path.parent.name == "anat" and stem.endswith(f"_{suffix}" if suffix else ""):
             images.setdefault(key, []).append(path)
-    several = [found for own in (images, masks) for found in own.values() if len(found) > 1]
-    if several:
+    if several := [found for own in (images, masks) for found in own.values() if len(found) > 1]:
         raise DataError(
             f"'{folder}': these are of one examination: {listing(path.name for path in several[0])}; say which images "
             "are meant (--suffix T1w), or name images and masks in a table (--csv)"
@@ -270,8 +269,7 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         )
     what = "class" if depths == {1} else "site"
     tops = {folder.name for folder in seen.folders if folder.parent == seen.folder}
-    empty = sorted(tops - {found[0] for found in parts} - (set(classes or ()) if what == "class" else set()))
-    if empty:
+    if empty := sorted(tops - {found[0] for found in parts} - (set(classes or ()) if what == "class" else set())):
         raise DataError(
             f"'{seen.folder}': no image that is read is in the folder{'s' * (len(empty) > 1)} {listing(empty)}; put "
             f"images in, or move it away, if it is no {what}{unread}"
@@ -320,8 +318,8 @@ def listed(
     series = [] if pictures else [path for _, path in volumes_below(source)[0] if path.is_dir()]
     images = Images(source, SUFFIXES if pictures else NIFTI, series)
     paths = images.all([row[called["image"]] for row in table], file)
-    for row in table:
-        label = row[called[of]]
+    texts = [row[called[of]] for row in table]
+    for row, label in zip(table, texts, strict=True):
         if not label:
             raise DataError(f"{row.where}: the {of} is missing")
         if of == "label" and label.lower() in NO_VALUE and label not in (classes or ()):
@@ -329,9 +327,7 @@ def listed(
                 f"{row.where}: the label is '{label}', which mostly means that there is none; take such rows out "
                 f"or, where it is a class, name all classes (--classes {label} ...)"
             )
-    labels: Sequence[Path | str] = [row[called[of]] for row in table]
-    if of == "mask":
-        labels = images.all([row[called[of]] for row in table], file)
+    labels: Sequence[Path | str] = images.all(texts, file) if of == "mask" else texts
     cases = []
     for row, path, target in zip(table, paths, labels, strict=True):
         text = path.relative_to(source).as_posix()
@@ -342,10 +338,10 @@ def listed(
     notes = [*images.contents.notes(), *notes]
     taken = {*paths, *labels}
     if others := [path.name for path in images.paths if path not in taken]:
-        text = (
-            f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left out"
+        notes.append(
+            f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left "
+            f"out: {named(others)}"
         )
-        notes.append(f"{text}: {named(others)}")
     return Tree(_once(cases, file, of, more, notes), notes=notes)
 
 

@@ -121,5 +121,9 @@ OPTIONS = (
     option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
     CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON,
 )  # fmt: skip
-TEXT = "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)"
-PREPARERS = (Preparer("volumes", TEXT, prepare_volumes, OPTIONS, has_source=False, dealing=Dealing()),)
+PREPARERS = (
+    Preparer(
+        "volumes", "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)",
+        prepare_volumes, OPTIONS, has_source=False, dealing=Dealing(),
+    ),
+)  # fmt: skip

@@ -101,8 +101,7 @@ class SitePolicyBuilder(Builder):
         if server is None:
             raise ValueError("SitePolicyBuilder: the project has no server")
         known = {EVERY_SITE, server.name, *(client.name for client in clients)}
-        unknown = sorted(set(self._of_site) - known)
-        if unknown:
+        if unknown := sorted(set(self._of_site) - known):
             raise ValueError(
                 f"SitePolicyBuilder: site_settings for {', '.join(map(repr, unknown))}, which the project does not "
                 f"have; it has {', '.join(sorted(known - {EVERY_SITE}))}"

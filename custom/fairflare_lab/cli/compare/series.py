@@ -14,7 +14,6 @@ from fairflare.base.disk.files import safe_name
 from fairflare.cli.options import value_of
 from fairflare.federation.plan.plan import Plan, make_plan
 
-ALONE_METHOD = "solo"
 OWN = "own"  # train_like: every method with its own training
 
 

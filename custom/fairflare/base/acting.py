@@ -53,7 +53,7 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
 
 
 def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:
-    """Name settings that somebody gave and that do nothing in this combination, a sentence each.
+    """Yield the name settings that somebody gave and that do nothing in this combination, a sentence each.
 
     Args:
         components: of the run, built.

@@ -189,7 +189,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
 
 
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
-    """Name as a tuple, when there is one at least and none comes twice.
+    """Return the name as a tuple, when there is one at least and none comes twice.
 
     Raises:
         ValueError: lists them.
@@ -267,10 +267,10 @@ def _plain(value: Any) -> Any:
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
-    """Name for a message: quoted, in order, and of many the first ones and how many more."""
+    """Return the name for a message: quoted, in order, and of many the first ones and how many more."""
     return few(list(map(repr, sorted(names))), most)
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Name as they are, of many the first ones and how many more."""
+    """Return the name as they are, of many the first ones and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

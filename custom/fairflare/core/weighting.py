@@ -327,7 +327,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
-    r"""Sum what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+    r"""Return the sum what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
 
     The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
     """

@@ -37,7 +37,7 @@ def file_of(folder: Path, what: str, name: str) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Name whose files are complete, sorted."""
+    """Return the name whose files are complete, sorted."""
     return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
 
 

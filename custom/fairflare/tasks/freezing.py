@@ -49,7 +49,7 @@ def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
 
 
 def matching(setting: str, pattern: str, names: list[str], what: str) -> list[str]:
-    """Name in which the pattern is found; a ``ValueError`` with what there is where there is none."""
+    """Return the name in which the pattern is found; a ``ValueError`` with what there is where there is none."""
     found = [name for name in names if re.search(pattern, name)]
     if not found:
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))

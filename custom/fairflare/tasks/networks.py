@@ -249,7 +249,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 
 
 def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Name without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
+    """Return the name without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
     named = {}
     for name, tensor in tensors.items():
         while name.startswith(PREFIXES):

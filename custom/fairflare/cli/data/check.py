@@ -50,7 +50,7 @@ def check_data(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reads every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
+    """Read every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
     from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:
@@ -91,7 +91,7 @@ def make_task(
     task_file: Path | None,
     data: Path | None = None,
 ) -> tuple[Any, list[str] | None]:
-    """The task that the images are read as, and the names of its classes.
+    """Return the task that the images are read as, and the names of its classes.
 
     Without a kind it is what the labels are; without ``num_classes`` a classification has as many classes as the
     datalists name, else as the highest label says. ``data``: where they are, for what their manifest says.
@@ -118,7 +118,7 @@ def make_task(
 
 
 def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None]:
-    """Numbers of classes and their names in the datalists, as far as these can be read."""
+    """Return the numbers of classes and their names in the datalists, as far as these can be read."""
     numbers: list[int] = []
     names = None
     for own in sites.values():
@@ -142,7 +142,7 @@ _tell = partial(say, where=console)
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
-    """A line for each kind of problem of a site, with three more images' names; ``every``: one for each problem."""
+    """Return a line for each kind of problem of a site, with three images' names; ``every``: for each problem."""
     by_site: dict[str, list[tuple[str, str]]] = {}
     for problem in sorted(problems, key=lambda problem: not problem.grave):
         where = f"{'problem' if problem.grave else 'note'}: {problem.site or 'all sites'}"
@@ -156,7 +156,7 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 
 def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
-    """The first one's text and the others' names."""
+    """Return the first one's text and the others' names."""
     first = problems[0][1]
     if len(problems) == 1:
         return first

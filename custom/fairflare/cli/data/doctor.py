@@ -64,7 +64,7 @@ def doctor(
     monai_bundle: MonaiBundle = None,
     as_json: AsJson = False,
 ) -> None:
-    """Looks at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
+    """Look at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.data.own_images import kind_by_manifest
     from fairflare.federation.plan.plan import make_plan
 
@@ -140,7 +140,7 @@ def packages() -> Iterator[Finding]:
 
 
 def device() -> Finding:
-    """The GPU, or the cores."""
+    """Return the GPU, or the cores."""
     import torch
 
     if torch.cuda.is_available():
@@ -159,7 +159,7 @@ def room(folder: Path) -> Finding:
 def site_file(
     path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
 ) -> Iterator[Finding]:
-    """The private file of one site, or of all sites of a simulator, and the data that it names."""
+    """Yield the private file of one site, or of all sites of a simulator, and the data that it names."""
     from fairflare.federation.site.site_file import own_settings
     from fairflare.federation.transports.shared_images import refuse_shared_images
 
@@ -225,7 +225,7 @@ def _in_use(local: Path, name: str) -> Path | None:
 
 
 def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
-    """Whether what outlives a job is where it outlives the job's container."""
+    """Yield whether what outlives a job is where it outlives the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     own = local / "fairflare.json"
     if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
@@ -236,7 +236,7 @@ def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Findi
 
 
 def _rights(local: Path) -> Iterator[Finding]:
-    """Whether somebody may bring code or open a shell."""
+    """Yield whether somebody may bring code or open a shell."""
     if (found := _in_use(local, "authorization.json")) is None:
         return
     roles = json.loads(found.read_text(encoding="utf-8"))["permissions"]
@@ -251,7 +251,7 @@ def _rights(local: Path) -> Iterator[Finding]:
 
 
 def _allow_list(entries: list[str]) -> Finding:
-    """Whether a job without custom code may name its classes, and no function of the package besides."""
+    """Return whether a job without custom code may name its classes, and no function of the package besides."""
     from fairflare.provision import job_classes
 
     what = "allow list"
@@ -283,7 +283,7 @@ def _expiry(path: Path) -> Finding:
 
 
 def free_port(port: int) -> Finding:
-    """Whether a server could listen on this port of this machine."""
+    """Return whether a server could listen on this port of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

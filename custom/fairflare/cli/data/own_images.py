@@ -22,8 +22,10 @@ LOOKED_AT = 3  # images of a site: enough to know their kind
 
 
 def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
-    """The first training images of every site, (height, width, 1 or 3); empty: made up, or of a task that reads them
-    in its own way. What cannot be read is what the run's check will say.
+    """Return the first training images of every site, (height, width, 1 or 3).
+
+    Nothing where they are synthetic, or of a task that reads them in its own way. What cannot be read is what the run's
+    check will say.
     """
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
@@ -67,7 +69,7 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
 def suited(
     plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool
 ) -> dict[str, Any]:
-    """What a run takes from the sites' own images, where there are such; says it, and how they are read.
+    """Return what a run takes from the sites' own images, where there are such; says it, and how they are read.
 
     Args:
         plan: without it.
@@ -115,7 +117,7 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
 
 
 def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What data that ``prepare`` wrote need of a task (RIF: its two structures), by their manifest; says it."""
+    """Return what data that ``prepare`` wrote need of a task (RIF: its two structures), by their manifest; says it."""
     told = {} if data is None else manifest_of(data).get("task", {})
     found = {name: value for name, value in told.items() if name in vars(plan.task) and name not in given}
     if found:
@@ -153,7 +155,7 @@ def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str
 
 
 def manifest_of(data: Path) -> dict[str, Any]:
-    """What ``prepare`` noted of the data set that a path is of or in; empty: it is of no such."""
+    """Return what ``prepare`` noted of the data set that a path is of or in; empty: it is of no such."""
     for folder in (data, *data.absolute().parents[:2]):
         try:
             found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

@@ -41,7 +41,7 @@ def parse_sites(text: str) -> int | list[str] | None:
 
 
 def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | None:
-    """The sites of a run in the simulator or in process.
+    """Return the sites of a run in the simulator or in process.
 
     Args:
         chosen: ``--sites``, ``"default"`` without.
@@ -96,12 +96,12 @@ def names_of(sites: str | None) -> list[str] | None:
 
 
 def file_in(data: Path) -> Path:
-    """The site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
+    """Return the site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
     return data / "fairflare.json" if data.is_dir() else data
 
 
 def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
         ValueError: there is none (names the file behind ``what``, and says what is ``wanted``).
@@ -116,7 +116,7 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
 
 
 def sites_of(path: Path) -> dict[str, dict[str, Any]]:
-    """The settings of each site that a path stands for.
+    """Return the settings of each site that a path stands for.
 
     Raises:
         ValueError: there is nothing to look at; says what was expected.

@@ -185,7 +185,7 @@ def _load(place: Path, best: bool | None, task_file: Path | None, device: str | 
 
 
 def pick_device(device: str | None) -> torch.device:
-    """What ``--device`` stands for.
+    """Return what ``--device`` stands for.
 
     Raises:
         ValueError: it is not there.

@@ -220,7 +220,7 @@ def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
-    """Name, the rest, and the tensors as bytes; for another process."""
+    """Return the name, the rest, and the tensors as bytes; for another process."""
     torch.set_num_threads(1)
     first = make()
     return list(first.state), replace(first, state={}), save_bytes(first.state)

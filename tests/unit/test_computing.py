@@ -182,3 +182,17 @@ def test_compiled_networks_see_hooks_that_are_set_later(tmp_path: Path) -> None:
     model(images())
     assert seen == [1, 1]
     assert copy.deepcopy(model)._compiled_call_impl is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "has", "told"),
+    [
+        ("bf16", "cpu", False, "bf16 (emulated by this processor: about 17 times slower than fp32)"),
+        ("bf16", "cpu", True, "bf16"), ("bf16", "cuda", False, "bf16"), ("fp32", "cpu", False, ""),
+    ],
+)  # fmt: skip
+def test_it_says_where_bf16_is_slow(
+    monkeypatch: pytest.MonkeyPatch, precision: Any, device: str, has: bool, told: str
+) -> None:
+    monkeypatch.setattr("fairflare.base.machine.computing._cpu_has_bf16", lambda: has)
+    assert Computing(precision=precision).on(torch.device(device)) == told

@@ -76,11 +76,22 @@ class Computing:
                     raise NoSuchForm(found.group(1)) from error
                 raise
 
+    def on(self, device: torch.device) -> str:
+        """Return what is chosen, for people, and that it makes a run slower on this device (docs/performance.md)."""
+        slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
+        return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
+
     def __str__(self) -> str:
         """Return what is chosen, for people; empty: nothing."""
         chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
         lower = [] if self.precision == "fp32" else [self.precision]
         return ", ".join(lower + [name for name, on in chosen.items() if on])
+
+
+def _cpu_has_bf16() -> bool:
+    """Return whether the processor computes in bfloat16, as far as PyTorch tells."""
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return asked is None or bool(asked())
 
 
 @contextmanager

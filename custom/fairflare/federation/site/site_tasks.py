@@ -59,7 +59,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     }
     lists = store.folder / LISTS
     facts |= {OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}
-    facts |= {"computing": str(worker.computing)} if str(worker.computing) else {}
+    facts |= {"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}
     facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
     return SiteReply(STATUS_OK, report={**facts, **answers})
 

@@ -314,6 +314,7 @@ WRONG_IN_TEST: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+@pytest.mark.long
 def test_wrong_groups_in_the_final_test_cost_their_site_its_figures(tmp_path: Path) -> None:
     asked = {"groups": ["sex", "everybody"]}
     whole = run(tmp_path / "whole", "fed_avg", {}, **asked)

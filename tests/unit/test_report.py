@@ -153,6 +153,7 @@ def test_every_reader_finds_their_way(big):
     assert all(a.get("tabindex") == "0" for _, a in read.tags if a.get("class") == "wide")
 
 
+@pytest.mark.long
 def test_sections_and_files_of_a_large_comparison(big):
     out, _, read = big
     assert read.headings() == [
@@ -172,6 +173,7 @@ def test_sections_and_files_of_a_large_comparison(big):
 IN_WORDS = {"p_holm": "p (Holm)", "smallest": "visible from"}  # headings of a file on the page
 
 
+@pytest.mark.long
 def test_tables_are_what_their_files_hold(big):
     out, _, read = big
     for name, rows in read.tables.items():

@@ -50,7 +50,7 @@ def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -
         assert tensor.is_contiguous()
         if tensor.is_floating_point():
             away[name] = float((tensor - wanted[name]).abs().max())
-    assert max(away.values()) > 1e-5
+    assert max(away.values()) > 1e-7
     assert max(value for name, value in away.items() if "running" not in name) < 0.05
     # The norms' statistics are of another size than the weights, and the largest of them differ by processor.
     whole, plainly = (torch.cat([x[name].flatten() for name in away]) for x in (state, wanted))

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.cases.resampling import units_of
 from fairflare.cli.commands import app
-from fairflare.reporting.results import read_results
+from fairflare.reporting.results import read_document, read_results
 from fairflare_lab.cli.compare.tables import report as _report
 from fairflare_lab.compare.differences import MEASURES
 from fairflare_lab.page.against import set_apart
@@ -174,7 +174,7 @@ def test_the_last_models_of_one_run_are_a_column_of_its_table(folder: Path) -> N
 
 @pytest.mark.long
 def test_damaged_draws_are_not_used_and_named(folder: Path, tmp_path: Path) -> None:
-    runs = [read_results(path / "server/simulate_job/fairflare") for path in in_order(folder)]
+    runs = [read_document(path / "server/simulate_job/fairflare") for path in in_order(folder)]
     chosen = [run for run in runs if run["info"]["label"] in ("fed_avg", "noisy")]
     damaged = json.loads(json.dumps(chosen))
     damaged[0]["resampled"]["site-1"][3] = "x"

@@ -30,6 +30,9 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         return None if name.partition(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
 
+    def __getattr__(self, name):  # entry points are looked for by the same finders
+        return getattr(self.finder, name)
+
 sys.meta_path[:] = map(Absent, sys.meta_path)
 from fairflare.cli.commands import main
 main()

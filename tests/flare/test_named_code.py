@@ -421,7 +421,7 @@ PLACES = {
     "fairflare/core/similarity/store.py TOO_SMALL.format": "a text of the module",
     "fairflare/data/listing/checking.py re.compile": "two texts of the module",
     "fairflare/data/patients.py re.search": "--group of the user's own command line",
-    "fairflare/data/preparers/contents.py how.format": "a text of the module",
+    "fairflare/data/preparers/contents.py CONVERTERS.get(ending, 'no image').format": "a text of the module",
     "fairflare/data/preparers/listed.py re.compile": "the same",
     "fairflare/data/preparers/listed.py re.search": "the same",
     "fairflare/data/preparers/writing.py NO_KEY.format": "a text of the module",

@@ -22,9 +22,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from fairflare.base.settings import Part, choices, described, settings, typed, values_of
+from fairflare.base.settings import Part, choices, described, field_names, settings, typed, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import screen
 from fairflare.cli.data import doctor
@@ -34,7 +35,8 @@ from fairflare.cli.run.folder import what_sites_said
 from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import overview, sections
-from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.plan import OPTIONS, make_plan
+from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods, get_method
 from fairflare.provision import job_classes
@@ -285,6 +287,23 @@ WRONG = [
     ("fed_avg", ["learning_rate"], "--set wants KEY=VALUE, got 'learning_rate'"),
     ("fed_avg", ["mu=1", "mu=2"], "--set gives 'mu' twice"),
 ]  # fmt: skip
+
+
+def test_an_option_that_a_refusal_names_is_one_of_the_command_it_names() -> None:
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    names = {name: {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
+             for name, command in commands.items()}  # fmt: skip
+    for setting in {*field_names(RunSettings), *OPTIONS} - {*LIKE_SETTINGS}:
+        if setting == "norm_statistics":  # of the training too
+            continue
+        with pytest.raises(ValueError, match=f"'{setting}' is no setting of method 'fed_avg'") as refused:
+            make_plan("fed_avg", settings={setting: 1}, shown=True)
+        option = re.search(r"run: (--[a-z-]+)(?: of `fairflare (\w+)`)? on the command line$", str(refused.value))
+        if option is None:
+            assert str(refused.value).endswith("an argument of the recipe")
+            continue
+        for command in [option[2]] if option[2] else ["run", "export"]:
+            assert option[1] in names[command], (setting, command)
 
 
 @pytest.mark.parametrize(("method", "items", "message"), WRONG)

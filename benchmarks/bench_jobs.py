@@ -21,6 +21,7 @@ from bench_quality import federated
 from fairflare.base.settings import field_names, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import LIKE_SETTINGS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
 
@@ -41,7 +42,10 @@ def main() -> None:
     known: dict[str, float] = {}
     for name in given.methods or all_methods():
         try:
-            plan, like = make_plan(name, **options), make_plan("fed_avg", train_like=name, **options)
+            plan = make_plan(name, **options)
+            common = {*field_names(LocalTraining), *field_names(type(plan.task)), *LIKE_SETTINGS}  # FedAvg has no others
+            shared = {key: value for key, value in options["settings"].items() if key in common}
+            like = make_plan("fed_avg", train_like=name, **{**options, "settings": shared})
         except ValueError as error:
             print(f"{name:20} {error}")
             continue

@@ -26,7 +26,11 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
 
 LEAST = 0.9
-WHY = {"fed_bn": "every site has norms of its own, which few images have trained"}
+WHY = {
+    "fed_bn": "every site has norms of its own, which few images have trained",
+    "fed_mrl": "its fairness term slows five rounds; use_fair=false",
+    "cgsv": "a model moves at most cgsv_gamma a round",
+}
 
 
 def main() -> None:
@@ -43,7 +47,7 @@ def main() -> None:
     for name in given.methods or all_methods():
         try:
             plan = make_plan(name, **options)
-            common = {*field_names(LocalTraining), *field_names(type(plan.task)), *LIKE_SETTINGS}  # FedAvg has no others
+            common = {*field_names(LocalTraining), *field_names(type(plan.task)), *LIKE_SETTINGS}  # what FedAvg has
             shared = {key: value for key, value in options["settings"].items() if key in common}
             like = make_plan("fed_avg", train_like=name, **{**options, "settings": shared})
         except ValueError as error:

@@ -226,7 +226,7 @@ def caption(found: Groups, attribute: str) -> str:
         return f"Across all sites, fewer than two groups of {attribute} have a value."
     called = CALLED.get(metric, metric)
     values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
-    if gap == 0:
+    if number(gap) == number(0):  # but for rounding in floats
         told = f"Across all sites, the groups of {attribute} have the same {called}"
     else:
         best = max((g for g in values if g != UNKNOWN), key=lambda g: values[g])

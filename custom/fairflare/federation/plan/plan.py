@@ -16,7 +16,7 @@ from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.sent_tensors import ALL
-from fairflare.federation.plan.run_settings import LIKE_SETTINGS, PHASE_TIMEOUTS, RunSettings
+from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings, usual_waits
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
@@ -36,7 +36,8 @@ from fairflare.methods.base.training import LocalTraining
 #: What people give with --set though it is an option of the command line, where the two have other names.
 OPTIONS = {
     **dict.fromkeys(("num_rounds", "rounds"), "--rounds"),
-    **dict.fromkeys((*PHASE_TIMEOUTS, "phase_timeout", "timeout"), "--timeout"),
+    **dict.fromkeys((*usual_waits(), "phase_timeout", "timeout"), "--timeout"),
+    "min_sites": "--min-sites",
     **dict.fromkeys(("straggler_grace", "grace"), "--grace"),
     **dict.fromkeys(("max_missed", "check_timeout"), ""),  # of a recipe only
     "sites": "--sites",

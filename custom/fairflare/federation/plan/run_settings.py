@@ -33,7 +33,6 @@ LIKE_SETTINGS = (
     "exchange", "update_dtype", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
     "min_cases", "groups", "group_bins", "calibration_bins",
 )  # fmt: skip
-PHASE_TIMEOUTS = ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout")
 RESULTS_FOLDER = "fairflare"  # in the run directory
 
 
@@ -164,7 +163,7 @@ def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
         "min_sites": 2 if min_sites is None else min_sites,
-        **dict.fromkeys(PHASE_TIMEOUTS, timeout),
+        **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
         "check_timeout": min(RunSettings().check_timeout, timeout),
     }
 

@@ -101,12 +101,6 @@ def _timeless(value: Any) -> Any:
     return {key: _timeless(inner) for key, inner in value.items() if key != "seconds"}
 
 
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing it takes most of the time."""
-    monkeypatch.setattr("fairflare_lab.page.write.write_run_page", lambda results, folder: [])
-
-
 @pytest.mark.many
 @pytest.mark.parametrize("method", list(all_methods()))
 def test_the_same_bits_of_every_method(method: str, tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ class Net(LocalTransport):
 def quick() -> Iterator[None]:
     with (
         mock.patch("fairflare.federation.record.journal.tell_listeners", return_value=[]),
-        mock.patch("fairflare_lab.page.write.write_run_page", return_value=[]),
         mock.patch("os.fsync", return_value=None),
     ):
         yield

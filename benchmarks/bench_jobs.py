@@ -28,7 +28,6 @@ from fairflare.methods.base.training import LocalTraining
 LEAST = 0.9
 WHY = {
     "fed_bn": "every site has norms of its own, which few images have trained",
-    "fed_mrl": "its fairness term slows five rounds; use_fair=false",
     "cgsv": "a model moves at most cgsv_gamma a round",
 }
 

@@ -3,7 +3,7 @@
 One round with a grid of 25 neurons. The sites' models lie staged on disk and are read tensor by tensor, as at a
 server; each case runs in a process of its own:
 
-- *new map*: the first round, or every round of a map that restarts; nothing is kept.
+- *new map*: the first round; nothing is kept.
 - *neurons kept*: takes up the neurons of the round before and writes the new ones, one file per tensor.
 
 Memory is the peak growth of the resident size; ``disk`` is what the neurons of one round take.

@@ -348,7 +348,7 @@ CONFIGURATIONS: list[tuple[dict[str, Any], type, type]] = [
     ({"mu_policy": "fixed"}, FixedMu, BySom),
     ({"weighting": "samples"}, QMixMu, BySamples),
     ({"weighting": "uniform"}, QMixMu, Uniform),
-    ({"weighting.space": "updates", "weighting.restart": True}, QMixMu, BySom),
+    ({"weighting.init": "uniform"}, QMixMu, BySom),
     ({"mu_policy": "fixed", "weighting": "samples", "mean_loss": "weighted"}, FixedMu, BySamples),
 ]
 
@@ -403,9 +403,9 @@ def test_a_setting_of_the_training_does_not_reach_the_rule():
     assert make_plan("fed_mrl", small=False).training.mu == 1e-5  # type: ignore[attr-defined]
 
 
-def test_the_quick_job_does_not_ask_agents_to_learn_in_five_rounds():
+def test_the_quick_job_does_not_ask_agents_to_learn_in_few_rounds():
     quick = make_plan("fed_mrl")
-    assert (quick.run.num_rounds, type(quick.rule.mu_policy)) == (5, FixedMu)  # type: ignore[attr-defined]
+    assert (quick.run.num_rounds, type(quick.rule.mu_policy)) == (15, FixedMu)  # type: ignore[attr-defined]
     assert quick.training.mu == make_plan("fed_prox").training.mu == 0.1  # type: ignore[attr-defined]
     for settings in ({"mu_policy": "qmix"}, {"mu_policy.warmup": 3}):
         assert type(make_plan("fed_mrl", settings=settings).rule.mu_policy) is QMixMu  # type: ignore[attr-defined]
@@ -414,7 +414,7 @@ def test_the_quick_job_does_not_ask_agents_to_learn_in_five_rounds():
 def test_the_default_optimizer_is_the_papers():
     training = make_plan("fed_mrl", small=False).training
     assert (training.optimizer, training.learning_rate, training.momentum) == ("sgd", 0.01, 0.0)
-    assert make_plan("fed_mrl").training.optimizer == "adam"  # SGD learns nothing in the five rounds of a quick job
+    assert make_plan("fed_mrl").training.optimizer == "adam"  # SGD learns nothing in so short a job
     assert FairProximalTraining().optimizer == "sgd"
 
 
@@ -643,13 +643,12 @@ def test_identical_models_keep_their_scale():
 def test_zero_model_and_equal_similarities():
     zeros = {"w": torch.zeros(4), "b": torch.zeros(2)}
     states = {"a": zeros, "b": {"w": torch.zeros(4), "b": torch.tensor([1.0, 0.0])}, "c": zeros}
-    for space in ("weights", "updates"):
-        server = Server(FedMRL(weighting=BySom(space=space)))
-        for r in range(3):
-            _, model, weighing = server.round(everybody(), r, received=zeros, states=states)
-            assert sum(weighing.sites.values()) == pytest.approx(1)
-            assert all(math.isfinite(w) and w > 0 for w in weighing.sites.values())
-            assert float(model["b"][0]) == pytest.approx(weighing.sites["b"])
+    server = Server()
+    for r in range(3):
+        _, model, weighing = server.round(everybody(), r, received=zeros, states=states)
+        assert sum(weighing.sites.values()) == pytest.approx(1)
+        assert all(math.isfinite(w) and w > 0 for w in weighing.sites.values())
+        assert float(model["b"][0]) == pytest.approx(weighing.sites["b"])
     _, _, weighing = Server().round(everybody(), received=zeros, states=dict.fromkeys(SITES, zeros))
     assert weighing.sites == pytest.approx(dict.fromkeys(SITES, 1 / 3))
 
@@ -826,7 +825,7 @@ def test_stock_controllers_cannot_tell_the_sites():
 # ------------------------------------------------------------------------------------------------ renamed sites
 
 
-@pytest.mark.parametrize("settings", [{}, {"weighting.space": "updates"}, {"weighting": "samples"}])
+@pytest.mark.parametrize("settings", [{}, {"weighting.init": "uniform"}, {"weighting": "samples"}])
 def test_renaming_the_sites_leaves_their_weights(settings):
     """Through the whole rule, all renamings, three rounds."""
 
@@ -874,7 +873,7 @@ def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch)
     [
         LEARN,
         {"mu_policy": "vdn", **LEARN, "mu_policy.agents": "shared", "mean_loss": "weighted"},
-        {"mu_policy": "random", "weighting.restart": True},
+        {"mu_policy": "random", "weighting.init": "uniform"},
     ],
 )
 def test_state_goes_on_in_another_process(tmp_path, on_disk, settings):
@@ -1105,7 +1104,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.long
 def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypatch):
-    local = {**get_method("fed_prox").site, "batch_size": 16, "partition": "dirichlet"}
+    local = {**get_method("fed_prox").site, "batch_size": 16, "local_epochs": 1, "partition": "dirichlet"}
     memory = tmp_path / "temporary"
     memory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(memory))
@@ -1115,7 +1114,8 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
         states[name] = model_of(found)
         assert (found / "som_map.png").exists() == (name == "som")
     gc.collect()
-    assert list(memory.iterdir()) == []  # nobody can go on without an experiment: the map's neurons are gone
+    left = [path.name for path in memory.iterdir() if not path.name.startswith("torchinductor")]
+    assert left == []  # nobody can go on without an experiment: the map's neurons are gone
     assert type(plan("fed_avg").rule) is FedAvg
     assert same(states["off"], states["fed_avg"])
     assert results["off"]["test"] == results["fed_avg"]["test"]

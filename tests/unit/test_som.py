@@ -52,7 +52,7 @@ def models(num_sites: int, seed: int = 0, *, large: int = 0, scale: float = 0.1)
     return states, received
 
 
-SPACES, INITS = ("weights", "updates"), ("sample", "uniform")
+INITS = ("sample", "uniform")
 
 
 class Federation:
@@ -219,22 +219,21 @@ class Reference:
     """(MRL-3) to (MRL-9) line by line on explicit float64 vectors, with the batch update. Slow on purpose."""
 
     def __init__(self, *, grid=(5, 5), sigma_0=2.0, kappa=0.1, sigma_min=0.5, eta=0.5, epochs=1, sigma_w=1.0,
-                 init="sample", space="weights", restart=False, seed=0) -> None:  # fmt: skip
+                 init="sample", seed=0) -> None:  # fmt: skip
         self.cells = [(i, j) for i in range(grid[0]) for j in range(grid[1])]
         self.grid, self.eta, self.epochs, self.sigma_w = grid, eta, epochs, sigma_w
         self.radius = lambda r: max(sigma_min, sigma_0 * math.exp(-kappa * r))
-        self.init, self.space, self.restart, self.seed = init, space, restart, seed
+        self.init, self.seed = init, seed
         self.rounds, self.neurons = 0, None
 
     def step(self, states, received) -> SomResult:
         sites = sorted(states)
         g = self._flat(received)
-        v = [self._flat(states[site]) - (g if self.space == "updates" else 0) for site in sites]
-        if self.neurons is None or self.restart:
+        v = [self._flat(states[site]) for site in sites]
+        if self.neurons is None:
             self.neurons = self._starts(v, received)
         m = self.neurons
-        other = g if self.space == "weights" else sum(v) / len(v)
-        cosines = [float(x @ other) / math.sqrt(float(x @ x) * float(other @ other)) for x in v]
+        cosines = [float(x @ g) / math.sqrt(float(x @ x) * float(g @ g)) for x in v]
         s = [(1 + c) / 2 for c in cosines]
         sigma = self.radius(self.rounds)
         for _ in range(self.epochs):
@@ -295,14 +294,13 @@ class Reference:
 @pytest.mark.parametrize("options", [
     {},
     {"grid": (2, 3), "sigma_0": 1.5, "kappa": 0.3, "eta": 1.7, "epochs": 3, "sigma_w": 0.7},
-    {"restart": True, "sigma_min": 1.9},
     {"grid": (1, 1)},
 ])  # fmt: skip
-@pytest.mark.parametrize(("space", "init"), list(product(SPACES, INITS)))
-def test_inner_products_give_what_vectors_give(monkeypatch, space, init, options):
+@pytest.mark.parametrize("init", INITS)
+def test_inner_products_give_what_vectors_give(monkeypatch, init, options):
     """Sites join, and the models come closer from round to round, as in a training. Two tensors are two blocks long."""
     monkeypatch.setattr(som, "_BLOCK", 29)
-    options = {"space": space, "init": init, "seed": 5, **options}
+    options = {"init": init, "seed": 5, **options}
     ours, plain = Federation(**options), Reference(**options)
     for r in range(3):
         states, received = models(2 + r, seed=r, scale=0.5**r)
@@ -310,8 +308,6 @@ def test_inner_products_give_what_vectors_give(monkeypatch, space, init, options
         kept = torch.cat([t.reshape(t.shape[0], -1) for t in ours.kept.values()], dim=1)
         np.testing.assert_allclose(kept, np.stack(plain.neurons), rtol=2e-7, atol=1e-9)
         plain.neurons = list(kept.double().numpy())  # a float64 bit may have rounded to another float32
-        if options.get("restart"):
-            ours.kept = None
 
 
 def test_a_tensor_of_two_full_blocks():
@@ -321,24 +317,20 @@ def test_a_tensor_of_two_full_blocks():
     assert_same(ours, plain, u_rel=1e-10)
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_where_neurons_start(space):
-    """Mean + 0.01 std N(0, 1), or U[0, 1): fresh numbers in every block, tensor, neuron and restarted round."""
+def test_where_neurons_start():
+    """Mean + 0.01 std N(0, 1), or U[0, 1): fresh numbers in every block, tensor, neuron and for every seed."""
     states, received = models(3, large=70000)
     names = ["conv.weight", "fc.weight"]
     states = {site: {name: state[name] for name in names} for site, state in states.items()}
     received = {name: received[name] for name in names}
-    still = {"space": space, "eta": 1e-300, "restart": True, "grid": (1, 3)}
     vectors = {n: torch.stack([s[n].double() for s in states.values()]) for n in names}
-    if space == "updates":
-        vectors = {name: v - received[name].double() for name, v in vectors.items()}
     spread = torch.cat([v.reshape(3, -1) for v in vectors.values()], dim=1).std(correction=0)
     drawn: dict[str, list[torch.Tensor]] = {}
     for init in INITS:
-        map_ = SelfOrganizingMap(init=init, **still)
         drawn[init] = []
-        for _ in range(2):
+        for seed in range(2):
             written: State = {}
+            map_ = SelfOrganizingMap((1, 3), init=init, eta=1e-300, seed=seed)
             map_.step(states, received, keep=written.__setitem__)
             noise = written["fc.weight"]
             if init == "sample":
@@ -363,12 +355,8 @@ def test_another_seed_starts_elsewhere():
     assert one.similarity == other.similarity
 
 
-def test_restart_keeps_only_the_count_of_rounds():
-    map_ = SelfOrganizingMap(restart=True)
+def test_a_later_round_needs_the_neurons():
     states, received = models(3)
-    first, second = map_.step(states, received), map_.step(states, received)
-    assert first.sigma > second.sigma
-    assert first.weights != second.weights  # other starts, smaller radius
     once = SelfOrganizingMap()
     once.step(states, received)
     with pytest.raises(ValueError, match="needs the neurons that it handed to keep in round 0"):
@@ -448,10 +436,10 @@ def test_the_global_generators_are_not_touched():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 6), st.integers(0, 999), st.sampled_from(SPACES))
-def test_weights_sum_to_one(num_sites, seed, space):
+@given(st.integers(1, 6), st.integers(0, 999))
+def test_weights_sum_to_one(num_sites, seed):
     states, received = models(num_sites, seed, scale=10.0 ** (seed % 5 - 3))
-    result = SelfOrganizingMap((3, 2), space=space, seed=seed).step(states, received)
+    result = SelfOrganizingMap((3, 2), seed=seed).step(states, received)
     assert math.fsum(result.weights.values()) == pytest.approx(1.0, abs=1e-12)
     assert all(w >= 0 for w in result.weights.values())
     assert all(0 <= s <= 1 for s in result.similarity.values())
@@ -498,11 +486,11 @@ def renamed_result(result: SomResult, name: Mapping[str, str]) -> SomResult:
     )
 
 
-@pytest.mark.parametrize(("space", "init", "epochs"), list(product(SPACES, INITS, (1, 3))))
+@pytest.mark.parametrize(("init", "epochs"), list(product(INITS, (1, 3))))
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
-def test_names_and_order_of_arrival_do_not_matter(space, init, epochs, scale):
+def test_names_and_order_of_arrival_do_not_matter(init, epochs, scale):
     """All renamings of the sites, over three rounds, with a site that is left out; the weights go with the models."""
-    options = {"space": space, "init": init, "epochs": epochs, "grid": (3, 3)}
+    options = {"init": init, "epochs": epochs, "grid": (3, 3)}
     rounds = [models(4, seed=r, scale=scale) for r in range(3)]
     for states, _ in rounds:
         states["site-2"]["fc.weight"][3] = math.nan
@@ -563,9 +551,8 @@ def test_distances_that_differ_by_rounding_are_a_tie():
 # resume
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_resume_is_bit_identical(space):
-    whole, first, second = (Federation(space=space, seed=3) for _ in range(3))
+def test_resume_is_bit_identical():
+    whole, first, second = (Federation(seed=3) for _ in range(3))
     for r in range(5):
         states, received = models(3, seed=r)
         expected = whole.step(states, received)
@@ -582,9 +569,7 @@ def test_resume_is_bit_identical(space):
         assert result.sigma == expected.sigma
 
 
-@pytest.mark.parametrize(
-    ("other", "message"), [({"grid": (5, 4)}, "grid"), ({"seed": 1}, "seed"), ({"space": "updates"}, "space")]
-)
+@pytest.mark.parametrize(("other", "message"), [({"grid": (5, 4)}, "grid"), ({"seed": 1}, "seed")])
 def test_a_state_of_another_map_is_refused(other, message):
     state = SelfOrganizingMap().state_dict()
     with pytest.raises(ValueError, match=f"state is of a map with {message}"):
@@ -613,24 +598,21 @@ def test_a_failed_round_leaves_the_map_as_it_was():
 # degenerate input
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_one_site_has_all_the_weight(space):
-    federation = Federation(space=space)
+def test_one_site_has_all_the_weight():
+    federation = Federation()
     for r in range(3):
         assert federation.step(*models(1, seed=r)).weights == {"site-0": 1.0}
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_identical_models_weigh_the_same(space):
+def test_identical_models_weigh_the_same():
     states, received = models(1)
     same = dict.fromkeys("ABC", states["site-0"])
-    assert Federation(space=space).step(same, received).weights == pytest.approx(dict.fromkeys("ABC", 1 / 3))
+    assert Federation().step(same, received).weights == pytest.approx(dict.fromkeys("ABC", 1 / 3))
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_models_of_zeros(space):
+def test_models_of_zeros():
     zeros = {"w": torch.zeros(20)}
-    federation = Federation(space=space)
+    federation = Federation()
     for _ in range(2):
         result = federation.step({"A": zeros, "B": zeros}, zeros)
         assert result.weights == {"A": 0.5, "B": 0.5}
@@ -653,11 +635,10 @@ def test_opposite_models_leave_uniform_weights():
     assert SelfOrganizingMap().step(states, received).weights == pytest.approx({"A": 0.5, "B": 0.5})
 
 
-@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_model_that_is_not_finite_is_left_out(space, bad):
+def test_a_model_that_is_not_finite_is_left_out(bad):
     states, received = models(3, large=35000)
-    without, with_bad = Federation(space=space), Federation(space=space)
+    without, with_bad = Federation(), Federation()
     for r in range(2):
         broken = {name: t.clone() for name, t in states["site-1"].items()}
         broken["fc.weight"][-1 - r] = bad
@@ -721,7 +702,6 @@ def test_bad_rounds():
         ({"kappa": -1.0}, "kappa must be a number >= 0"),
         ({"epochs": 0}, "epochs must be an integer >= 1"),
         ({"init": "zeros"}, "init must be one of 'sample', 'uniform', got 'zeros'"),
-        ({"space": "weight"}, "did you mean 'weights'"),
         ({"seed": -1}, "seed must be an integer"),
         ({"seed": 2**63}, "seed must be an integer"),
     ],

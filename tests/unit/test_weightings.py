@@ -77,9 +77,8 @@ def test_uniform():
 
 @pytest.mark.parametrize("settings_", [
     {},
-    {"grid": [3, 2], "init": "uniform", "space": "updates", "sigma_0": 1.1, "kappa": 0.4, "sigma_min": 0.9, "eta": 0.3,
+    {"grid": [3, 2], "init": "uniform", "sigma_0": 1.1, "kappa": 0.4, "sigma_min": 0.9, "eta": 0.3,
      "epochs": 2, "sigma_w": 0.5, "seed": 7},
-    {"restart": True},
 ])  # fmt: skip
 def test_by_som_is_the_map(settings_):
     """Every setting reaches the map, and the neurons go from round to round."""
@@ -90,7 +89,7 @@ def test_by_som_is_the_map(settings_):
         weights, details = weighting.weigh(given)
         written: dict[str, torch.Tensor] = {}
         expected = map_.step(given.states, given.received, kept=kept, keep=written.__setitem__)
-        kept = None if settings_.get("restart") else written
+        kept = written
         assert weights == expected.weights
         assert details["som"]["u_matrix"] == expected.u_matrix.tolist()
         assert details["som"]["bmu"] == {site: list(cell) for site, cell in expected.bmu.items()}
@@ -98,10 +97,10 @@ def test_by_som_is_the_map(settings_):
         json.dumps(details, allow_nan=False)
 
 
-@pytest.mark.parametrize("name", sorted(set(field_names(BySom)) - {"restart"}))
+@pytest.mark.parametrize("name", sorted(field_names(BySom)))
 def test_every_setting_of_the_map_changes_something(name):
     other = {
-        "grid": (4, 5), "init": "uniform", "space": "updates", "sigma_0": 3.0, "kappa": 0.5, "sigma_min": 1.99,
+        "grid": (4, 5), "init": "uniform", "sigma_0": 3.0, "kappa": 0.5, "sigma_min": 1.99,
         "eta": 0.1, "epochs": 2, "sigma_w": 0.3, "seed": 1,
     }  # fmt: skip
 
@@ -142,7 +141,6 @@ def test_kinds_and_settings():
         ({"kappa": -0.1}, "kappa must be a number >= 0"),
         ({"eta": "0.5"}, "eta must be a number > 0, got '0.5'"),
         ({"epochs": 1.5}, "epochs must be an integer >= 1"),
-        ({"restart": 1}, "restart must be true or false"),
         ({"init": "zeros"}, "init must be one of 'sample', 'uniform'"),
         ({"seed": 2**63}, "seed must be an integer"),
         ({"som_init": "sample"}, "has no setting 'som_init'"),
@@ -188,7 +186,7 @@ def test_only_the_sites_of_the_round_count():
     assert BySom().weigh(more) == BySom().weigh(given)
 
 
-@pytest.mark.parametrize("make", [BySamples, Uniform, BySom, lambda: BySom(space="updates", init="uniform", epochs=2)])
+@pytest.mark.parametrize("make", [BySamples, Uniform, BySom, lambda: BySom(init="uniform", epochs=2)])
 def test_renaming_renames_the_weights(make):
     """Three rounds, all renamings: the weight goes with the model, and so does the place on the map."""
     one = make()
@@ -218,13 +216,12 @@ def test_renaming_renames_the_weights(make):
 # from round to round
 
 
-@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_resumed_in_the_middle(tmp_path, on_disk, restart):
+def test_resumed_in_the_middle(tmp_path, on_disk):
     """Bit for bit what it would have been; with a folder the neurons stay there, without one they travel along."""
 
     def new(folder: Path) -> BySom:
-        weighting = BySom(restart=restart)
+        weighting = BySom()
         weighting.memory_folder = folder if on_disk else None
         return weighting
 
@@ -232,15 +229,15 @@ def test_resumed_in_the_middle(tmp_path, on_disk, restart):
     expected = [whole.weigh(inputs(r)) for r in range(5)]
     assert [first.weigh(inputs(r)) for r in range(2)] == expected[:2]
     state = saved(first)
-    assert (state["neurons"] is None) == (on_disk or restart)
+    assert (state["neurons"] is None) == on_disk
     first.weigh(inputs(2))  # and died before this round was over: its neurons lie in the folder too
     if not on_disk:
         del first  # takes its temporary folder along
     second = new(tmp_path / "resumed")
     second.load_state_dict(state)
     assert [second.weigh(inputs(r)) for r in (2, 3, 4)] == expected[2:]
-    assert saved(second)["map"] == {"settings": {"grid": [5, 5], "space": "weights", "seed": 0}, "rounds": 5}
-    assert (tmp_path / "resumed").exists() == (on_disk and not restart)
+    assert saved(second)["map"] == {"settings": {"grid": [5, 5], "seed": 0}, "rounds": 5}
+    assert (tmp_path / "resumed").exists() == on_disk
 
 
 def test_a_state_is_a_copy():

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.base.settings import Flag, NonNegative, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.aggregation.som_formulas import (
     Array,
     grid_sq_steps,
@@ -94,28 +94,23 @@ class MapSettings:
         grid: rows and columns of the map.
         init: where neurons start: "sample", around the mean of the first local models, or "uniform", U[0, 1) as in the
             paper: every real model is then nearly equally far from all neurons.
-        space: what is on the map: "weights", the local models, or "updates", local minus received: s_h is then the
-            similarity of a site's update to the mean one; shows differences where all cosines are near 1.
         sigma_0: radius of the neighbourhood in the first round.
         kappa: decay of the radius per round.
         sigma_min: least radius.
         eta: learning rate of the map.
         epochs: passes over the sites in a round.
         sigma_w: width of the weights.
-        restart: a new map every round; nothing is kept on disk.
         seed: of the neurons' starts; ``None``: the run's.
     """
 
     grid: tuple[PositiveInt, PositiveInt] = (5, 5)
     init: Literal["sample", "uniform"] = "sample"
-    space: Literal["weights", "updates"] = "weights"
     sigma_0: Positive = 2.0
     kappa: NonNegative = 0.1
     sigma_min: Positive = 0.5
     eta: Positive = 0.5
     epochs: PositiveInt = 1
     sigma_w: Positive = 1.0
-    restart: Flag = False
     seed: NonNegativeInt | None = None
 
 
@@ -158,14 +153,14 @@ class SelfOrganizingMap(MapSettings):
         kept: State | None = None,
         keep: Callable[[str, Tensor], object] | None = None,
     ) -> SomResult:
-        """One round: trains the map on the local models and weights the sites.
+        """Run one round: train the map on the local models and weigh the sites.
 
         Args:
             states: local model by site, after training; its floating tensors count but for the statistics of batch
                 norms. Read side by side, one tensor of each at a time, and once more with ``keep``.
             received: the model the sites started from.
             kept: neurons to begin with, ``{tensor name: (rows * columns, *shape)}``; in every round after the first
-                what went to ``keep`` in the round before, unless the map restarts.
+                what went to ``keep`` in the round before.
             keep: called with the name of each tensor and the trained neurons' part of it, (rows * columns, *shape),
                 float32. Must not overwrite ``kept`` while a round may still be repeated.
 
@@ -177,7 +172,7 @@ class SelfOrganizingMap(MapSettings):
                 received model that is not finite, or neurons that are missing or of another shape. The map is then
                 unchanged.
         """
-        if self.rounds and kept is None and not self.restart:
+        if self.rounds and kept is None:
             raise ValueError(f"the map needs the neurons that it handed to keep in round {self.rounds - 1}")
         checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
@@ -190,7 +185,7 @@ class SelfOrganizingMap(MapSettings):
             sums = self._add_up(models, received, kept)
 
         sites = list(models)
-        similarity = dict(zip(sites, sums.similarities(self.space), strict=True))
+        similarity = dict(zip(sites, sums.similarities(), strict=True))
         strengths = len(sites) * np.array(list(normalise(similarity).values()))
         neurons = self._trained(sums, strengths, start_at_mean=kept is None and self.init == "sample")
         distances = sums.sq_distances(neurons)
@@ -209,14 +204,14 @@ class SelfOrganizingMap(MapSettings):
         )
         if keep is not None:
             for name, shape, blocks in self._read(models, received, kept):
-                vectors = [(torch.from_numpy(neurons) @ block.basis + block.origin).float() for block in blocks]
+                vectors = [(torch.from_numpy(neurons) @ block.basis + block.received).float() for block in blocks]
                 keep(name, torch.cat(vectors, dim=1).reshape(-1, *shape))
         self.rounds += 1
         return result
 
     def state_dict(self) -> dict[str, Any]:
         """Return what goes on from round to round, but for the neurons: plain values."""
-        settings = {"grid": list(self.grid), "space": self.space, "seed": self.seed}  # say what kept neurons mean
+        settings = {"grid": list(self.grid), "seed": self.seed}  # say what kept neurons mean
         return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -243,7 +238,7 @@ class SelfOrganizingMap(MapSettings):
         return neurons
 
     def _add_up(self, models: Mapping[str, State], received: State, kept: State | None) -> _Sums:
-        """One pass over all models."""
+        """Make one pass over all models; return the sums."""
         sums = _Sums(len(models), len(self._sq_steps))
         for _, _, blocks in self._read(models, received, kept):
             for block in blocks:
@@ -266,15 +261,12 @@ class SelfOrganizingMap(MapSettings):
         for b, part in enumerate(received.reshape(-1).split(_BLOCK)):
             here, base = slice(b * _BLOCK, b * _BLOCK + len(part)), part.double()
             models = torch.stack([vector[here].double() for vector in flat])
-            updates = models - base
-            # Points are counted from an origin near them: subtracting first keeps the digits of distances.
-            origin = base if self.space == "weights" else torch.zeros_like(base)
+            # Points are counted from the received model, near them: subtracting first keeps the digits of distances.
             if kept is not None:
-                start = kept[:, here].double() - origin
+                start = kept[:, here].double() - base
             else:
-                start = self._random(t, b, len(part)) - (origin if self.init == "uniform" else 0.0)
-            vectors = models if self.space == "weights" else updates
-            yield _Block(base, vectors, origin, torch.cat([updates, start]))
+                start = self._random(t, b, len(part)) - (base if self.init == "uniform" else 0.0)
+            yield _Block(base, models, torch.cat([models - base, start]))
 
     def _checked(self, kept: State | None, name: str, shape: torch.Size) -> Tensor | None:
         if kept is None:
@@ -288,7 +280,7 @@ class SelfOrganizingMap(MapSettings):
         return neurons.reshape(len(neurons), -1)
 
     def _random(self, t: int, b: int, length: int) -> Tensor:
-        """Random numbers for block b of tensor t of all neurons, the same ones whenever they are asked for."""
+        """Return random numbers for block b of tensor t of all neurons, the same ones whenever they are asked for."""
         # The two upper words of the counter say where: no block can run into the numbers of another one.
         counter = np.array([0, 0, b, t], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(counter=counter, key=np.array([self.seed, self.rounds], np.uint64)))
@@ -303,8 +295,7 @@ class _Block(NamedTuple):
     """The same stretch of every vector, float64."""
 
     received: Tensor  # (n,)
-    vectors: Tensor  # (sites, n): what is on the map: models or updates
-    origin: Tensor  # (n,): what points are counted from; the received model, or 0 among updates
+    vectors: Tensor  # (sites, n): the local models
     basis: Tensor  # (sites + neurons, n): the sites' points, the starts; random ones before they are scaled and moved
 
 
@@ -340,14 +331,10 @@ class _Sums:
         mean = self.totals.mean() / self.count
         return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
 
-    def similarities(self, space: str) -> list[float]:
-        """s_h of every site."""
-        if space == "weights":
-            pairs = zip(self.dots.tolist(), self.squares.tolist(), strict=True)
-            return [model_similarity(dot, square, self.sq_received) for dot, square in pairs]
-        between = self.products[: self.sites, : self.sites]
-        mean, with_mean = float(between.mean()), between.mean(axis=1).tolist()
-        return [model_similarity(dot, float(between[h, h]), mean) for h, dot in enumerate(with_mean)]
+    def similarities(self) -> list[float]:
+        """Return the similarity s_h of every site's model to the received one."""
+        pairs = zip(self.dots.tolist(), self.squares.tolist(), strict=True)
+        return [model_similarity(dot, square, self.sq_received) for dot, square in pairs]
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:

@@ -34,7 +34,7 @@ class Weighting(Part, ABC):
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """Weight by site, and what to record of how it came about (JSON-like)."""
+        """Return the weight by site, and what to record of how it came about (JSON-like)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must outlive a round: plain values and tensors."""
@@ -93,13 +93,9 @@ class BySom(MapSettings, Weighting):
             self._map.seed = inputs.seed
         states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
         received = inputs.changing(inputs.received)
-        if self.restart:
-            found = self._map.step(states, received)
-        else:
-            rounds = self._map.rounds
-            before = self._kept().at(rounds) if rounds else None
-            keep = self._kept().folders.begin(rounds + 1)
-            found = self._map.step(states, received, kept=before, keep=keep)
+        rounds = self._map.rounds
+        before = self._kept().at(rounds) if rounds else None
+        found = self._map.step(states, received, kept=before, keep=self._kept().folders.begin(rounds + 1))
         details = {
             "u_matrix": found.u_matrix.tolist(),
             "bmu": {site: list(cell) for site, cell in found.bmu.items()},
@@ -112,8 +108,7 @@ class BySom(MapSettings, Weighting):
         return self._neurons
 
     def state_dict(self) -> dict[str, Any]:
-        neurons = None if self.restart else self._kept().travelling(self._map.rounds)
-        return {"map": self._map.state_dict(), "neurons": neurons}
+        return {"map": self._map.state_dict(), "neurons": self._kept().travelling(self._map.rounds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError when the state is of a map with other settings."""

@@ -45,7 +45,7 @@ def number(
 
 
 def real(name: str, value: Any) -> float:
-    """``value`` as a float when it is a number, also one that is not finite.
+    """Return ``value`` as a float when it is a number, also one that is not finite.
 
     Raises:
         ValueError: a boolean, a text, or nothing.
@@ -62,7 +62,7 @@ def whole(name: str, value: Any, *, low: int = 1) -> int:
 
 
 def numbers(name: str, values: Mapping[Any, Any], *, of: str = "site", **limits: Any) -> dict[Any, float]:
-    """``{key: number}`` as floats in the order given, each checked by :func:`number`.
+    """Return ``{key: number}`` as floats in the order given, each checked by :func:`number`.
 
     Args:
         name: what each value is; the message says ``NAME of OF KEY``.
@@ -267,10 +267,10 @@ def _plain(value: Any) -> Any:
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
-    """Return the name for a message: quoted, in order, and of many the first ones and how many more."""
+    """Return the names for a message: quoted, in order, and of many the first ones and how many more."""
     return few(list(map(repr, sorted(names))), most)
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the name as they are, of many the first ones and how many more."""
+    """Return the names as they are, of many the first ones and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -34,7 +34,7 @@ class PriorNetwork(Protocol):
     fingerprint: str  # the same for the same weights anywhere
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, width) features of a batch of inputs."""
+        """Return (n, width) features of a batch of inputs."""
 
     def to(self, device: Device) -> Any:
         """Return the network on a device."""
@@ -106,7 +106,7 @@ class SiteData(ABC):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        """Batches of a split, every sample exactly once, the last batch smaller if need be.
+        """Return batches of a split, every sample exactly once, the last batch smaller if need be.
 
         Args:
             split: ``"training"``, ``"validation"`` or one of ``test_splits``.

@@ -142,10 +142,10 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Scalar training loss, the mean over the samples of the batch."""
+        """Return the scalar training loss, the mean over the samples of the batch."""
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
+        """Return the loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
         import torch
 
         return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
@@ -205,7 +205,10 @@ class Task(ABC):
         return None
 
     def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
-        """How far chance in the choice of a site's test cases moves the primary metric: nothing of a single case.
+        """Measure how far chance in the choice of a site's test cases moves the primary metric.
+
+        The figures are of all cases together and name none; :data:`~fairflare.federation.site.sampling.SAMPLING` says
+        what they may still reveal about single cases.
 
         Returns:
             some of ``test_cases`` (number of independent ones), ``standard_error`` of the metric over them,

@@ -158,12 +158,12 @@ def _no_paper(word: str) -> bool:
 
 
 def which_paper(name: str | None) -> dict[str, Any]:
-    """``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
+    """Return ``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
     return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
 
 
 def which_model(best: bool | None) -> Literal["best", "last"] | None:
-    """``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` has it."""
+    """Return ``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` has it."""
     return None if best is None else "best" if best else "last"
 
 

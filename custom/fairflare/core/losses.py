@@ -44,7 +44,7 @@ Params: TypeAlias = "nn.Module | Mapping[str, Tensor] | Iterable[Tensor]"
 
 
 def class_log_prior(counts: Counts, floor: float = PRIOR_FLOOR) -> Tensor:
-    r"""Logarithm of the share of every class.
+    r"""Return the logarithm of the share of every class.
 
     .. math:: \log \max(\pi_c, \text{floor}), \quad \pi_c = n_c / \sum_j n_j
 
@@ -73,7 +73,7 @@ def class_log_prior(counts: Counts, floor: float = PRIOR_FLOOR) -> Tensor:
 def logit_adjusted_cross_entropy(
     logits: Tensor, targets: Tensor, counts: Counts, tau: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
-    r"""Cross-entropy of logits shifted by the class prior (LA).
+    r"""Return cross-entropy of logits shifted by the class prior (LA).
 
     .. math:: \ell(z, y) = CE(z + \tau \log \pi, y)
 
@@ -114,7 +114,7 @@ def balanced_softmax(logits: Tensor, targets: Tensor, counts: Counts, reduction:
 
 
 def ldam_margins(counts: Counts, max_margin: float = 0.5) -> Tensor:
-    r"""Margins of LDAM, larger for rarer classes.
+    r"""Return margins of LDAM, larger for rarer classes.
 
     .. math:: m_c = m_{max}\, n_c^{-1/4} / \max_j n_j^{-1/4}
 
@@ -231,7 +231,7 @@ def fedlc_loss(
     *,
     exclude_target: bool = False,
 ) -> Tensor:
-    r"""Cross-entropy of logits calibrated by class counts (FedLC).
+    r"""Return cross-entropy of logits calibrated by class counts (FedLC).
 
     .. math:: z'_c = z_c - \tau\, n_c^{-1/4}, \quad \ell = -\log \left( e^{z'_y} / \sum_c e^{z'_c} \right)
 
@@ -268,7 +268,7 @@ def fedlc_loss(
 
 
 def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
-    r"""FedProx's pull towards the received model.
+    r"""Return FedProx's pull towards the received model.
 
     .. math:: \frac\mu2 \sum_i \lVert w_i - w^r_i \rVert^2
 
@@ -316,7 +316,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
 
 
 def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
-    r"""FedMRL's pull of a site's loss towards the mean of all sites.
+    r"""Return FedMRL's pull of a site's loss towards the mean of all sites.
 
     .. math:: (F_h - \bar F)^2
 
@@ -344,7 +344,7 @@ def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
 def model_contrastive_loss(
     z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, reduction: str = "mean"
 ) -> Tensor:
-    r"""MOON's contrast of the local model's features: near the global model's, far from its own previous ones.
+    r"""Return MOON's contrast of the local model's features: near the global model's, far from its own previous ones.
 
     .. math:: -\log \frac{e^{\cos(z, z_g) / T}}{e^{\cos(z, z_g) / T} + e^{\cos(z, z_p) / T}}
 
@@ -388,7 +388,7 @@ def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
 
 
 def _per_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
-    """(C,) as (C, 1, ...), to be added to (n, C, ...)."""
+    """Return (C,) as (C, 1, ...), to be added to (n, C, ...)."""
     if len(values) != logits.shape[1]:
         raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")
     return values.to(logits).reshape(-1, *[1] * (logits.ndim - 2))

@@ -29,7 +29,7 @@ TIMM = r"^timm:[A-Za-z0-9_.-]+$"
 
 
 def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
-    r"""Distance of each sample's features to the prior's, Fed-MAS Eq. (1).
+    r"""Return the distance of each sample's features to the prior's, Fed-MAS Eq. (1).
 
     .. math:: \ell_f = 2 - 2 \langle y / \lVert y \rVert_2,\; y' / \lVert y' \rVert_2 \rangle
 
@@ -99,7 +99,7 @@ class RunningClassMean:
         self.counts += torch.bincount(labels, minlength=self.num_classes)
 
     def means(self) -> Tensor:
-        """(C,) float64, of the open epoch; NaN where a class was not seen."""
+        """Return (C,) float64, of the open epoch; NaN where a class was not seen."""
         return self._sums / torch.where(self.counts > 0, self.counts.double(), math.nan)
 
     def end_epoch(self) -> None:
@@ -109,7 +109,7 @@ class RunningClassMean:
         self._sums = torch.zeros_like(self._sums)
 
     def total(self, before: Tensor | None = None) -> Tensor:
-        """(C,) float64: the sum of the closed epochs' means; NaN for a class that is not known at all.
+        """Return (C,) float64: the sum of the closed epochs' means; NaN for a class that is not known at all.
 
         Args:
             before: (C,), what a class has that was not seen in the first epoch: its mean of the received model.

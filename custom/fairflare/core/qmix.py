@@ -112,15 +112,15 @@ class QMix:
         return self._choose(self._situation(observations), greedy)
 
     def chosen(self, step: Step) -> dict[str, float]:
-        """Value of the action of each agent, as ``{site: mu}``."""
+        """Return the value of the action of each agent, as ``{site: mu}``."""
         return {agent: self.actions[int(action)] for agent, action in zip(self.agents, step.action, strict=True)}
 
     def values(self, step: Step) -> dict[str, list[float]]:
-        """Q_h of each action, by agent; to look at."""
+        """Return Q_h of each action, by agent; to look at."""
         return dict(zip(self.agents, self._learner.values(step).tolist(), strict=True))
 
     def joint_value(self, step: Step) -> float:
-        """Q_tot of a decision."""
+        """Return Q_tot of a decision."""
         return self._learner.joint_value(step)
 
     def _situation(self, observations: Mapping[str, Sequence[float]]) -> Step:
@@ -176,7 +176,7 @@ class QMix:
     def end_round(
         self, observations: Mapping[str, Sequence[float]], reward: float | None, *, done: bool = False
     ) -> tuple[Step, float | None]:
-        """One round of federated learning: learns from a choice whose reward is now known, and chooses.
+        """Run one round of federated learning: learn from a choice whose reward is now known, and choose.
 
         Args:
             observations: of the sites that took part in this round r.

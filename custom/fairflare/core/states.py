@@ -175,7 +175,7 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
 
 
 def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_update: bool) -> torch.Tensor:
-    """One tensor of a site's local model, in the shape and dtype of the one that the site received.
+    """Return one tensor of a site's local model, in the shape and dtype of the one that the site received.
 
     Args:
         value: what the site sent, in any precision. Integers may have become floating in a privacy filter; they are

@@ -181,7 +181,7 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
 
 
 def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float) -> dict[str, float]:
-    r"""Exponential moving average of weights, by site name.
+    r"""Return the exponential moving average of weights, by site name.
 
     .. math:: w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
 
@@ -233,7 +233,7 @@ def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
 def fedga_weights(
     weights: Mapping[str, float], gaps: Mapping[str, float], step: float, *, centre: bool = True
 ) -> dict[str, float]:
-    r"""One step of generalisation adjustment, FedGA.
+    r"""Return one step of generalisation adjustment, FedGA.
 
     .. math:: a_k \leftarrow a_k + d\,(G_k - \bar G) / \max_j |G_j - \bar G|
 
@@ -275,7 +275,7 @@ def fedga_weights(
 
 
 def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, float]) -> dict[str, float]:
-    r"""Weights of which none exceeds its bound; what is cut goes to the others in proportion to their weights.
+    r"""Return weights of which none exceeds its bound; what is cut goes to the others in proportion to their weights.
 
     .. math:: w'_k = \min(b_k, c\,w_k), \quad c \ge 1 \text{ such that } \textstyle\sum_k w'_k = 1
 

@@ -25,7 +25,7 @@ REFERENCE_SIZE = 224  # height and width that the constants are meant for
 
 
 def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Image:
-    r"""Additive noise, independent for each pixel and channel: :math:`clip(x + N(0, \sigma^2), 0, 1)`.
+    r"""Return additive noise, independent for each pixel and channel: :math:`clip(x + N(0, \sigma^2), 0, 1)`.
 
     Args:
         image: (h, w) or (h, w, channels) uint8. Corrupt a grey image before repeating it to three channels.
@@ -42,7 +42,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
 
 
 def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
-    r"""Blur along a line of random direction with a one-sided Gaussian.
+    r"""Return the blur along a line of random direction with a one-sided Gaussian.
 
     .. math:: y = \sum_{i=0}^{2r} k_i \, x(\cdot + d_i), \quad k_i \propto e^{-i^2 / 2 s^2}, \quad
         d_i = \lceil i (\cos\theta, \sin\theta) - 0.5 \rceil, \quad \theta \sim U(-45°, 45°)
@@ -91,7 +91,7 @@ CORRUPTIONS: Mapping[str, Callable[..., Image]] = {"gaussian_noise": gaussian_no
 
 
 def corrupt(image: Image, kind: str, severity: int, seed: int) -> Image:
-    """One corrupted copy of an image; the same seed gives the same copy.
+    """Return one corrupted copy of an image; the same seed gives the same copy.
 
     Args:
         image: (h, w) or (h, w, channels) uint8.

@@ -69,7 +69,7 @@ class DecodedVolumes:
         return found
 
     def bounds(self, source: ImageFile, kind: str, measure: Callable[[], Bounds | None]) -> Bounds | None:
-        """Bounds of a kept image's values, measured once; of others measured each time."""
+        """Return bounds of a kept image's values, measured once; of others measured each time."""
         file = self._file(source, "image")
         said = self._said(file)
         if said is None:

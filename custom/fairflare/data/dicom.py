@@ -337,7 +337,7 @@ def _place(places: Sequence[Any]) -> dict[str, Any]:
 
 
 def _decimals(value: Any) -> int:
-    """Digits behind the point, as the header has them."""
+    """Return digits behind the point, as the header has them."""
     exponent = Decimal(str(value)).as_tuple().exponent
     return max(-exponent, 0) if isinstance(exponent, int) else 0
 

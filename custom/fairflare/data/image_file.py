@@ -399,7 +399,7 @@ def suffix_of(path: Path) -> str:
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and type of an array, from the beginning of a file."""
+    """Return the shape and type of an array, from the beginning of a file."""
     import numpy as np
 
     with reading_as(".npy file"):
@@ -418,7 +418,7 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _nifti_header(stream: Any) -> tuple[Any, Any]:
-    """Kind of image and header, not checked, from the beginning of a file."""
+    """Return the kind of image and header, not checked, from the beginning of a file."""
     from nibabel.nifti1 import Nifti1Image
     from nibabel.nifti2 import Nifti2Image
 

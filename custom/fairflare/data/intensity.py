@@ -58,7 +58,7 @@ def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bound
 
 
 def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]:
-    """``values`` clipped to ``bounds`` and scaled to [0, 1]; 0 where the bounds are alike."""
+    """Return ``values`` clipped to ``bounds`` and scaled to [0, 1]; 0 where the bounds are alike."""
     low, high = bounds
     if high <= low:
         return np.zeros(values.shape, np.float32)

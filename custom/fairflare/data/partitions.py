@@ -173,7 +173,7 @@ def quantity_partition(
 def shard_partition(
     labels: npt.ArrayLike, num_sites: int, eta: float, *, seed: int = 0, num_shards: int = 200, mode: str = "literal"
 ) -> list[Indices]:
-    r"""FedMRL's partition: each site has a dominant class, of which it gets more shards the larger eta.
+    r"""Return FedMRL's partition: each site has a dominant class, of which it gets more shards the larger eta.
 
     Site h has the dominant class :math:`j_h` = class number h mod C of a random order of the classes, and the
     weight :math:`a_{hc} = \eta` for :math:`c = j_h`, else :math:`g_{hc} = clip(N(0.5, 1), 0, 1)`. Class c is

@@ -260,7 +260,7 @@ def _mask_file(sample: Sample, site: str, split: str) -> Path:
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Image and mask of ``sample``; the mask lies on the image, whichever way both are stored."""
+    """Return the image and mask of ``sample``; the mask lies on the image, whichever way both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
 
@@ -268,7 +268,7 @@ def read_pair(
 def open_pair(
     sample: Sample, site: str, split: str, limit: int, how: Reading, *, masks_only: bool = False
 ) -> tuple[_Opened, _Opened]:
-    """Image and mask of a sample, both with the axes of the image.
+    """Return the image and mask of a sample, both with the axes of the image.
 
     Args:
         sample, site, split, limit, how: as of :func:`read_pair`.
@@ -362,7 +362,7 @@ class _Opened:
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
-        """One picture, (height, width) or (height, width, channels), the right way up."""
+        """Return one picture, (height, width) or (height, width, channels), the right way up."""
         array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
         if slices is not None:
             if number is None and slices != 1:

@@ -246,7 +246,7 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def clean_tensor(name: object, value: Any) -> torch.Tensor:
-    """One tensor of :func:`clean_state`; its shape stays, also one without a dimension."""
+    """Return one tensor of :func:`clean_state`; its shape stays, also one without a dimension."""
     if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
         value = value.materialize()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -284,7 +284,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Bytes of the tensors, without the envelope; what is no dense tensor counts 0."""
+    """Return the bytes of the tensors, without the envelope; what is no dense tensor counts 0."""
     return sum(_size(value) for value in state.values()) if isinstance(state, Mapping) else 0
 
 

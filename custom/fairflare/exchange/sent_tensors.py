@@ -99,7 +99,7 @@ class SentTensors:
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
-        """Layers that a tensor that is sent belongs to (``owner``: layer by tensor); ``None``: all."""
+        """Return layers that a tensor that is sent belongs to (``owner``: layer by tensor); ``None``: all."""
         return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
 
     def check_unchanged(self, before: State, after: State) -> None:

@@ -184,7 +184,7 @@ class _StagedState(LazyState):
 
 
 def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
-    """Dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""
+    """Return the dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""
     if isinstance(state, LazyState):
         layout = state.layout
     else:

@@ -102,7 +102,7 @@ def write_tensors(
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
-    """Dtype and shape by name; asks a lazy state for nothing else."""
+    """Return the dtype and shape by name; asks a lazy state for nothing else."""
     if isinstance(state, LazyState):
         return state.layout
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}

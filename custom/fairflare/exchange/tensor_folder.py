@@ -78,7 +78,7 @@ class TensorFolders:
         self.root = self._temporary.path / "tensors" if self._temporary is not None else Path(root or "")
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
-        """Start a number anew and forgets all others but the one before.
+        """Start a number anew and forget all others but the one before.
 
         Returns:
             What writes a tensor under its name; the writer raises OSError when the disk is full.

@@ -147,7 +147,7 @@ def _all_methods() -> list[Row]:
 
 
 def _by_method() -> dict[str, Any]:
-    """Titles and rows of the methods that ask for something, and the titles of those that do not."""
+    """Return titles and rows of the methods that ask for something, and the titles of those that do not."""
     methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
     asking: list[tuple[str, list[Row]]] = []
     without: list[Method] = []

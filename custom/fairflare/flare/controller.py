@@ -254,7 +254,7 @@ def _answered(site: str, code: Any) -> str:
 
 
 def _unreadable(site: str, result: Shareable) -> str:
-    """Why a result holds no message; empty when it does."""
+    """Return why a result holds no message; empty when it does."""
     try:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:

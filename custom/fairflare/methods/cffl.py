@@ -159,7 +159,7 @@ class CFFL(Downloads, Steps):
         entry = sum(known.values()) / len(known) if known else new
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
-        # One that is kept back is not a bad one.
+        # A site that withholds its metric (too few cases) is not a bad one: the others' mean stands in for it.
         home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
         mean = finite_or_mean(metrics)
         metrics |= {site: mean[site] for site in home}

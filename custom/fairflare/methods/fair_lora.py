@@ -88,7 +88,7 @@ class GroupAdapters(ByPeople, LocalTraining):
         return numbers_of(run, self.fairlora_attribute, "training")
 
     def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Singular values of groups with few cases: they stay as they were."""
+        """Return singular values of groups with few cases: they stay as they were."""
         from fairflare.core.features.group_adapter import adapters_of
 
         stays = hidden(run, self.fairlora_attribute, "training")

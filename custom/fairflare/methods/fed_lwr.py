@@ -163,7 +163,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                 )
 
     def _share(self, scores: Scores, layers: list[str]) -> Scores:
-        """Scores after the chosen granularity."""
+        """Return scores after the chosen granularity."""
         if self.only_layer is not None:
             return from_layer(scores, layers, self.only_layer)
         return by_granularity(scores, layers, self.setting("layer_granularity"), self._units)
@@ -177,7 +177,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
-        """Scores as they were reported, the average that was used where there is one, and the weights."""
+        """Return scores as they were reported, the average that was used where there is one, and the weights."""
         record: dict[str, Any] = {layer: {} for layer in weights}
         for layer, by in record.items():
             for site in inputs.sites:

@@ -183,7 +183,10 @@ class FlexFair(Rule):
         most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # classes
         fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
         if told and not fits:
-            raise ReportError(f"site {site!r}: field 'group_losses' has {told} entries, of {rows:g} rows; {ALIKE}")
+            raise ReportError(
+                f"site {site!r}: field 'group_losses' has {told} entries, which do not fit its {rows:g} rows (one for "
+                f"all images, one for each group of people); {ALIKE}"
+            )
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -210,7 +213,7 @@ class FlexFair(Rule):
         )
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
-        """Losses and images of each site by row and class; sites with another form than most are left out."""
+        """Return losses and images of each site by row and class; sites with another form than most are left out."""
         names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
         form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
         most = Counter(of for of in form.values() if of[1] and not (of[0] % 1 or of[1] % of[0])).most_common(1)
@@ -238,7 +241,7 @@ class FlexFair(Rule):
 
 
 def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
-    """Slopes times ``weight`` of the parties that tell; ``of``: mean loss and images."""
+    """Return slopes times ``weight`` of the parties that tell; ``of``: mean loss and images."""
     known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
     found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
     return {key: weight * slope for key, slope in found.items()}

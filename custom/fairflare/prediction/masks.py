@@ -26,7 +26,7 @@ OPACITY = 0.4  # of the overlay
 
 
 def labels_of(task: StructureTask) -> dict[int, list[int]]:
-    """``{label: structures that it belongs to}``, of labels with the same structures the smallest."""
+    """Return ``{label: structures that it belongs to}``, of labels with the same structures the smallest."""
     found: dict[int, list[int]] = {}
     for label in sorted(set().union(*task.structures)):
         having = [number for number, labels in enumerate(task.structures) if label in labels]
@@ -36,7 +36,7 @@ def labels_of(task: StructureTask) -> dict[int, list[int]]:
 
 
 def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], threshold: float) -> torch.Tensor:
-    r"""One label a pixel.
+    r"""Return one label a pixel.
 
     Where exactly the structures of a label are above the threshold, it is that label; no structure, 0. Structures that
     no label has together compete: the label with the largest sum of :math:`p_k - t` over its structures k.
@@ -204,7 +204,7 @@ def write_overlay(
 
 
 def _inner(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Pixels whose four neighbours are inside, too."""
+    """Return pixels whose four neighbours are inside, too."""
     framed = np.pad(inside, 1)
     found = framed[:-2, 1:-1] & framed[2:, 1:-1] & framed[1:-1, :-2] & framed[1:-1, 2:]
     return np.asarray(found & inside)

@@ -172,7 +172,7 @@ def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> Sav
 
 
 def not_whole(model: SavedModel) -> str:
-    """Why a model that lacks what stays at the sites is of no use, and what to do."""
+    """Return why a model that lacks what stays at the sites is of no use, and what to do."""
     return (
         f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
         "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "

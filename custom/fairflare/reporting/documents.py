@@ -35,7 +35,7 @@ SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few
 LAYER_DIGITS, CKA_DECIMALS = 8, 6
 
 WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
-#: Tests whether a site is behind, and how a reader is told of each.
+#: Tests of whether a site's metric is worse than chance explains, and the words for a reader of each.
 TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", ERRORS: "Cochran's Q test"}
 
 
@@ -390,7 +390,7 @@ HEAD: TypeAdapter[Results] = TypeAdapter(Results)
 
 
 def encode(value: Any) -> str:
-    """One line of strict JSON, of what :func:`as_json` gave."""
+    """Return one line of strict JSON, of what :func:`as_json` gave."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 

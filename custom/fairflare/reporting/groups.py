@@ -141,7 +141,7 @@ def _pooled(at: At, attribute: str) -> dict[str, Any]:
 
 
 def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[str]]]]:
-    """Gaps over all sites, and within them; of the latter also of whom and where they are."""
+    """Return gaps over all sites, and within them; of the latter also of whom and where they are."""
     together = _together(at)
     gaps = gaps_of(_known(together), added(list(together.values())))
     known = {site: {group: _figures(of) for group, of in _known(own).items()} for site, own in at.items()}
@@ -295,7 +295,11 @@ def how_sure(pooled: OfGroups, gap: str) -> str:
 
 
 def group_notes(results: Results) -> list[str]:
-    """List what is in no figure of groups: without a value, without images, and what stays at a site."""
+    """Return notes on what the figures by group leave out or cannot tell.
+
+    These are test images whose group is unknown, groups without a test image, rates of equalised odds that lack their
+    images, and groups whose figures a site keeps back for too few cases, or to hide a group with too few.
+    """
     found, notes = results.groups, []
     kept = {name for names in found.kept.values() for name in names}
     for attribute in found.attributes:

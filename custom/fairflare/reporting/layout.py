@@ -93,7 +93,7 @@ def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] =
 
 
 def interval(low: float | None, high: float | None, mean: float | None = None) -> str:
-    """``[0.712, 0.857]``, or ``-0.11 [-0.58, +0.37]`` of a difference; half its width decides the decimals.
+    """Return ``[0.712, 0.857]``, or ``-0.11 [-0.58, +0.37]`` of a difference; half its width decides the decimals.
 
     One more than in :func:`number`, so that it shows on which side of 0 an end lies.
 
@@ -121,7 +121,7 @@ def shown(cell: Cell) -> str:
 
 
 def p_value(value: float) -> str:
-    """``= 0.012`` or ``< 0.001``."""
+    """Return ``= 0.012`` or ``< 0.001``."""
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
@@ -166,7 +166,7 @@ class Table:
         return lines
 
     def text(self, width: int | None = None) -> str:
-        """Aligned text: the first column to the left, the others to the right.
+        """Return aligned text: the first column to the left, the others to the right.
 
         Args:
             width: a wider table is cut between columns into several, one below the other, each with the first ones.
@@ -265,7 +265,7 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
 def printed(
     tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = ""
 ) -> str:
-    """Tables, one below the other, with what must be read beside them; no newline at the end.
+    """Return tables, one below the other, with what must be read beside them; no newline at the end.
 
     Args:
         tables: in CSV the first alone is there, numbers in full and without a word.
@@ -292,7 +292,7 @@ def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) ->
 
 
 def counted(count: int, what: str) -> str:
-    """``1 site``, ``2 sites``."""
+    """Return ``1 site``, ``2 sites``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

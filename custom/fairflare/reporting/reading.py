@@ -33,7 +33,7 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -
             errors = error.errors(include_url=False, include_input=False)
             problems += [_in_words(where, one) for one in errors]
             places = [one["loc"][:-1] if one["type"] == "missing" else one["loc"] for one in errors]
-            # Of a site that does not say what its draws are of, these are of no use.
+            # A site whose ``resampled_units`` cannot be read loses ``resampled`` too: nobody knows what was drawn.
             places += [("resampled", *place[1:2]) for place in places if place[:1] == ("resampled_units",)]
             if () in places:
                 return None

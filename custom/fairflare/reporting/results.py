@@ -69,7 +69,7 @@ class ResultsStore:
         self._last_round = -1
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Begin a new run and forgets whatever was recorded before.
+        """Begin a new run and forget whatever was recorded before.
 
         Args:
             info: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag and so on;
@@ -181,7 +181,7 @@ class ResultsStore:
                 self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
-        """Append a line to ``progress.jsonl`` for whoever watches the run, and flushes it.
+        """Append a line to ``progress.jsonl`` for whoever watches the run, and flush it.
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
@@ -202,7 +202,7 @@ class ResultsStore:
             }
 
     def load_state_dict(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
-        """Goes on with a run from its :meth:`state_dict` and a copy of its log; call :meth:`start` first.
+        """Go on with a run from its :meth:`state_dict` and a copy of its log; call :meth:`start` first.
 
         Raises:
             ValueError: :meth:`start` was not called, the state is of another schema version, or the log is damaged.
@@ -214,7 +214,7 @@ class ResultsStore:
             self._write()
 
     def go_back(self, state: Mapping[str, Any], rounds: RecordLog, reason: str) -> None:
-        """Forget the rounds after an earlier state of this run, and says so.
+        """Forget the rounds after an earlier state of this run, and say so.
 
         Raises:
             ValueError: as :meth:`load_state_dict`.
@@ -267,7 +267,7 @@ class ResultsStore:
 
 
 def mark_ended(folder: Path, reason: str) -> bool:
-    """Says of a run whose process was ended from outside that it failed, and why; whether there was one.
+    """Say of a run whose process was ended from outside that it failed, and why; whether there was one.
 
     A run that said itself how it ended is left as it is.
     """

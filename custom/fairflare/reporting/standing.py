@@ -166,7 +166,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
 
 
 def _common(sites: Sequence[Site]) -> list[str] | None:
-    """Classes that all sites which tell theirs have; ``None``: these have the same ones, or nobody tells."""
+    """Return classes that all sites which tell theirs have; ``None``: these have the same ones, or nobody tells."""
     of = [set(site.support) for site in sites if site.support]
     if not of or all(own == of[0] for own in of):
         return None

@@ -54,7 +54,7 @@ class Adapters(Part):
 
     @staticmethod
     def of(value: Any) -> Any:
-        """Adapters from a kind, from ``{"kind": ...}``, or from what a model's file or a job holds."""
+        """Return adapters from a kind, from ``{"kind": ...}``, or from what a model's file or a job holds."""
         if isinstance(value, Adapters):
             return value
         kinds = choices(Adapters)

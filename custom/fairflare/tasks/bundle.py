@@ -85,7 +85,7 @@ class MonaiBundleTask(Task):
 
     @cached_property
     def parts(self) -> BundleParts:
-        """What the bundle describes."""
+        """Return what the bundle describes."""
         assert self.folder is not None
         return self._parts_in(self.folder)
 

@@ -236,7 +236,7 @@ class PhantomClasses(PhantomImages):
         return self._arrays[split]
 
     def _pictures(self, split: str) -> torch.Tensor:
-        """(n, channels, height, width) uint8."""
+        """Return (n, channels, height, width) uint8."""
         import torch
 
         from fairflare.tasks.placing import smooth

@@ -17,14 +17,14 @@ NAMES = 12  # that an error lists
 
 
 def adaptable(model: nn.Module) -> list[str]:
-    """Names of the linear layers and convolutions; those with groups have other products than A and B give."""
+    """Return names of the linear layers and convolutions; those with groups have other products than A and B give."""
     kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     found = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
     return [name for name, module in found if getattr(module, "groups", 1) == 1]
 
 
 def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
-    """Freezes every parameter of which ``trained`` says no by its name.
+    """Freeze every parameter of which ``trained`` says no by its name.
 
     A norm with running statistics of which nothing is trained takes these, unchanged, in training too.
 

@@ -113,14 +113,14 @@ class Classifier(nn.Module):
             self._statistics = (sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, width) features in front of the head."""
+        """Return (n, width) features in front of the head."""
         ones = [1] * (inputs.ndim - 2)
         mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self._statistics)
         features = self.encoder((inputs - mean) / std)
         return features if self.neck is None else self.neck(features)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        """(n, projector_dim) of :meth:`embed`'s features.
+        """Return (n, projector_dim) of :meth:`embed`'s features.
 
         Raises:
             RuntimeError: the network was built without a projection head.

@@ -16,7 +16,7 @@ NOT_COUNTED = -1  # in targets: this pixel has no part in loss and metrics
 
 
 def inner_size(own: Size, size: Size, how: str) -> Size:
-    """Size that the whole image gets before it is padded or cut to ``size``."""
+    """Return the size that the whole image gets before it is padded or cut to ``size``."""
     if how == "stretch":
         return size
     factors = [new / old for new, old in zip(size, own, strict=True)]
@@ -43,12 +43,12 @@ def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Te
 
 
 def nearest(pictures: torch.Tensor, size: Size) -> torch.Tensor:
-    """(channels, height, width) of another size: the pixel under each new pixel's centre."""
+    """Return (channels, height, width) of another size: the pixel under each new pixel's centre."""
     return interpolate(pictures[None].float(), size, mode="nearest-exact")[0].to(pictures.dtype)
 
 
 def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Tensor:
-    """Masks of the network's size; what lies beside the image does not count.
+    """Return masks of the network's size; what lies beside the image does not count.
 
     Args:
         masks: (structures, height, width), 0, 1 or ``NOT_COUNTED``.

@@ -54,12 +54,12 @@ class PriorNetwork(nn.Module):
         self.fingerprint = fingerprint(encoder.state_dict(), f"{name}/{image_size}")
 
     def train(self, mode: bool = True) -> PriorNetwork:
-        """Stays in evaluation mode."""
+        """Stay in evaluation mode."""
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, width) features of images (n, 1 or 3, height, width) in [0, 1]."""
+        """Return (n, width) features of images (n, 1 or 3, height, width) in [0, 1]."""
         if inputs.shape[1] == 1:
             inputs = inputs.expand(-1, 3, -1, -1)
         if self.image_size is not None and tuple(inputs.shape[2:]) != (self.image_size,) * 2:

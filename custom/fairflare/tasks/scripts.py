@@ -280,7 +280,7 @@ class OwnPrior(priors.PriorNetwork):
 
     @classmethod
     def of(cls, encoder: torch.nn.Module) -> OwnPrior:
-        """Freezes it.
+        """Freeze it.
 
         Raises:
             DataError: its width is not known.
@@ -329,7 +329,7 @@ def asks_for(metric: str) -> str:
 
 
 def problem(text: str) -> DataError:
-    """Something that a script gave and that cannot be used; the text names no file."""
+    """Return something that a script gave and that cannot be used; the text names no file."""
     return DataError(text, public=text)
 
 

@@ -137,13 +137,13 @@ def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
 
 
 def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
-    """(1 or 3, height, width) with ``channels`` channels: colour becomes luminance, grey is repeated."""
+    """Return (1 or 3, height, width) with ``channels`` channels: colour becomes luminance, grey is repeated."""
     picture = torch.as_tensor(picture).as_subclass(torch.Tensor).contiguous()
     return luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
 
 
 def luminance(pictures: torch.Tensor) -> torch.Tensor:
-    """(..., 1 or 3, height, width) as grey, (..., 1, height, width) float32."""
+    """Return (..., 1 or 3, height, width) as grey, (..., 1, height, width) float32."""
     if pictures.shape[-3] == 1:
         return pictures
     return torch.einsum("...chw,c->...hw", pictures.float(), torch.tensor(LUMINANCE)).unsqueeze(-3)

@@ -40,7 +40,7 @@ class Camera:
     blur: float = 0.0
 
     def take(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """(n, size, size, 3) uint8 as this camera shows them; new arrays, unless it changes nothing.
+        """Return (n, size, size, 3) uint8 as this camera shows them; new arrays, unless it changes nothing.
 
         Lens first, then light, then colour: blur, vignetting, balance, contrast.
         """

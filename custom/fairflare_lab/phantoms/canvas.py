@@ -28,7 +28,7 @@ def grid(size: int) -> tuple[Map, Map]:
 
 @lru_cache(maxsize=256)
 def _spline(size: int, cells: int) -> npt.NDArray[np.float32]:
-    """(size, cells + 3) cubic B-spline weights that spread ``cells`` intervals over the image."""
+    """Return (size, cells + 3) cubic B-spline weights that spread ``cells`` intervals over the image."""
     t = (np.arange(size) + 0.5) * cells / size
     left = np.floor(t).astype(int)
     f = t - left
@@ -71,7 +71,7 @@ class Canvas:
     # shapes
 
     def ellipse(self, cx: float, cy: float, a: float, b: float, turn: float = 0.0) -> Map:
-        """Relative radius: below 1 inside."""
+        """Return the relative radius: below 1 inside."""
         c, s = np.float32(np.cos(turn)), np.float32(np.sin(turn))
         dx, dy = self.x - np.float32(cx), self.y - np.float32(cy)
         return np.sqrt(((c * dx + s * dy) / np.float32(a)) ** 2 + ((c * dy - s * dx) / np.float32(b)) ** 2)

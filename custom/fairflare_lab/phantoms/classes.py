@@ -233,7 +233,7 @@ def _mislabelled(plan: PhantomPlan, index: int, labels: Labels) -> Labels:
 
 
 def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[int, ...]:
-    """``total`` images in the given proportions, but at least ``least`` of each class.
+    """Return ``total`` images in the given proportions, but at least ``least`` of each class.
 
     >>> class_counts([900, 90, 10], 100, 5)
     (86, 9, 5)

@@ -242,7 +242,7 @@ class Pelvis:
         self.half_height = half_height * _choose(self.enlarged, 1.12, 1.0)
 
     def ellipse(self, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
-        """Signed distance to an ellipse beside the prostate, about; negative inside."""
+        """Return the signed distance to an ellipse beside the prostate, about; negative inside."""
         return _ellipse(self.x, self.y, cx, cy, a, b, turn)
 
     def paint(self, distance: Array, value: Any, strength: Any = 1.0) -> None:
@@ -365,7 +365,7 @@ class Pelvis:
 
 
 def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
-    """Signed distance of points to an ellipse, about; negative inside."""
+    """Return the signed distance of points to an ellipse, about; negative inside."""
     c, s = np.cos(turn, dtype=np.float32), np.sin(turn, dtype=np.float32)
     dx, dy = px - cx, py - cy
     rho = np.sqrt(((c * dx + s * dy) / a) ** 2 + ((c * dy - s * dx) / b) ** 2)

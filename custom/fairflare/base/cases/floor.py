@@ -43,7 +43,7 @@ class Floor:
         return None if enough is None else counts * enough
 
     def hidden(self, split: str) -> tuple[frozenset[int], bool] | None:
-        """Classes whose values stay at home, and whether one of them has a few cases (not none).
+        """Return classes whose values stay at home, and whether one of them has a few cases (not none).
 
         See :func:`hidden_classes`; ``None``: samples have no class.
         """

@@ -109,7 +109,7 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
 
 
 def real_folders(roots: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Folders with all links followed, for :func:`lies_in`; ``~`` is the user's home."""
+    """Return folders with all links followed, for :func:`lies_in`; ``~`` is the user's home."""
     return tuple(Path(root).expanduser().resolve() for root in roots)
 
 
@@ -174,7 +174,7 @@ def system_error(error: OSError, where: Path | None = None) -> str:
 
 
 def unreadable(error: OSError | ValueError | RecursionError) -> str:
-    """Why a JSON file cannot be used, as a person says it."""
+    """Return why a JSON file cannot be used, as a person says it."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
     if isinstance(error, RecursionError):

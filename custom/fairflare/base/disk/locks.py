@@ -108,7 +108,7 @@ class FolderLock:
 
 
 def in_words(holder: Mapping[str, Any]) -> str:
-    """``job 'x' (process 12 on host 'a', since ...)``."""
+    """Return ``job 'x' (process 12 on host 'a', since ...)``."""
     if not holder:
         return "another process"
     what = f"job {holder['job_id']!r}" if holder.get("job_id") else "another run"

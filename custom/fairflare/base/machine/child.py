@@ -34,7 +34,7 @@ def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None]
 
 
 def _plainly(work: Callable[..., T], *arguments: Any) -> T:
-    """Errors as such that can travel."""
+    """Return errors as such that can travel."""
     try:
         return work(*arguments)
     except Exception as error:

@@ -39,7 +39,7 @@ class Computing:
     deterministic: bool = False
 
     def apply(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Prepare a network in place, and returns it; with nothing chosen it is left as it is."""
+        """Prepare a network in place, and return it; with nothing chosen it is left as it is."""
         if self.channels_last:
             _channels_last(model)
         if self.precision != "fp32":

@@ -50,7 +50,7 @@ def check_data(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every image as training does and says all that is wrong. Exit code 1 when training must not begin so."""
+    """Read every image as training does and say all that is wrong. Exit code 1 when training must not begin so."""
     from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:

@@ -151,7 +151,7 @@ def device() -> Finding:
 
 
 def room(folder: Path) -> Finding:
-    """Space on the disk of a folder that is written to."""
+    """Return how much space is free on the disk of a folder, with a warning where it is 5 GiB or less."""
     gib = shutil.disk_usage(folder).free / 2**30
     return Finding("disk", "ok" if gib > 5 else "warning", f"{gib:.1f} GiB free")
 

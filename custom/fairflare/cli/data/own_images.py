@@ -168,7 +168,7 @@ def manifest_of(data: Path) -> dict[str, Any]:
 def in_words(
     plan: Plan, images: Sequence[npt.NDArray[np.float32]], more: Mapping[str, Any] | None = None, *, trial: bool
 ) -> str:
-    """``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height.
+    """Return ``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height.
 
     ``more``: settings of the task that the plan has not yet.
     """

@@ -20,7 +20,7 @@ def policies(
         typer.Option("--project", "-p", metavar="FILE", help="project.yml whose SitePolicyBuilder says them."),
     ] = None,
 ) -> None:
-    """Lays policies into start-up kits: classes of our jobs, no code, no shell, no log streaming, min_cases of 5."""
+    """Lay policies into start-up kits: classes of our jobs, no code, no shell, no log streaming, min_cases of 5."""
     from fairflare.provision import SitePolicyBuilder
 
     with user_errors():

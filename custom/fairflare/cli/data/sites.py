@@ -81,7 +81,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
 
 
 def names_of(sites: str | None) -> list[str] | None:
-    """``--sites`` of a command that takes names alone; ``None``: it is not given.
+    """Return ``--sites`` of a command that takes names alone; ``None``: it is not given.
 
     Raises:
         ValueError: a number, or no name.

@@ -238,7 +238,7 @@ def _mask_of(image: Path, name: str) -> str:
 
 
 def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> int:
-    """Everything that can be read; how many could not."""
+    """Return everything that can be read; how many could not."""
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     failed = 0

@@ -57,7 +57,7 @@ def run(
     mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Run a method in FLARE's simulator and prints the fairness table. Exit code 1 when the run failed."""
+    """Run a method in FLARE's simulator and print the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
     from fairflare.cli.data.sites import run_sites

@@ -65,7 +65,7 @@ class PlanHere:
 def run_here(
     recipe: PlanHere, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
-    """Run a recipe's plan in this process and shows on the console how it goes; see :func:`run_plan`."""
+    """Run a recipe's plan in this process and show on the console how it goes; see :func:`run_plan`."""
     from fairflare.cli.run.view import view_of
 
     with logged(log_path, "w"), view_of(recipe, console) as view:

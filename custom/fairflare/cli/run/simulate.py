@@ -54,7 +54,7 @@ def simulate(
     console: Console,
     stop: Stop | None = None,
 ) -> int:
-    """Run a recipe that names its sites, and shows its progress.
+    """Run a recipe that names its sites, and show its progress.
 
     A run that loses a site to FLARE's race for ports is started again, twice at most: from its last round where it has
     an experiment id, else from the first. The third time it goes on without the site.

@@ -59,7 +59,7 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
 
 
 def say_what_was_left() -> None:
-    """Remove the temporary folders of dead runs, which hold models of single sites, and says so."""
+    """Remove the temporary folders of dead runs, which hold models of single sites, and say so."""
     from fairflare.base.disk.temporary import sweep
 
     for text in sweep():

@@ -36,7 +36,7 @@ ENTROPY_DECIMALS = 1
 
 
 def label_entropy(counts: Sequence[int]) -> float:
-    r"""Entropy of a site's labels with the paper's sign.
+    r"""Return the entropy of a site's labels with the paper's sign.
 
     .. math:: E_h = \sum_c \frac{n_{hc}}{n_h} \log \frac{n_{hc}}{n_h}
 
@@ -112,7 +112,7 @@ def observation(
 def global_accuracy(
     accuracies: Mapping[str, float | None], num_validation: Mapping[str, float] | None = None
 ) -> float | None:
-    r"""Accuracy of the global model over the validation images of all sites.
+    r"""Return the accuracy of the global model over the validation images of all sites.
 
     .. math:: acc = \sum_h n^{val}_h gacc_h / \sum_h n^{val}_h
 
@@ -170,7 +170,7 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
 
 
 def warmup_in(num_rounds: int, most: int) -> int:
-    """Transitions before the first update: ``most``, or a quarter of the rounds where that is less."""
+    """Return transitions before the first update: ``most``, or a quarter of the rounds where that is less."""
     return min(most, max(num_rounds // 4, 1))
 
 

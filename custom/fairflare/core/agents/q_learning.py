@@ -25,7 +25,7 @@ INDEX = torch.int16  # of an action, where it is remembered
 
 
 def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
-    r"""Joint value of the agents' values, which no agent can raise by lowering its own.
+    r"""Return the joint value of the agents' values, which no agent can raise by lowering its own.
 
     .. math:: Q_{tot} = \mathrm{ELU}(q^T |W_1| + b_1) \cdot |W_2| + V
 
@@ -84,7 +84,7 @@ class Mixer(nn.Module):
         self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
 
     def forward(self, q: Tensor, seen: Tensor) -> Tensor:
-        """(n, H) and (n, H, 4) to (n,)."""
+        """Map values (n, H) and states (n, H, 4) to Q_tot, (n,)."""
         state = seen.flatten(1)
         w1 = self.w1(state).unflatten(-1, (q.shape[-1], -1))
         return mix(q, w1, self.b1(state), self.w2(state), self.v(state).squeeze(-1))
@@ -106,7 +106,7 @@ class SummaryMixer(nn.Module):
         self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
 
     def forward(self, q: Tensor, seen: Tensor) -> Tensor:
-        """(n, H) and (n, H, 4) to (n,)."""
+        """Map values (n, H) and states (n, H, 4) to Q_tot, (n,)."""
         state = torch.cat([seen.mean(dim=1), seen.std(dim=1, correction=0)], dim=1)
         each = torch.cat([seen, state.unsqueeze(1).expand(-1, seen.shape[1], -1)], dim=2)
         return mix(q, self.w1(each) / q.shape[1], self.b1(state), self.w2(state), self.v(state).squeeze(-1))
@@ -150,7 +150,7 @@ class _Networks(nn.Module):
         return q
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
-        """Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
+        """Return Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
         taken = q.gather(2, action.unsqueeze(2)).squeeze(2)
         total: Tensor = taken.sum(dim=-1) if self.mixer is None else self.mixer(taken, seen)
         return total
@@ -173,7 +173,16 @@ class Step(NamedTuple):
 
 
 def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
-    """Return which actions are open: (..., H) and (..., H) to (..., H, actions)."""
+    """Return which actions each agent may choose: a present agent all, an absent one only its previous action.
+
+    Args:
+        present: (..., H), True where one of the H agents is present.
+        previous: (..., H), index of each agent's action before.
+        num_actions: from which each of them chooses.
+
+    Returns:
+        (..., H, num_actions), True where the agent may choose the action.
+    """
     return present.unsqueeze(-1) | nn.functional.one_hot(previous, num_actions).bool()
 
 
@@ -229,13 +238,13 @@ class Learner:
 
     @torch.no_grad()
     def values(self, step: Step) -> Tensor:
-        """Q_h of each action, (H, actions)."""
+        """Return Q_h of each action, (H, actions)."""
         q: Tensor = self._online(step.observation[None], step.previous[None])[0]
         return q
 
     @torch.no_grad()
     def joint_value(self, step: Step) -> float:
-        """Q_tot of a decision."""
+        """Return Q_tot of a decision."""
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
@@ -256,7 +265,7 @@ class Learner:
         return math.fsum(losses) / len(losses)
 
     def _update(self) -> float:
-        """One gradient step on transitions drawn without replacement; their mean squared TD error."""
+        """Take one gradient step on transitions drawn without replacement; return their mean squared TD error."""
         drawn = torch.randperm(len(self._replay), generator=self._generator)[:BATCH]
         batch = _stacked(self._replay[place] for place in drawn.tolist())
         batch |= {name: batch[name].long() for name in ("previous", "action")}
@@ -280,7 +289,7 @@ class Learner:
         return td_target(batch["reward"], q_tot, batch["done"], self.gamma)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors, shared with this object."""
+        """Return plain values and tensors, shared with this object."""
         moments = self._optimizer.state
         return {
             "online": dict(self._online.state_dict()),

@@ -116,7 +116,7 @@ def nova_weights(
 
 
 def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
-    r"""Give how much the sites' changes are for their losses: the part of q-FedAvg's step that L multiplies.
+    r"""Return b of :func:`q_step`: the squared norms of the sites' changes over their losses, in a weighted mean.
 
     .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 
@@ -133,7 +133,7 @@ def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) 
 
 
 def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, lipschitz: float) -> float:
-    r"""Length of q-FedAvg's step, as a factor of the average change with weights in proportion to F^q.
+    r"""Return the length of q-FedAvg's step, as a factor of the average change with weights in proportion to F^q.
 
     .. math:: \frac{L \sum F_k^q}{\sum_k (q F_k^{q-1} \lVert L (w^r - w_k) \rVert^2 + L F_k^q)}
               = \frac{1}{1 + q L b}
@@ -211,7 +211,7 @@ def fair_fed_gaps(
 
 
 def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""FairFed's step: :math:`\omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta)`, clipped at 0.
+    r"""Return FairFed's step: :math:`\omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta)`, clipped at 0.
 
     Args:
         memory: omega by site, ``>= 0``; has the sites of ``gaps``, which share what they held together.
@@ -228,7 +228,7 @@ def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], bet
 def contributions(
     directions: Mapping[str, float], scores: Mapping[str, float], *, multiply: bool, floor: float
 ) -> dict[str, float]:
-    """FedCE's coefficients from the two estimates, each normalised: their sum or their product, normalised.
+    """Return FedCE's coefficients from the two estimates, each normalised: their sum or their product, normalised.
 
     Args:
         directions, scores: by site, finite; at least ``floor`` counts.

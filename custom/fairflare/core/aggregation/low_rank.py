@@ -47,7 +47,7 @@ class Averaged:
 def average_products(
     factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], weights: Mapping[str, float], rank: int
 ) -> Averaged:
-    r"""Factors of the best approximation of rank r to :math:`\sum_k a_k B_k A_k`.
+    r"""Return factors of the best approximation of rank r to :math:`\sum_k a_k B_k A_k`.
 
     With the stacked factors :math:`[a_1 B_1, \ldots] = Q_B R_B` and :math:`[A_1; \ldots]^T = Q_A R_A` the mean product
     is :math:`Q_B (R_B R_A^T) Q_A^T`, whose singular values are those of the small matrix in the middle, of at most

@@ -14,11 +14,11 @@ TOLERANCE = 1e-9
 
 
 def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], alpha: float) -> dict[str, float]:
-    r"""CGSV's reputations after a round.
+    r"""Return CGSV's reputations after a round.
 
     .. math:: r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \varphi_k, 10^{-3})
 
-    brought to the sum that these sites had together; 1 where it was 0.
+    scaled so that they sum to what these sites had together before (to 1 where that was 0).
 
     Args:
         before: r by site, of the round's sites, ``>= 0``; 0 for all in the first round.
@@ -35,7 +35,7 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
 
 
 def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""Part of the change that a site is sent; 1 where all are 0.
+    r"""Return the part of the change that a site is sent; 1 where all are 0.
 
     .. math:: q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
@@ -51,7 +51,7 @@ def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, floa
 def cffl_reputations(
     before: Mapping[str, float], metrics: Mapping[str, float], alpha: float, rep: Literal["paper", "code"]
 ) -> dict[str, float]:
-    r"""CFFL's reputations after a round.
+    r"""Return CFFL's reputations after a round.
 
     .. math:: x_k = v_k / \sum_j v_j, \quad
               c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)} \ \text{(paper)}, \quad
@@ -82,7 +82,7 @@ def cffl_reputations(
 
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:
-    """Reputations that sum to 1: as they are where they do, else (a site came or was removed) normalised."""
+    """Return reputations that sum to 1: as they are where they do, else (a site came or was removed) normalised."""
     same = abs(sum(reputations.values()) - 1) < TOLERANCE
     return dict(reputations) if same else normalise(reputations)
 

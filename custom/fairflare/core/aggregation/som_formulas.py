@@ -18,7 +18,7 @@ TIE = 1e-10
 
 
 def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
-    r"""Similarity of two models from their cosine.
+    r"""Return the similarity of two models from their cosine.
 
     .. math:: s = (1 + \cos(v_a, v_b)) / 2
 
@@ -39,13 +39,13 @@ def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
 
 
 def grid_sq_steps(rows: int, columns: int) -> Array:
-    """Squared distances between the cells of a grid, (cells, cells), cells row by row."""
+    """Return the squared distances between the cells of a grid, (cells, cells), cells row by row."""
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
     return np.asarray(((cells[:, None] - cells) ** 2).sum(axis=-1), np.float64)
 
 
 def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, sigma: float) -> tuple[Array, Array]:
-    r"""One pass over the sites: how far each of them pulls each neuron.
+    r"""Say of one pass over the sites how far each of them pulls each neuron.
 
     .. math:: b_h = \arg\min_n \lVert v_h - m_n \rVert, \quad
               a_{hn} = \min\bigl(1, \eta t_h \exp(-\lVert n - b_h \rVert^2 / (2 \sigma^2))\bigr), \quad

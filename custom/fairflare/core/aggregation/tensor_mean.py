@@ -174,7 +174,7 @@ def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def sq_norm(update: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> float:
-    """Squared L2 norm over the tensors of an update, accumulated in float64.
+    """Return the squared L2 norm over the tensors of an update, accumulated in float64.
 
     Args:
         update: any state.

@@ -27,13 +27,13 @@ def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 
 def square(part: torch.Tensor, base: torch.Tensor | None) -> float:
-    """Squared L2 norm of a change."""
+    """Return the squared L2 norm of a change."""
     moved = change(part, base)
     return float(moved.square_().sum()) if moved.numel() else 0.0
 
 
 def squared_norms(states: Mapping[str, State], received: State | None, names: Collection[str]) -> dict[str, float]:
-    r"""Squared L2 norm of every site's change, :math:`\lVert w_k - w^r \rVert^2`.
+    r"""Return the squared L2 norm of every site's change, :math:`\lVert w_k - w^r \rVert^2`.
 
     Args:
         states: by site, finite.

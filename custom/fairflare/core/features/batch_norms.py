@@ -47,13 +47,16 @@ def running_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def other_running(model: nn.Module) -> list[str]:
-    """Return the names of further modules with running statistics, which stay as they are."""
+    """Return the names of modules other than batch norms with running statistics, such as InstanceNorm.
+
+    Measuring the batch norms anew leaves these statistics as they are.
+    """
     known = set(map(id, running_norms(model).values()))
     return [name for name, module in model.named_modules() if id(module) not in known and _runs(module)]
 
 
 def registered_names(model: nn.Module) -> dict[str, list[str]]:
-    """``{name: all names of the same module}`` of :func:`running_norms`; the state dict has each."""
+    """Return ``{name: all names of the same module}`` of :func:`running_norms`; the state dict has each."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -173,7 +176,7 @@ def measure(
     by_batch: bool = False,
     forward: Forward | None = None,
 ) -> dict[str, Moments]:
-    """Moments of the inputs of the group's norms over all batches, in the order of the group.
+    """Return moments of the inputs of the group's norms over all batches, in the order of the group.
 
     Args:
         model: in any mode; is as before afterwards.

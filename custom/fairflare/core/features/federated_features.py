@@ -22,7 +22,7 @@ EPSILON = 1e-6  # of the published code, in the cosine's denominator
 
 
 def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""Gradient of the mean cross-entropy of features of one class, by the classifier's parameters.
+    r"""Return the gradient of the mean cross-entropy of features of one class, by the classifier's parameters.
 
     .. math:: \frac1n \sum_i (\mathrm{softmax}(W h_i + b) - e_c) [h_i^\top, 1]
 

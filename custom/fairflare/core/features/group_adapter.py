@@ -67,7 +67,7 @@ class GroupAdapter(nn.Module):
         return found
 
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(images, r), or (1, r) for all of them."""
+        """Return (images, r), or (1, r) for all of them."""
         table = torch.stack(tuple(self.values))
         mean = table.mean(0, keepdim=True)
         if self.numbers is None:

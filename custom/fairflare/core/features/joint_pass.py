@@ -165,7 +165,7 @@ class JointPass:
         self.names = [name for name in self.names if name in self._kept]
 
     def compared(self) -> list[str]:
-        """Layers with features of every image in both models; the log says why others have none.
+        """Return layers with features of every image in both models; the log says why others have none.
 
         Raises:
             ValueError: there are images and layers, and no layer can be compared.

@@ -37,7 +37,7 @@ def layer_of(tensor_name: str) -> str:
 
 
 def layers_of(names: Iterable[str]) -> dict[str, str]:
-    """``{tensor name: layer name}``, in the order given (Fed-LWR spec, 2.1)."""
+    """Return ``{tensor name: layer name}``, in the order given (Fed-LWR spec, 2.1)."""
     return {name: layer_of(name) for name in names}
 
 

@@ -100,7 +100,7 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update.
+        """Do one update.
 
         Args:
             closure: zeroes the gradients, computes the loss, backpropagates and returns the loss, a scalar tensor
@@ -257,7 +257,7 @@ def _taken(param: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _running_statistics(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
-    """Buffers of the norm layers and copies of them."""
+    """Return buffers of the norm layers and copies of them."""
     buffers = [
         buffer
         for module in (model.modules() if model is not None else ())

@@ -26,7 +26,7 @@ def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """L2 norm of all numbers together; float32 at least inside a tensor, float64 between tensors."""
+    """Return the L2 norm of all numbers together; float32 at least inside a tensor, float64 between tensors."""
     squares = 0.0
     for (group,) in _alike(tensors):
         wide = torch.promote_types(group[0].dtype, torch.float32)
@@ -36,7 +36,7 @@ def norm(tensors: Sequence[Tensor]) -> float:
 
 
 def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Inner product of all numbers; precision as in :func:`norm`."""
+    """Return the inner product of all numbers; precision as in :func:`norm`."""
     total = 0.0
     for a, b in _alike(left, right):
         wide = torch.promote_types(a[0].dtype, torch.float32)

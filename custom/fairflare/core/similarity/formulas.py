@@ -94,7 +94,7 @@ class Alignment:
 
 
 def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
-    r"""Linear CKA of two feature matrices of the same samples, (n, p) and (n, q), in float64.
+    r"""Return linear CKA of two feature matrices of the same samples, (n, p) and (n, q), in float64.
 
     .. math:: \delta = HSIC(K, L) / \sqrt{HSIC(K, K) \, HSIC(L, L)}, \quad K = x x^T, \; L = y y^T
 
@@ -140,7 +140,7 @@ def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
 
 
 def _inner(k: Tensor, l: Tensor, estimator: str) -> float:
-    """HSIC of two centered matrices."""
+    """Return HSIC of two centered matrices."""
     n = len(k)
     return float((k * l).sum()) / ((n - 1) ** 2 if estimator == "biased" else n * (n - 3))
 

@@ -48,7 +48,7 @@ def layerwise_cka(
     scratch: str | Path | None = None,
     expected: int | None = None,
 ) -> dict[str, LayerSimilarity]:
-    r"""Linear CKA of two models' features on the same images, at each layer.
+    r"""Return linear CKA of two models' features on the same images, at each layer.
 
     .. math:: \delta^m = HSIC(K^m, L^m) / \sqrt{HSIC(K^m, K^m) \, HSIC(L^m, L^m)}
 
@@ -337,7 +337,7 @@ def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Largest absolute value, on its device; NaN if there is one."""
+    """Return the largest absolute value, on its device; NaN if there is one."""
     low, high = torch.aminmax(x)
     return torch.maximum(-low, high)
 
@@ -361,7 +361,7 @@ def layerwise_cosine(
     layers: Iterable[str] | None = None,
     mode: str = "sample",
 ) -> dict[str, LayerSimilarity]:
-    """Cosine similarity of two models' features on the same images, at each layer (Fed-LWR-v1).
+    """Return the cosine similarity of two models' features on the same images, at each layer (Fed-LWR-v1).
 
     Args:
         model_a, model_b, batches, layers: as of :func:`layerwise_cka`, and so are the errors.

@@ -15,7 +15,7 @@ STRIP = 32  # least rows of a strip of a symmetric product; torch's of fewer tha
 
 
 def whole(lower: Tensor) -> Tensor:
-    """Symmetric matrices from their lower halves."""
+    """Return the symmetric matrices from their lower halves."""
     return lower.tril() + lower.tril(-1).mT
 
 

@@ -40,7 +40,10 @@ class Store:
             self._file.close()
 
     def clear(self) -> None:
-        """Nothing that was kept is read any more: both counts and the scratch file start again."""
+        """Forget all kept tensors: ``bytes_in_memory`` and ``bytes_in_file`` are 0, and the file is overwritten.
+
+        Functions that :meth:`keep` returned before must not be called any more.
+        """
         self.bytes_in_memory = self.bytes_in_file = 0
 
     def keep(self, values: Tensor) -> Callable[[], Tensor]:

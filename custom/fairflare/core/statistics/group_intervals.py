@@ -90,7 +90,7 @@ def _sensitivity(sums: Sums, error: float) -> Array:
 
 
 def _odds(sums: Sums, error: float) -> Array:
-    """Sensitivities, then shares of false positives."""
+    """Return sensitivities, then shares of false positives."""
     (_, fp, _, tn), (_, squares) = _of_confusion(sums)
     return np.concatenate([_sensitivity(sums, error), _over_cases(fp, fp + tn, squares, error)])
 
@@ -158,7 +158,7 @@ def few(sums: Sums) -> bool:
 
 
 def intervals_of(sums: Sums) -> dict[str, Ends]:
-    """Intervals of a group's metrics, of :data:`METRICS` those that its sums allow; NaN: none."""
+    """Return intervals of a group's metrics, of :data:`METRICS` those that its sums allow; NaN: none."""
     known = {name: measure for name, (needed, measure) in METRICS.items() if needed in sums}
     if few(sums):
         return dict.fromkeys(known, (np.nan, np.nan))
@@ -166,7 +166,7 @@ def intervals_of(sums: Sums) -> dict[str, Ends]:
 
 
 def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
-    """Intervals of the gaps of :func:`.group_metrics.gaps_of`, of :data:`GAPS` those that the sums allow.
+    """Return intervals of the gaps of :func:`.group_metrics.gaps_of`, of :data:`GAPS` those that the sums allow.
 
     Args:
         groups: sums by group; without the group of those who are not known.

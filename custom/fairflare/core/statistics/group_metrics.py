@@ -43,7 +43,7 @@ LABELS: Mapping[str, str] = {
 
 
 def positives(classes: int) -> list[int]:
-    """Classes that are looked for: of two the second, else all."""
+    """Return classes that are looked for: of two the second, else all."""
     return [1] if classes == 2 else list(range(classes))
 
 
@@ -67,7 +67,7 @@ def rates(sums: Sums) -> dict[str, Array]:
 
 
 def areas(sums: Sums) -> tuple[Array, Array]:
-    """Area under the ROC curve of each class that is looked for, and how far it can be from the exact one.
+    """Return the area under the ROC curve of each class that is looked for, and how far it can be from the exact one.
 
     Pairs within one bin count half, as ties do; each is wrong by a half at most, so the bound is half their share.
     """
@@ -141,7 +141,7 @@ def cases_of(sums: Sums) -> float:
 
 
 def _gap(values: Sequence[Array]) -> float:
-    """Largest difference between groups in any class; NaN where no class has two groups with a value."""
+    """Return the largest difference between groups in any class; NaN where no class has two groups with a value."""
     table = np.stack(values)
     known = [column[np.isfinite(column)] for column in table.T]
     gaps = [float(column.max() - column.min()) for column in known if column.size > 1]
@@ -149,7 +149,7 @@ def _gap(values: Sequence[Array]) -> float:
 
 
 def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
-    """Gaps between groups.
+    """Return gaps between groups.
 
     Args:
         groups: sums by group; without the group of those who are not known.
@@ -180,7 +180,7 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
 
 
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
-    """Rates of equalised odds that a group with images lacks: it has none of the class, or none of any other.
+    """Return rates of equalised odds that a group with images lacks: it has none of the class, or none of any other.
 
     Args:
         groups: as of :func:`gaps_of`.

@@ -29,7 +29,7 @@ OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 
 
 def shapes(parts: int, bins: int, calibration_bins: int) -> dict[str, tuple[int, ...]]:
-    """Shape of each sum of one group.
+    """Return the shape of each sum of one group.
 
     ``images``: their number. ``cases``: of how many cases (patients) they are, and the sum of the squares of each one's
     number of images. ``cells``: the same of the images with each class, then of those without it. ``confusion``: of
@@ -186,7 +186,7 @@ def hidden_parts(
     least: int,
     classes: int,
 ) -> frozenset[int]:
-    """Classes whose sums stay at home in all groups of an attribute.
+    """Return classes whose sums stay at home in all groups of an attribute.
 
     A class leaves where every group that leaves, and all hidden groups together, have ``least`` cases with and without
     it. Both margins of the table of groups and classes are known, so further classes are hidden, those with the fewest

@@ -172,7 +172,7 @@ def permutation_test(
 
 
 def _dealt(generator: np.random.Generator, sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
-    """(draws, sites): summed scores of the cases that each site is dealt; the tables are drawn bin by bin."""
+    """Return (draws, sites): summed scores of the cases that each site is dealt; the tables are drawn bin by bin."""
     free = np.tile(sizes, (draws, 1))  # places that no bin has taken
     sums = np.zeros(free.shape)
     for count, point in zip(bins, points, strict=True):

@@ -68,7 +68,7 @@ class Estimate:
         return np.where(np.isnan(self.p), np.nan, self.quantile(1 - LEVEL) * self.error)
 
     def tails(self, t: npt.ArrayLike) -> Array:
-        """Probability of a value farther from 0 than ``t >= 0``."""
+        """Return the probability of a value farther from 0 than ``t >= 0``."""
         from scipy.special import stdtr
 
         t = np.asarray(t, float)
@@ -105,7 +105,7 @@ class Estimate:
 
 
 def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:
-    """Estimates the mean of paired differences, or of any figure.
+    """Estimate the mean of paired differences, or of any figure.
 
     Args:
         values: (..., seeds), finite.
@@ -131,7 +131,7 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
-    """Estimates the variance of the mean over seeds that stems from the patients alone.
+    """Estimate the variance of the mean over seeds that stems from the patients alone.
 
     It is the mean covariance of two seeds over the draws. (The variance of the mean over seeds would count twice what
     one seed's model does on one patient and another's does not: that is in the scatter over the seeds as well.)
@@ -217,7 +217,7 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
 
 
 def holm(p: npt.ArrayLike) -> Array:
-    """Corrects p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
+    """Correct p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
 
     Args:
         p: (..., tests).

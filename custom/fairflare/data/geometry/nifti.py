@@ -16,7 +16,7 @@ FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 
 def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape without axes of length 1 behind the third.
+    """Return the shape without axes of length 1 behind the third.
 
     Raises:
         Misfit: there are several volumes.

@@ -334,7 +334,7 @@ def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
 
 
 def _after(first: Turn | None, second: Turn) -> Turn:
-    """One turn, then another one."""
+    """Combine one turn with another one that follows it."""
     if first is None:
         return second
     return np.array([[second[int(axis), 0], flip * second[int(axis), 1]] for axis, flip in first])

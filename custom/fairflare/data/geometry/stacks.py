@@ -162,7 +162,7 @@ def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
 
 
 def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what: str) -> Misfit:
-    """Planes with several values of an attribute that a stack has one of; ``told``: the first plane of each."""
+    """Return planes with several values of an attribute that a stack has one of; ``told``: the first plane of each."""
     values = sorted(told)
     if name == "SeriesInstanceUID":
         value = f"the folder holds {len(values)} DICOM series"

@@ -80,7 +80,7 @@ class Datalist:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def cases(self, split: str) -> list[tuple[str, str]]:
-        """Whose each sample of a split is, see :attr:`Sample.case`."""
+        """Return whose each sample of a split is, see :attr:`Sample.case`."""
         return [sample.case for sample in self.splits[split]]
 
     def fingerprint(self, split: str) -> str:

@@ -44,7 +44,7 @@ class Asking:
         use: Callable[[Phase, str, Message], dict[str, float]],
         **told: Any,
     ) -> Phase:
-        """One exchange.
+        """Perform one exchange.
 
         Args:
             name: of the task.

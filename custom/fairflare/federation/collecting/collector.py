@@ -143,7 +143,7 @@ class Collector:
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
     ) -> None:
-        """Start a round; forgets the one before.
+        """Start a round; forget the one before.
 
         Args:
             current_round, num_rounds: from 0; total.
@@ -224,7 +224,10 @@ class Collector:
             ReportError: as above, or the site has no model in this round.
         """
         if site not in self._round.trained:
-            raise ReportError(f"site {site!r} reports about the anchor without a model in this round")
+            raise ReportError(
+                f"site {site!r} reports about the anchor (the average of the local models), but no model of its own "
+                "was accepted in this round"
+            )
         meta = read_head(site, message, self._round.number)
         assert isinstance(self.rule, TwoPhase), "nobody else asks"
         report = _report(site, meta, read_stats(site, meta), self.rule.anchor_fields)

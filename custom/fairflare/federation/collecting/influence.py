@@ -159,7 +159,7 @@ class Influence:
         return capped if excess is None or not capped else tempered_weights(capped, excess)
 
     def _limits(self, sites: Collection[str]) -> dict[str, float]:
-        """Largest weight of each site; empty: no bound."""
+        """Return the largest weight of each site; empty: no bound."""
         wanted = self.bounds.max_weight
         if not sites or wanted is None:
             return {}

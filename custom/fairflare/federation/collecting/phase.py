@@ -122,7 +122,7 @@ class Exchange:
         num_rounds: int,
         use: Callable[[Phase, str, Message], dict[str, float]],
     ) -> Phase:
-        """Send ``task`` to ``phase.asked`` and fills ``phase``.
+        """Send ``task`` to ``phase.asked`` and fill ``phase``.
 
         Args:
             use: takes an answer out of memory and returns its metrics. A :class:`ReportError` leaves the site out;
@@ -191,7 +191,7 @@ class Exchange:
         return phase
 
     def unless_stopped(self, phase: Phase) -> Phase:
-        """``phase``, which :meth:`run` has filled.
+        """Return ``phase``, which :meth:`run` has filled.
 
         Raises:
             Stopped: the transport says so.

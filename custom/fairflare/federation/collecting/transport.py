@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Return the names of the sites that the job was made for; the same as :meth:`sites` where it names none."""
 
     def ask(self, question: Question) -> None:
-        """Send the task and hands over each reply as it arrives, from any thread, one at a time.
+        """Send the task and hand over each reply as it arrives, from any thread, one at a time.
 
         Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
         """

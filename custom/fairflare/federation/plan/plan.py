@@ -230,7 +230,8 @@ def make_plan(
     if vain := list(idle((rule, training, made, of_plan), by_hand)):
         raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
     parts = None if script is not None else (rule, training)
-    # Trained like another, a method would lose its loss and keep its name: what is refused alone is refused here, too.
+    # With ``train_like`` the method could lose the loss that makes it and keep its name. So whatever the method's own
+    # site half (``alone``) refuses of this task is refused with the other method's settings, too.
     alone = training
     if model is not chosen and type(training) is chosen.training:
         by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}

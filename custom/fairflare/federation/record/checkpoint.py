@@ -216,7 +216,7 @@ class CheckpointFolder:
         return sha256_of(self.folder / name)
 
     def _memory_sums(self) -> dict[str, str]:
-        """Checksums of what the rule keeps on disk; a file that is as it was is not read again."""
+        """Return checksums of what the rule keeps on disk; a file that is as it was is not read again."""
         known, self._memory = self._memory, {}
         for path in sorted(p for p in (self.folder / MEMORY_FOLDER).rglob("[!.]*") if p.is_file()):
             status = path.stat()

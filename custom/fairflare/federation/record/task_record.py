@@ -32,7 +32,7 @@ class TaskRecorder:
         self._source: dict[str, str] | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Plain values, see ``docs/predict.md``."""
+        """Return plain values, see ``docs/predict.md``."""
         task, info = self.task, self.info()
         packaged, own = origin(type(task))
         found: dict[str, Any] = {

@@ -170,7 +170,7 @@ class Recalibration:
 
     @cached_property
     def _norms(self) -> dict[str, list[str]]:
-        """The network's batch norms with running statistics: all names of each, by the first."""
+        """Return the network's batch norms with running statistics: all names of each, by the first."""
         with torch.random.fork_rng(devices=[]):  # nobody's random numbers change by it
             model = network_of(self.task)
         norms = registered_names(model)

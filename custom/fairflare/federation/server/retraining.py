@@ -57,7 +57,7 @@ class Retraining:
                 raise ValueError(text)
 
     def rule_at(self, current_round: int) -> Rule:
-        """Server half of a round; of the final test the method's."""
+        """Return the server half of a round; of the final test the method's."""
         behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
         return self.classifier if behind else self.rule
 

@@ -96,7 +96,7 @@ class Gate:
     floor: Floor
 
     def keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """Take out of a reply what stays at the site, and says what in its stats (``check`` says it itself)."""
+        """Take out of a reply what stays at the site, and say what in its stats (``check`` says it itself)."""
         if reply.status != STATUS_OK or request.name == TASK_CHECK:
             return
         if not self.classes:

@@ -104,7 +104,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:
-    """``<attribute>=<group>`` of each declared group."""
+    """Return ``<attribute>=<group>`` of each declared group."""
     return [f"{attribute}={group}" for attribute in asked for group in _groups(data, attribute)]
 
 
@@ -177,7 +177,7 @@ class GroupTable:
         return {NAMES: self.names, **told}, held
 
     def _parts(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-        """(n,) number of each image's case, and in which part this is."""
+        """Return (n,) number of each image's case, and in which part this is."""
         members = units_of(self.cases, len(self.cases)).members
         whose = np.empty(len(self.cases), np.int64)
         for case, images in enumerate(members):

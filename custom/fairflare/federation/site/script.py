@@ -240,7 +240,7 @@ class ScriptSite:
         loop.steps += 1
 
     def _zero(self) -> torch.Tensor:
-        """Something to backpropagate: the script goes on, so that it is there in the next round."""
+        """Return something to backpropagate: the script goes on, so that it is there in the next round."""
         return torch.stack([p.sum() * 0 for p in self.model.parameters() if p.requires_grad]).sum()
 
     def _running(self) -> Loop:

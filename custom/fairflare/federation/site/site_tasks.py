@@ -115,7 +115,7 @@ def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
 
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Report about the average of the local models."""
+    """Return the report about the average of the local models."""
     kept = store.load_at(LOCAL_MODEL, request.current_round)
     if kept is None:
         why = f" ({'; '.join(store.lost)})" if store.lost else ""

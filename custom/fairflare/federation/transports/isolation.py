@@ -33,8 +33,9 @@ from fairflare.federation.site.worker import SiteWorker, refusal
 log = logging.getLogger(__name__)
 
 STOP = "stop"
-# Seconds: for a child that was told to stop, or has answered; then after each signal. Three in all: whoever stops a job
-# waits for them, and a child that needs longer is in the middle of one batch, or of its own start.
+# Seconds to wait for a child process to end: LAST_WORDS after it was told to stop or has answered, then INSIST after
+# SIGTERM and again after SIGKILL. That is 3 s in all: whoever stops a job waits for them, and a child that needs longer
+# is in the middle of one batch, or of its own start.
 LAST_WORDS, INSIST = 2.0, 0.5
 
 

@@ -56,7 +56,7 @@ class MethodRecipe(FairRecipe):
 
 
 def class_names() -> dict[str, Method]:
-    """``{class name: method}``."""
+    """Return ``{class name: method}``."""
     return {class_name(method): method for method in all_methods().values()}
 
 

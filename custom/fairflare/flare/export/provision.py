@@ -180,7 +180,7 @@ class SitePolicyBuilder(Builder):
 
 
 def job_classes() -> list[str]:
-    """Paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
+    """Return paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
 
     Among them are the paths that job folders of the version before name. Not the prefix ``"fairflare."``: FLARE calls
     whatever a job names under it, functions too, with the job's arguments, and some of the package's read files or
@@ -221,7 +221,7 @@ def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Content of a JSON file; nothing where there is none."""
+    """Return the content of a JSON file; nothing where there is none."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content
 

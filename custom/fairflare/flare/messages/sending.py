@@ -202,7 +202,7 @@ class Turns:
         return None
 
     def _until_next(self) -> float | None:
-        """Seconds until the next turn may come without anybody asking; ``None``: nobody waits."""
+        """Return seconds until the next turn may come without anybody asking; ``None``: nobody waits."""
         if not self._waiting:
             return None
         first = next(iter(self._waiting.values()))[2] + self.longest_wait

@@ -43,7 +43,7 @@ class OnDisk:
 
 
 def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
-    """Return what FLARE sends."""
+    """Return the message as the ``FLModel`` that FLARE sends."""
     meta = dict(message.meta)
     head: dict[str, Any] = {META_KEY: meta}
     if (steps := message.meta.get("num_steps")) is not None:
@@ -65,7 +65,7 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
 
 
 def from_model(model: FLModel) -> Message:
-    """Return what FLARE received, unchecked."""
+    """Return an ``FLModel`` that FLARE received as a message, unchecked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
     meta, params, metrics = head.get(META_KEY), model.params, model.metrics
     if isinstance(meta, Mapping):

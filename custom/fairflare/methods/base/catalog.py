@@ -125,7 +125,7 @@ def plugin_of(method: Method) -> str | None:
 
 
 def _listed() -> dict[str, tuple[Method, str | None]]:
-    """Methods with the modules of ours that list them."""
+    """Return methods with the modules of ours that list them."""
     found: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
@@ -142,7 +142,7 @@ def _listed() -> dict[str, tuple[Method, str | None]]:
 
 @cache
 def _plugins() -> list[tuple[Method, str]]:
-    """Methods of installed packages, with the package; what cannot be used is left out and said."""
+    """Return methods of installed packages, with the package; what cannot be used is left out and said."""
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:

@@ -109,13 +109,13 @@ class OwnModel(Home, ABC):
 
     @abstractmethod
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
-        """Return the site's model with what the server sent of the last round's change.
+        """Return the site's own model, changed by those entries of the last round's change that the server sent.
 
         Args:
-            run: of the task, of the round after.
-            last: what :meth:`hand_in` gave.
-            download: see :func:`fairflare.core.aggregation.entries.packed`.
-            entry: the site's, in the directive ``download``.
+            run: of the present task; its round comes right after the one that ``last`` was trained in.
+            last: the site's model as :meth:`hand_in` returned it in that round, without the tensors that stay.
+            download: the entries sent, as :func:`fairflare.core.aggregation.entries.packed` makes them.
+            entry: what the directive ``download`` has for this site.
         """
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:

@@ -33,8 +33,8 @@ MOMENTS = "optimizer"  # in the site's store
 class Trained:
     """What :meth:`LocalLoop.train` returns besides the trained model."""
 
-    #: Mean over the samples of each epoch, measured while training. With ``local_steps`` of each pass, the last one
-    #: over what was left of it.
+    #: Mean training loss over the samples of each epoch, measured while training. With ``local_steps``: of each pass
+    #: over the images; the last pass may be cut short, and its loss is the mean over the samples it had.
     epoch_losses: list[float]
     num_steps: int | None
     num_samples: int

@@ -184,7 +184,7 @@ class Field:
         return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
 
     def range(self) -> str:
-        """Kind and range in words."""
+        """Return the kind and range in words."""
         kinds = {"flag": "true or false", "text": f"a text of at most {MAX_TEXT} characters", "names": "names"}
         if self.kind in kinds:
             return kinds[self.kind]

@@ -211,7 +211,7 @@ class Rule(ABC):
 
 
 def _copied(value: Any) -> Any:
-    """Dicts and lists anew, with the same tensors, which nobody changes in place."""
+    """Return dicts and lists anew, with the same tensors, which nobody changes in place."""
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return list(map(_copied, value)) if isinstance(value, list) else value

@@ -72,7 +72,7 @@ class SiteStore:
         return self.folder / "scratch"
 
     def save(self, name: str, current_round: int, value: Mapping[str, Any], kept: int = KEPT) -> None:
-        """Write a value whole or not at all; forgets those of later rounds, and all but the last ``kept``.
+        """Write a value whole or not at all; forget those of later rounds, and all but the last ``kept``.
 
         Raises:
             OSError: the disk is full or cannot be written. The values of before are then still there.

@@ -150,7 +150,7 @@ class LocalTraining:
         """Look at the received model before training; what later hooks need goes to ``run.own``."""
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Objective of one batch: the criterion, unless a method adds terms."""
+        """Return the objective of one batch: the criterion, unless a method adds terms."""
         return criterion_loss(self, run, model(inputs), targets)
 
     def step(

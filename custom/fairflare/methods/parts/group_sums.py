@@ -121,7 +121,7 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
 def hidden_classes(
     run: SiteRun, attribute: str, split: str, labels: np.ndarray[Any, np.dtype[np.int64]], classes: int
 ) -> frozenset[int]:
-    """Classes whose sums stay at the site in all groups of an attribute (empty: all images are one group)."""
+    """Return classes whose sums stay at the site in all groups of an attribute (empty: all images are one group)."""
     if run.settings.get("metrics_by_class") is False:
         return frozenset(range(classes))
     numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
@@ -132,7 +132,7 @@ def hidden_classes(
 def training_losses(
     half: LocalTraining, run: SiteRun, model: torch.nn.Module
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """Loss and class of each training image with the received model, (n,) in the order of the list.
+    """Return the loss and class of each training image with the received model, (n,) in the order of the list.
 
     Of a task without classes the second is 0 everywhere.
     """

@@ -13,7 +13,7 @@ GRANULARITIES = ("leaf", "unit", "block", "model")
 
 
 def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
-    """Scores of every site: its own (NaN where it lacks a layer), else the mean of the others.
+    """Return scores of every site: its own (NaN where it lacks a layer), else the mean of the others.
 
     Nobody has any: NaN everywhere, which weighs equally.
     """
@@ -25,7 +25,7 @@ def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layer
 def by_granularity(
     scores: Scores, layers: Sequence[str], granularity: str, units: Mapping[str, str] | None = None
 ) -> Scores:
-    """Scores where the layers of one group carry their mean.
+    """Return scores where the layers of one group carry their mean.
 
     Args:
         scores: by site and layer.
@@ -48,7 +48,7 @@ def by_granularity(
 
 
 def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
-    """Scores where all layers carry that of one: the named one, or the last one inside the named block.
+    """Return scores where all layers carry that of one: the named one, or the last one inside the named block.
 
     Raises:
         ValueError: the model has no such layer or block.

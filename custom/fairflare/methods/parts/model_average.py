@@ -91,7 +91,7 @@ class ModelAverage(KeptTensors):
         return wide.clone() if before is None else before[name] + (wide - before[name]) / (self.count + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and, without a folder, tensors."""
+        """Return plain values and, without a folder, tensors."""
         return {"count": self.count, "mean": self.travelling(self.count)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -75,7 +75,7 @@ class MuPolicy(Part):
         return {site: self._mu.get(site, INITIAL_MU) for site in asked}
 
     def accepts(self, site: str) -> str:
-        """Why a site's answer cannot be used; empty: it can."""
+        """Return why a site's answer cannot be used; empty: it can."""
         return ""
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:

@@ -109,7 +109,7 @@ class SitePrior:
         *,
         changed: bool = False,
     ) -> torch.Tensor:
-        """(n,), of the model's projected features of the batch to the prior's of the same inputs.
+        """Return distances (n,) of the model's projected features of the batch to the prior's of the same inputs.
 
         Those that are known are of the images as they are, so not for ``changed`` (augmented) inputs.
         """
@@ -121,7 +121,12 @@ class SitePrior:
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
-        """Compute what is not known of the batch, given without augmentation."""
+        """Compute the prior's features of those images of the batch that the cache lacks; nothing without a cache.
+
+        Args:
+            run: its ``batch`` has the numbers of the images.
+            inputs: the images, without augmentation.
+        """
         if self.cache is not None and run.batch is not None:
             self.cache.update(run, self.network, run.batch, inputs)
 
@@ -145,7 +150,7 @@ class FeatureCache:
             self.checks, self.features = kept["checks"], kept["features"]
 
     def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
-        """Compute what is not known of these images, given without augmentation."""
+        """Compute the prior's features of those of these images that are not kept yet; given without augmentation."""
         checks = torch.tensor([zlib.crc32(image.contiguous().numpy().tobytes()) for image in inputs])
         chosen = torch.tensor(numbers)
         new = self.checks[chosen] != checks
@@ -186,6 +191,6 @@ def check_may_read(run: SiteRun, file: str) -> None:
 
 
 def last_width(projector: torch.nn.Module) -> int | None:
-    """Output width of a projector that ends in a linear layer."""
+    """Return the output width of a projector that ends in a linear layer."""
     layers = [module for module in projector.modules() if isinstance(module, torch.nn.Linear)]
     return layers[-1].out_features if layers else None

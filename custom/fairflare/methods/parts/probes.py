@@ -58,7 +58,7 @@ def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str,
 
 
 def score_in(run: SiteRun, metrics: Mapping[str, float], *, balanced: bool = False) -> float:
-    """Accuracy (or balanced accuracy) where the task has one, else its primary metric (Dice)."""
+    """Return the accuracy (or balanced accuracy) where the task has one, else its primary metric (Dice)."""
     name = "balanced_accuracy" if balanced else "accuracy"
     return float(metrics.get(name, metrics[run.task.primary_metric]))
 

@@ -123,7 +123,7 @@ class BundleData(SiteData):
     # -- items
 
     def _of_one_size(self, split: str, order: Sequence[int], most: int) -> list[list[int]]:
-        """Neighbours of one size together; with ``most=1`` nothing is read for it."""
+        """Return neighbours of one size together; with ``most=1`` nothing is read for it."""
         if most == 1:
             return [[index] for index in order]
         chunks: list[list[int]] = []

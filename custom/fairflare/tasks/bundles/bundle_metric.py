@@ -60,7 +60,7 @@ class KeyMetric:
         self.structures = self._structures(class_names)
 
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
-        """(structures,) of one image behind the postprocessing; NaN where the mask has none of a structure.
+        """Return (structures,) of one image behind the postprocessing; NaN where the mask has none of a structure.
 
         Args:
             item: has ``"pred"`` and the label, (channels, ...) each.

@@ -23,7 +23,7 @@ PARAMETERS = re.compile(r"\$\s*@\w+\.parameters\(\)\s*")
 
 
 def found_as_settings(bundle: Bundle, key: str) -> dict[str, Any] | None:
-    """``optimizer``, ``learning_rate`` and the others that say the same; ``None``: settings cannot say it.
+    """Return ``optimizer``, ``learning_rate`` and the others that say the same; ``None``: settings cannot say it.
 
     Args:
         bundle: has the key.

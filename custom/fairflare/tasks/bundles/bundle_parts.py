@@ -53,7 +53,7 @@ class BundleParts:
 
     @cached_property
     def key_metric(self) -> KeyMetric:
-        """What the fairness table is about."""
+        """Return what the fairness table is about."""
         return KeyMetric(self.bundle, self.class_names)
 
     def network(self) -> torch.nn.Module:
@@ -68,7 +68,7 @@ class BundleParts:
 
     @cached_property
     def loss(self) -> Any:
-        """Function or module of outputs and targets."""
+        """Return the function or module of outputs and targets."""
         return self.bundle.make(self.bundle.needed("loss"))
 
     @cached_property

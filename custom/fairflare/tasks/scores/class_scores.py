@@ -142,7 +142,7 @@ class MeasuresClasses(ABC):
     def _outputs(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, float64, and labels of all images, on the CPU."""
+        """Return logits, float64, and labels of all images, on the CPU."""
         import torch
 
         outputs, targets = [], []

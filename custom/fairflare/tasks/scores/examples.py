@@ -57,7 +57,7 @@ class Example:
 
 
 def choose(scores: Sequence[float]) -> dict[int, str]:
-    """Which images are shown, and as what.
+    """Return which images are shown, and as what.
 
     Args:
         scores: of all images, at least one; the more the better.
@@ -80,7 +80,7 @@ def choose(scores: Sequence[float]) -> dict[int, str]:
 
 
 def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
-    """Where to look at a volume: the slice along its third axis with most of what is not 0; a picture as it is.
+    """Return where to look at a volume: the slice along its third axis with most of what is not 0; a picture as it is.
 
     Args:
         inside: (channels, height, width), or (channels, x, y, z).

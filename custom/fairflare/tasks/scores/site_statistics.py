@@ -191,7 +191,7 @@ def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[in
 
 
 def _spacings(sample: Sample) -> dict[str, float]:
-    """Distances of rows and of slices in mm, as the list says, else the file's header."""
+    """Return distances of rows and of slices in mm, as the list says, else the file's header."""
     spacing = sample.spacing
     facts = image_file(sample.image).facts()
     if spacing is None and facts.grid.statements:

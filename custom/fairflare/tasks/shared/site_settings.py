@@ -75,7 +75,7 @@ class SiteSettings(FolderSettings):
             raise ValueError(f"decoded_folder must be the absolute path of a folder, got {self.decoded_folder!r}")
 
     def memory(self) -> dict[str, Any]:
-        """Arguments of :class:`FolderImages`."""
+        """Return arguments of :class:`FolderImages`."""
         kept = None
         if self.decoded_folder is not None and self.decoded_bytes:
             kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)

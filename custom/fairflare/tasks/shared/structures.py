@@ -174,13 +174,13 @@ class StructureTask(ImageTask):
         return load_network(model, Path(path)) if self.initial_keys is None else self.load_what_fits(model, path)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Dice loss of each image and structure, then the mean."""
+        """Return the Dice loss of each image and structure, then the mean."""
         from monai.losses.dice import DiceLoss
 
         return DiceLoss(sigmoid=True)(*self.counted(outputs, targets))
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Dice loss of each image, the mean over its structures."""
+        """Return the Dice loss of each image, the mean over its structures."""
         from monai.losses.dice import DiceLoss
 
         return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
@@ -204,7 +204,7 @@ class StructureTask(ImageTask):
         return outputs.sigmoid()
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
+        """Return the Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
 
         Batches that do not say where their images come from (a script's own) are compared at the network's size.
 
@@ -238,7 +238,7 @@ class StructureTask(ImageTask):
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
     ) -> tuple[DiceScores, list[float], list[int]]:
-        """Dice of each image with further metrics, and of each batch its loss and its number of images."""
+        """Return the Dice of each image with further metrics, and of each batch its loss and its number of images."""
         from fairflare.tasks.scores.dice_scores import DiceScores
         from fairflare.tasks.scores.mask_metrics import MaskMetrics
 

@@ -55,7 +55,7 @@ class VolumeSettings(ImageTask):
         """Return a volume, (channels, x, y, z) in its final directions and spacing, in the size of the network."""
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
-        """(1, x, y, z) float32 in [0, 1], in the task's directions, spacing and size.
+        """Return (1, x, y, z) float32 in [0, 1], in the task's directions, spacing and size.
 
         Raises:
             DataError: the file does not say how it lies, which the task needs.
@@ -90,7 +90,7 @@ class VolumeSettings(ImageTask):
         ).image  # fmt: skip
 
     def read_volume(self, file: Path) -> tuple[MetaTensor, Whole]:
-        """One volume as the network gets it in evaluation, and as it is stored: for ``fairflare predict``."""
+        """Return one volume as the network gets it in evaluation, and as it is stored: for ``fairflare predict``."""
         whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
         return self.placed(whole, file.name), whole
 
@@ -108,7 +108,7 @@ class VolumeData(ImageData):
 
     @abstractmethod
     def item(self, split: str, index: int) -> Mapping[str, Any]:
-        """``image`` and ``label`` of one volume, as tensors."""
+        """Return ``image`` and ``label`` of one volume, as tensors."""
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
@@ -163,7 +163,7 @@ class PhantomVolumes(VolumeData):
 
     @abstractmethod
     def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
-        """``image`` and ``label`` of a synthetic volume."""
+        """Return ``image`` and ``label`` of a synthetic volume."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         from fairflare.data.intensity import between, bounds_of

@@ -100,7 +100,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """(n, structures, x, y, z) from overlapping windows, whose middle counts most (MONAI's Gaussian)."""
+        """Return (n, structures, x, y, z) from overlapping windows, whose middle counts most (MONAI's Gaussian)."""
         from monai.inferers.inferer import SlidingWindowInferer
 
         window = SlidingWindowInferer(self.patch_size, self.windows, self.overlap, mode="gaussian")
@@ -119,7 +119,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return found
 
     def targets(self, whole: Whole, structured: Structured, name: str, site: str) -> torch.Tensor:
-        """(structures, x, y, z) int8: 0, 1, or -1 where nothing counts."""
+        """Return (structures, x, y, z) int8: 0, 1, or -1 where nothing counts."""
         import torch
 
         assert whole.mask is not None
@@ -248,7 +248,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
 
 def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
-    """Size of a voxel in mm; ``None``: the file does not say."""
+    """Return the size of a voxel in mm; ``None``: the file does not say."""
     return None if whole.affine is None else tuple(image.pixdim.tolist())
 
 

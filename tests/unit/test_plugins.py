@@ -137,6 +137,11 @@ def test_a_plugin_in_a_process_of_its_own(installed: Installed, tmp_path: Path) 
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("METHODS = ['fed_avg']", "TypeError: 'fed_avg' is no fairflare.methods.base.catalog.Method"),
         ("METHODS = 3", "TypeError: 'int' object is not iterable"),
+        ("METHOD = []", "AttributeError: module 'hospital_methods_0.first' has no attribute 'METHODS'"),
+        (
+            RULE.replace("@settings", ""),
+            "TypeError: FirstHalf: @settings is missing above the class, so 'share' would ",
+        ),
         (
             RULE.replace("LocalTraining)]", "LocalTraining, server={'shar': 1})]"),
             "ValueError: FirstHalf has no setting",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import pkgutil
 import re
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any
 
 import fairflare.methods
-from fairflare.base.checks import choice, unknown
-from fairflare.base.settings import build
+from fairflare.base.checks import choice, listed, unknown
+from fairflare.base.settings import build, field_names
 from fairflare.methods.base.papers import Paper as Paper
 from fairflare.methods.base.papers import experiments, papers_of
 from fairflare.methods.base.reports import Field
@@ -71,6 +73,14 @@ class Method:
     page: str | None = ""
     preinstalled: Mapping[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = ("segmentation", "classification")
+
+    def __post_init__(self) -> None:
+        for half in (self.rule, self.training):
+            hints = {k: v for k, v in inspect.get_annotations(half).items() if "ClassVar" not in str(v) and k[0] != "_"}
+            if vain := sorted(hints.keys() - {*field_names(half)}):
+                raise TypeError(
+                    f"{half.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
+                )
 
     @property
     def papers(self) -> dict[str, Paper]:
@@ -146,8 +156,9 @@ def _plugins() -> list[tuple[Method, str]]:
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
-            listed = point.load()
-            for method in [listed] if isinstance(listed, Method) else getattr(listed, "METHODS", listed):
+            brought = point.load()
+            several = brought.METHODS if isinstance(brought, ModuleType) else brought
+            for method in [several] if isinstance(several, Method) else several:
                 if not isinstance(method, Method):
                     raise TypeError(f"{method!r:.80} is no fairflare.methods.base.catalog.Method")
                 if not (issubclass(method.rule, Rule) and issubclass(method.training, LocalTraining)):

@@ -330,7 +330,7 @@ class Own(ClassificationTask):
             {"rule": FedAvg(), "task": ClassificationTask(), "settings": {"image_size": [32, 32]}},
             "set 'image_size' there",
         ),
-        ({"rule": FedAvg(), "task": Own()}, "looks for Task in it: call Own so, in a module of its own"),
+        ({"rule": FedAvg(), "task": Own()}, r"class named Task in it\. Yours is Own of the module .*: name it Task"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "task_file": "x.py"}, "exclude each other"),
         ({"rule": FedAvg(), "task": ClassificationTask(), "monai_bundle": "x"}, "exclude each other"),
     ],

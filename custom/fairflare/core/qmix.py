@@ -219,7 +219,7 @@ class QMix:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave; goes on bit by bit as if never interrupted.
+        """Restore what :meth:`state_dict` gave; the agents then go on as if never interrupted, equal to the last bit.
 
         Raises:
             ValueError: the state is of other agents, actions or networks (names the first difference).

@@ -276,7 +276,12 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
     own = head.get("PerFrameFunctionalGroupsSequence")
     if own and len(own) != frames:
         value = f"its header has {len(own)} functional groups for {frames} frames"
-        raise Misfit("groups and frames differ in number", "", value, "Fetch the file again, or leave it out")
+        raise Misfit(
+            "per-frame functional groups and frames differ in number",
+            "",
+            value,
+            "Fetch the file again, or leave it out",
+        )
     return [_groups(head, number) for number in range(frames if own else 1)]
 
 

@@ -21,7 +21,7 @@ PALETTE_TAGS = tuple(
 )  # fmt: skip
 PADDINGS = tuple((f"{kind}PixelPaddingValue", f"{kind}PixelPaddingRangeLimit") for kind in ("", "Float", "DoubleFloat"))
 FLOATS = ("FloatPixelData", "DoubleFloatPixelData")
-#: What a header may hold beside the measured values and is not applied, in words.
+#: By tag: what a header may hold beside the measured values, but is not applied when reading; with a note on it.
 NOT_APPLIED: dict[Any, str] = {
     "VOILUTSequence": "a lookup table for the display (VOI LUT) is not applied",
     "RealWorldValueMappingSequence": "a mapping to real-world values (RealWorldValueMapping) is not applied",

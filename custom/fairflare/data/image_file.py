@@ -42,8 +42,9 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", *TIFFS)
 ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
-#: Of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales (64 bits
-#: a value), passes; the four that may be kept at once take 4 GiB at most.
+#: Limit of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales
+#: (64 bits a value), passes. :func:`fairflare.data.reading._decode` keeps the last four decoded files, so these take
+#: 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
 SUB_PAGES = 330  # a tag of TIFF

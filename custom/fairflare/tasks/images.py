@@ -104,7 +104,7 @@ class Preprocessing(Intensities):
         return Reading(self.orientation, self.intensity, self.window, kept)
 
     def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
-        """Return one image as the network gets it in evaluation, whatever lists it: for ``fairflare predict``.
+        """Read one image as the network gets it in evaluation; ``fairflare predict`` uses this, without a datalist.
 
         Args:
             file: of any kind that a datalist may name.
@@ -325,11 +325,11 @@ class FolderImages(ImageData):
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
 
     def sample_bytes(self, split: str) -> int:
-        """Return the bytes of one sample with its target."""
+        """Return how many bytes one sample and its target take in memory."""
         return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
 
     def target_bytes(self) -> int:
-        """Return the bytes of one sample's target."""
+        """Return how many bytes the target of one sample takes in memory."""
         return 8
 
     @abstractmethod

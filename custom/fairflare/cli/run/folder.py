@@ -66,15 +66,16 @@ def _there(folder: Path) -> Results | None:
 
 @contextmanager
 def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[None]:
-    """While a run goes: an earlier run's results are not to be taken for its own.
+    """Keep the results of an earlier run away while a new one goes, so that they are not taken for the new run's.
 
-    Those of the experiment that is gone on with come back when the new run ends before it began (other settings than
-    the checkpoint's, a bad file): nothing of them is in the new ones then.
+    Where the new run continues an experiment, the earlier results of that experiment are put aside. They are deleted
+    once the new run has begun, and come back where it ends before that (its settings are not the checkpoint's, or a
+    file is bad): the new run has then no results that could hold them.
 
     Args:
-        workspace: of the run; they wait beside it.
+        workspace: the new run's; the earlier results are put aside next to it.
         folder: with the results.
-        experiment: id; empty: they go.
+        experiment: id of the experiment that the new run continues; empty: none, and the earlier results are deleted.
     """
     aside = workspace.with_name(workspace.name + ".before")
     if not experiment:

@@ -41,8 +41,10 @@ def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
         if cls is template.__mro__[1] or (again and cls.__module__ == TASK_MODULE):
             return kind, file, template
     if cls.__name__ != "Task" or cls.__module__ in ("__main__", TASK_MODULE):
-        wanted = f"call {cls.__name__} so, in a module of its own, or give task_file"
-        raise ValueError(f"a job carries the file of your own task as task.py, and looks for Task in it: {wanted}")
+        raise ValueError(
+            "a job carries the file of your own task as task.py, and looks for a class named Task in it. Yours is "
+            f"{cls.__name__} of the module {cls.__module__}: name it Task, in a module of its own, or give task_file"
+        )
     return "this task", Path(inspect.getfile(cls)), cls
 
 

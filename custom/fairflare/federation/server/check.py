@@ -162,7 +162,10 @@ class Check:
         self.synthetic: bool | None = None
 
     def run(self, current_round: int) -> None:
-        """Ask the sites, and do what follows; ``current_round``: the first to do.
+        """Ask each site what data it has, and end the run or leave sites out where the answers do not fit together.
+
+        Args:
+            current_round: number of the first round that the run is about to do.
 
         Raises:
             RoundFailed: the run cannot begin; says who is to blame and what to do.

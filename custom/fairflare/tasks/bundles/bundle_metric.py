@@ -32,7 +32,8 @@ class KeyMetric:
         class_names: of the network's output channels; ``None``: as the metadata say, where they do.
 
     Raises:
-        BundleError: none, another one, or arguments that make another value of it.
+        BundleError: the bundle has no key metric, one that is not in :data:`KINDS`, or one with an argument that is
+            not known or with a ``reduction`` other than the mean.
     """
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:

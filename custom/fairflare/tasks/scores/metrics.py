@@ -24,7 +24,7 @@ MEANINGS = {
     "auc_ovr": "the same, one versus rest, weighted by class size",
 }
 NAMES = tuple(MEANINGS)
-#: What the figures of one model say, beyond how good it is there.
+#: What a server learns of a site's data from its metrics of one model, beyond how well the model does there.
 STEERED = "a server that sends a model which always answers one class reads off that class's share"
 REVEALS = {
     "accuracy": STEERED,

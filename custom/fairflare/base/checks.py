@@ -35,7 +35,7 @@ def number(
         ValueError: it is not; says what is wanted and what was found.
     """
     found: float = value if type(value) in _PLAIN else _plain(value)
-    # The second question is whether a float can hold it, and of NaN it is not so.
+    # The test against _LARGEST: can a float hold the value? It also fails for NaN.
     ok = isinstance(found, int if whole else _NUMBERS) and abs(found) <= _LARGEST and not isinstance(found, bool)
     if ok:
         ok = (found >= low if above is None else found > above) and (found <= high if below is None else found < below)

@@ -111,7 +111,7 @@ def settings(cls: C) -> C:
     made.__init_subclass__ = classmethod(__init_subclass__)
     made.__get_pydantic_core_schema__ = classmethod(_schema)
     made._complete = True
-    # FLARE's exporter leaves out what equals the default; a job folder is what a user edits, so it shows all.
+    # FLARE's exporter omits values that equal the default. Users edit the job folder, so it must show every setting.
     made._always_serialize_args = property(_shown)
     return cast(C, made)
 

@@ -45,7 +45,7 @@ class Task(ABC):
     primary_metric: ClassVar[str]
     #: Metrics in the fairness table; empty: all. The results file has all of them.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
-    #: Whether it has an optimizer of its own: ``optimizer="task"`` of the site halves.
+    #: Whether the task brings its own optimizer, which a site half uses with ``optimizer="task"``.
     has_optimizer: bool = False
     #: Whether a sample has one of several classes; ``None``: not known.
     has_classes: ClassVar[bool | None] = None

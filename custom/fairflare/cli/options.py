@@ -27,7 +27,7 @@ OWN_IMAGES = "On own images (--data) image_size and in_channels follow the image
 TRAINING, SITES_THAT_FAIL, RUN, TABLES = "Task and training", "Sites that fail or come late", "The run", "Tables"
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
-#: Options that people look for and no command, or not this one, has.
+#: Options that users try, although no command (or not the one they call) has them.
 OF_SITES = {"--gpu": "The device stands", "--device": "The device stands", "--data": "Where the data are stands"}
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries along, which has no public name
 

@@ -165,7 +165,7 @@ def drw_weights(
     checks.number("current_round", current_round, low=0, below=checks.whole("num_rounds", num_rounds), whole=True)
     beta = checks.number("beta", beta, low=0, below=1)
     start = checks.number("start", start, low=0, high=1)
-    # 0.29 * 100 is 28.999999999999996
+    # 1e-9 makes up for rounding: 0.29 * 100 is 28.999999999999996, which floor would turn into 28.
     first = max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0)
     if current_round < first:
         return torch.ones_like(numbers)

@@ -24,7 +24,7 @@ __all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "res
 NORM_FLOOR = 1e-12  # a feature vector of zeros has the distance 2, to anything
 MIN_SUM = 1e-12  # divergences that sum to this or less have no shares
 RF_MODES = ("paper", "code", "class_mean")
-#: No source of timm's: "hf-hub:" would fetch from the network, "local-dir:" read a folder.
+#: Names of timm models, but no other source: "hf-hub:" would download from the network, "local-dir:" read a folder.
 TIMM = r"^timm:[A-Za-z0-9_.-]+$"
 
 

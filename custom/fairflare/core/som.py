@@ -261,7 +261,7 @@ class SelfOrganizingMap(MapSettings):
         for b, part in enumerate(received.reshape(-1).split(_BLOCK)):
             here, base = slice(b * _BLOCK, b * _BLOCK + len(part)), part.double()
             models = torch.stack([vector[here].double() for vector in flat])
-            # Points are counted from the received model, near them: subtracting first keeps the digits of distances.
+            # Points are offsets from the nearby received model: subtracting it first keeps the digits of distances.
             if kept is not None:
                 start = kept[:, here].double() - base
             else:
@@ -304,7 +304,7 @@ class _Sums:
 
     def __init__(self, num_sites: int, num_neurons: int) -> None:
         self.sites, self.count, self.sq_received = num_sites, 0, 0.0
-        #: Of the vectors on the map: squared norm, inner product with the received model, sum.
+        #: For the vectors on the map: squared norms, inner products with the received model, and sums of their numbers.
         self.squares, self.dots, self.totals = np.zeros((3, num_sites))
         self.products = np.zeros((num_sites + num_neurons, num_sites + num_neurons))
 

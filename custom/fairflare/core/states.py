@@ -254,7 +254,7 @@ def _means(
     def mean(name: str, wide: bool = False) -> torch.Tensor:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            # What is not finite shows in a mean, and hides in a median.
+            # A non-finite value shows up in a mean, but a median may hide it: check every tensor then.
             return _one_pass(column, sites, weights_of, floor, how.kind != "mean", how, wide)[name]
         except NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
             for site, state in opened.items():

@@ -214,7 +214,7 @@ class Picture(ImageFile):
         """Return the picture, not decoded; ``None``: tifffile is to read it."""
         from PIL import Image, UnidentifiedImageError
 
-        # Open: by its name Pillow 13 reads an uncompressed TIFF that is to be turned with its sides exchanged.
+        # Pass an open file: given a path, Pillow 13 swaps the sides of an uncompressed TIFF that has to be rotated.
         with ExitStack() as files:
             file = files.enter_context(self.path.open("rb"))
             picture = None
@@ -269,7 +269,7 @@ class Volume(ImageFile):
     may_be_volume = True
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-        # From one stream, so that a compressed file is unpacked once, and no further than its header says.
+        # One stream for header and voxels: a compressed file is unpacked once, and no further than its header says.
         import numpy as np
         from nibabel.fileholders import FileHolder
 
@@ -287,7 +287,7 @@ class Volume(ImageFile):
             values = _count(header.get_data_shape())
             stored = values * item
             scaled = slope not in ((None, None), (1.0, 0.0))
-            # nibabel reads what lies before the volume too.
+            # ``offset`` counts too, because nibabel also reads the bytes in front of the voxel data.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-#: Expressions for ``fairflare prepare --group``, each with what it is searched in: the part in brackets is the patient.
+#: Regular expressions for ``fairflare prepare --group``, searched in each image's path: group 1 is the patient.
 EXPRESSIONS = (
     r"(?i)([^/]+)[-_ ](?:left|right|od|os|l|r)\b[^/]*$",
     r"([^/]+)[-_ ]\d+[^/]*$",

@@ -325,7 +325,7 @@ def turn_and_size(
 # --- the files ------------------------------------------------------------------------------------------
 
 
-#: Slices of one volume come one after the other, in several threads: the first decodes it, the others wait.
+#: Locks by volume: threads that need slices of one volume wait here while the first of them decodes it.
 _TURNS = tuple(threading.Lock() for _ in range(64))
 
 

@@ -82,7 +82,7 @@ class Staging:
                 path.unlink(missing_ok=True)
                 self._held[site], self._sizes[site] = held, _num_bytes(layout)
                 return self._sizes[site]
-            # Nobody reads it after a power cut: the round is done again.
+            # durable=False: after a power cut the round is repeated, so nobody will read this file.
             metadata = {"site": site, "names": json.dumps(list(layout))}
             write_whole(path, lambda partial: _write(partial, state, layout, metadata), durable=False)
         except OSError as error:

@@ -121,7 +121,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
         (not known, ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}"),
         (own, no, "the local model is not given: by the job's method it is this site's alone"),
     )
-    # for this the network is built
+    # Checked last, because finding the tensors that stay at the site means building the network.
     if stays := worker.stays(asked):
         raise NotServed(
             no,

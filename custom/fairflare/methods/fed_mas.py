@@ -109,7 +109,7 @@ class RescueTraining(LocalTraining):
         own = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
-            # Kept features are of unchanged images: what nobody looks at unchanged need not be kept.
+            # Cached prior features are of unaugmented images: cache none if no pass sees unaugmented images.
             kept = self.cache_features and (weighed or not self.augment)
             own.prior = self._priors.at_site(run, model, cached=kept)
         if weighed:

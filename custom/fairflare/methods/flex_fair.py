@@ -118,7 +118,7 @@ class VariancePenalty(LocalTraining):
             groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[run.batch])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)
-        # Not below 0: nothing is unlearned.
+        # Factors are at least 0: a negative factor would make the model unlearn the image.
         return (factors.clamp(0, MOST).to(losses.device) * losses).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:

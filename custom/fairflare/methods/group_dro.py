@@ -151,7 +151,7 @@ class GroupDRO(Rule):
             self.dro_rate,
         )  # fmt: skip
         total = math.fsum(images.values())
-        # A group that hardly counts would hardly be learned, and never come back.
+        # Lower bound of each group's weight: a group with almost no weight is hardly learned and never recovers.
         moved = {key: max(q, LEAST * images.get(key, 0.0) / total) if total else q for key, q in moved.items()}
         whole = math.fsum(moved.values())
         self._q = self._held(inputs, {key: q / whole for key, q in moved.items()})

@@ -171,7 +171,7 @@ def _check_statistics(found: Predictor) -> None:
             f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; "
             "fairflare predict takes the model as it is"
         )
-    # A state dict has every name of a norm that stands at several places.
+    # A norm module used at several places has several names in the state dict; all of them are listed.
     statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in (MEAN, VARIANCE, TRACKED)]
     counted = [name for name in statistics if name in model.state]
     if model.at_sites not in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):

@@ -31,7 +31,7 @@ from fairflare.base.settings import Flag, Number, Whole
 SCHEMA_VERSION = 1
 SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
 
-#: Of the values by layer and site, which a long run has millions of: significant digits, decimals.
+#: Significant digits of values by layer and site, and decimals of CKA: limited, as a long run has millions.
 LAYER_DIGITS, CKA_DECIMALS = 8, 6
 
 WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
@@ -76,7 +76,7 @@ def _or_none(told: str) -> WrapValidator:
     return WrapValidator(whole)
 
 
-# While a run goes on a float, NaN where it is undefined; in a file null then. MaybeFigure: also where nobody says it.
+# Figure: during a run a float, NaN where undefined; in a file null instead of NaN. MaybeFigure: may also be missing.
 if TYPE_CHECKING:
     Figure: TypeAlias = float
     MaybeFigure: TypeAlias = Any

@@ -90,12 +90,12 @@ class Site:
 
     def __init__(self, name: str, value: float, said: Said, metrics: Mapping[str, float], metric: str) -> None:
         self.name, self.value, self.said, self.metric, self.metrics = name, value, said, metric, metrics
-        #: Each image is a case: counts of images are then of independent ones.
+        #: Whether each image is a case of its own, so that counts of images are counts of independent observations.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
         recalls = {name: _or(recall_of(metrics, name), math.nan) for name in self.support}
         right = {name: recall * self.support[name] for name, recall in recalls.items()}
-        #: Images of each class whose class was told; empty: not known.
+        #: Number of correctly classified images of each class; empty: not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
             self.right = {}

@@ -165,8 +165,8 @@ def build_encoder(network: str) -> tuple[nn.Module, int]:
     )
     if not small:
         return encoder, 2048
-    # Pooled features of a ReLU are positive, and those of a small network all alike: without their common mean the
-    # cosines tell images apart.
+    # ReLU features are positive, and a small network's are all alike: removing their mean lets cosines tell images
+    # apart.
     norm = nn.BatchNorm1d(EMBEDDED_WIDTHS[-1], affine=False)
     return nn.Sequential(OrderedDict(body=encoder, norm=norm)), EMBEDDED_WIDTHS[-1]
 

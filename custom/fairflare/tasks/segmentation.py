@@ -128,7 +128,7 @@ class FolderData(FolderImages):
         if not own_size and all(sample.part_of is None for sample in samples):
             return None
         whole = [partial(self._whole, split, sample) if own_size else None for sample in samples]
-        # A pixel of the network's size is another one than that of the file.
+        # Spacing is that of the file's pixels, so it holds only at the image's own size, not at the network's.
         return [
             Origin(sample.part_of, own, self.task.resize, sample.spacing if own_size else None)
             for sample, own in zip(samples, whole, strict=True)

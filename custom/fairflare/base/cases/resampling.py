@@ -13,7 +13,7 @@ from fairflare.base import checks
 
 MOST = 10_000  # draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
-#: What is drawn; cases: patients where an image names one, else volumes or single images.
+#: Units that the bootstrap draws. `cases`: patients where an image names its patient, else volumes or single images.
 UNITS = (PATIENTS, VOLUMES, IMAGES, CASES)
 KINDS = {"patient": PATIENTS, "volume": VOLUMES, "image": IMAGES}  # of a case
 

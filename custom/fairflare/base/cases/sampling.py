@@ -87,7 +87,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     count, number = _numbered(len(scores), cases)
     sums = np.bincount(number, weights=np.asarray(scores, np.float64), minlength=count)
     means = sums / np.bincount(number, minlength=count)
-    # A score on a border is in the bin above it, also where its sum is a rounding error below.
+    # A score on a bin's border belongs to the bin above; 1e-9 keeps it there when rounding leaves the sum just below.
     places = np.floor((means - low) / (high - low) * BINS + 1e-9).clip(0, BINS - 1).astype(np.int64)
     return [int(n) for n in np.bincount(places, minlength=BINS)]
 

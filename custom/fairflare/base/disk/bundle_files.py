@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fairflare.base.disk.files import sha256_of
 
-#: Beside the job's ``task.py``.
+#: Folder of a job that holds the MONAI bundle; it lies beside the job's ``task.py``.
 BUNDLE_FOLDER = "monai_bundle"
-#: Not carried: weights (``initial_ckpt`` names one), and what Python and hidden tools leave.
+#: Folders that a job does not carry: weights (``initial_ckpt`` names a weights file instead) and Python's caches.
 LEFT_OUT = ("models", "__pycache__")
 
 

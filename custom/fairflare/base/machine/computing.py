@@ -45,7 +45,7 @@ class Computing:
         if self.precision != "fp32":
             _Lowered(device.type, getattr(torch, LOWER[self.precision])).attach(model)
         if self.compile:
-            # Without these guards a graph that was made once would ignore hooks that are set later.
+            # Without these guards a graph that is already compiled would ignore hooks that are registered later.
             torch._dynamo.config.skip_nnmodule_hook_guards = False
             model.compile()
         return model

@@ -160,7 +160,7 @@ def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
     first = problems[0][1]
     if len(problems) == 1:
         return first
-    # What a list says of an entry has no name beside it, but in its text.
+    # A problem with a list's entry has no file name of its own: the name is quoted in the problem's text.
     more = [name or next((p for p in QUOTED.findall(text) if p not in first), "") for name, text in problems[1:]]
     return f"{first} -- {len(more)} more such: {named([shown(Path(name)) for name in more])} (--all)"
 

@@ -121,7 +121,7 @@ def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
 
 def _images_of(text: str, out: Path) -> dict[Path, str]:
     path = Path(text).expanduser()
-    # A name that is there may have signs of a pattern in it.
+    # A path that exists is taken literally, since its name may contain wildcard characters such as [ or *.
     matching = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
     if not matching:
         raise ValueError(f"{text}: there is no such file, folder or matching name")

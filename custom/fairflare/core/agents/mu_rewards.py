@@ -27,11 +27,11 @@ CAPACITY = 1000  # transitions that the agents remember
 REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
 #: A loss counts as this one at most.
 LOSS_CAP = 10.0
-#: Scaled entropy of a site that does not tell it. It never changes, so to the site's own network any number is as good.
+#: Scaled entropy of a site that does not report it. It is constant, so any value serves the site's own network.
 UNKNOWN_ENTROPY = -0.5
 #: Accuracy of a site that does not tell it.
 UNKNOWN_ACCURACY = 0.5
-#: Decimals of the entropy that leaves a site: as it stands, it tells the class counts exactly.
+#: Decimals to which a site rounds the entropy that it sends: the exact value would reveal its class counts.
 ENTROPY_DECIMALS = 1
 
 

@@ -222,7 +222,7 @@ class Learner:
         self.updates = checks.whole("updates", updates)
         self.observed = 0  # transitions
         self._generator = generator
-        #: What must agree for a state to mean the same here.
+        #: Settings that a saved state must share with this learner to be loaded here.
         self.settings: dict[str, Any] = {"mixer": mixer, "shared": shared, "hidden": checks.whole("hidden", hidden)}
         self._online = _Networks(num_agents, num_actions, generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)

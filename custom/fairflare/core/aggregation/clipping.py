@@ -115,7 +115,7 @@ def _measured(state: State, received: State | None) -> _Measured:
         tensor, base = state[name], None if received is None else received[name]
         if not tensor.is_floating_point():
             change = tensor.long() if base is None else tensor.long() - base.long()
-            # From the extremes: the lowest integer has no positive counterpart.
+            # Not abs().max(): the lowest integer has no positive counterpart, so its abs() would overflow.
             measured.counters[name] = max(int(change.max()), -int(change.min())) if change.numel() else 0
             continue
         squares[_kind(name)] += [square(*pair) for pair in pairs(tensor, base)]

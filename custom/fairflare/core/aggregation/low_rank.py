@@ -17,7 +17,7 @@ import torch
 
 from fairflare.base import checks
 
-#: Length of A's rows behind an average, that of LoRA's random start: (n numbers of variance 1 / 3n).
+#: Length of each row of A after averaging: as in LoRA's random start, where n numbers have the variance 1 / 3n.
 ROW = 3**-0.5
 #: Names of an adapter's factors as ``peft`` gives them: layer, factor, and the adapter's name.
 FACTOR = re.compile(r"(?P<layer>.*)\.lora_(?P<factor>[AB])\.(?P<adapter>[^.]+)\.weight")

@@ -60,7 +60,7 @@ class GroupAdapter(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         low = self.fair_A(inputs)
         values = self._values(inputs).to(low.dtype)
-        # Of a convolution the values are in the second place, of a linear layer in the last.
+        # The channels are dimension 1 of a convolution's output and the last dimension of a linear layer's.
         between = (1,) * (low.ndim - 2)
         shape = (*between, values.shape[1]) if isinstance(self.base_layer, nn.Linear) else (values.shape[1], *between)
         found: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(low * values.view(len(values), *shape))

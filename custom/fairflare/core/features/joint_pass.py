@@ -65,7 +65,7 @@ class JointPass:
             for which, known in zip(("model_a", "model_b"), found, strict=True):
                 if name not in known:
                     raise ValueError(f"layer {name!r} is not in {which}")
-        # A norm must be known in the same way whichever other layers are asked for: the last bits depend on it.
+        # Compute each norm by the same route whichever layers are requested, since the route changes the last bits.
         in_front = [name for name in found[0] if name in found[1]] if least_pixels is not None else []
         self.names = list(dict.fromkeys([*self.wanted, *in_front]))
         self._kept = set(self.names)
@@ -75,7 +75,7 @@ class JointPass:
         self.scaled: dict[str, str] = {}
         self._least_pixels = least_pixels
         self._last: tuple[str, Tensor, int, Tensor] | None = None  # see :meth:`_ran`
-        # With hooks of others, who may change what goes in or comes out.
+        # Modules with hooks of other code, which may change the module's inputs or outputs.
         self._hooked = {m for known in found for m in known.values() if m._forward_hooks or m._forward_pre_hooks}
         self._sources: dict[str, str] = {}  # of model a's batch norms
         self._layouts: dict[str, Layout] = {}
@@ -317,7 +317,7 @@ def _device(model: nn.Module) -> torch.device:
     return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
 
 
-# Where a layer's output has the images: first, in another dimension, or in several rows each (windows of tokens).
+# Position of the images in a layer's output: first dimension, another one, or several rows each (token windows).
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _mixing(model: nn.Module, layers: dict[str, nn.Module]) -> set[str]:
     """Layers that mix features, by the shapes of what they own: a weight may be parametrized, and then be no weight."""
     state = model.state_dict()
     owner = layers_of(state)
-    # Norms whose scale may have more dimensions than one, and which yet mix nothing.
+    # Norm layers: their scale may have more than one dimension, but they do not mix features.
     norms = (torch.nn.modules.batchnorm._NormBase, torch.nn.GroupNorm, torch.nn.LayerNorm)
     return {
         owner[key] for key, tensor in state.items() if tensor.ndim > 1 and not isinstance(layers[owner[key]], norms)

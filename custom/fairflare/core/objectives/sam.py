@@ -181,7 +181,8 @@ class SAM(Optimizer):
             self.defaults, self.state, self.param_groups = base.defaults, base.state, base.param_groups
 
         share(self.base_optimizer)
-        # Loading replaces its groups and state by new objects, also where it is not done through the wrapper.
+        # load_state_dict replaces the base optimizer's groups and state by new objects, even when called on it
+        # directly; so the hook shares them again.
         self.base_optimizer.register_load_state_dict_post_hook(share)
 
     @staticmethod

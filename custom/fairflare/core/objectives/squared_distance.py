@@ -27,7 +27,7 @@ class SquaredDistance(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         half = len(saved) // 3
-        # With create_graph the gradient needs a graph of its own, which those of the forward pass have not.
+        # create_graph=True needs differences with a gradient graph; the saved ones of the forward pass have none.
         differences = _differences(saved[: 2 * half]) if torch.is_grad_enabled() else saved[2 * half :]
         return *(2 * grads[0].to(d) * d for d in differences), *[None] * half
 

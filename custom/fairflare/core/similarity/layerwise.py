@@ -254,7 +254,7 @@ class _Rows:
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
-            # Of the first image both forms are 0. Squares of v, without the scale, must not vanish.
+            # The first image contributes 0 in either form. The scale must be moderate, or squares of v could underflow.
             if self.n <= 1 and not self.cleared and 1e-3 < self.scale < 1e3:
                 some = torch.stack([x[-LOOKED_AT:] - x[-LOOKED_AT:].mean(0) for x in pairs[0]])
                 k, l = products_of_rows(some, some)

@@ -44,7 +44,7 @@ from fairflare.core.statistics.intervals import LEVEL
 
 FEW = 5  # cases of a group; with fewer nothing is said of how sure a figure is
 Ends: TypeAlias = tuple[float, float]
-#: (parts, 3): of each part value, lower and upper end; NaN: not defined. Given the sums and the error probability.
+#: Maps sums and an error probability to (parts, 3): value, lower and upper end of each part; NaN: not defined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
 
 

@@ -32,7 +32,7 @@ from fairflare.core.statistics.group_sums import (
 
 K = TypeVar("K", bound=Hashable)
 STEPS = 51  # of a ROC curve
-#: Metrics that a group may be the worst in, and that are scaled by equity.
+#: Metrics for which the worst group is named and an equity-scaled value is computed.
 SCALED = ("accuracy", "auc", "dice")
 WITHIN = "_within"  # behind a gap's name: within the sites, see :func:`gap_within`
 LABELS: Mapping[str, str] = {

@@ -20,10 +20,10 @@ Sums: TypeAlias = Mapping[str, Array]
 IMAGES, CASES, CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
     "images", "cases", "cells", "confusion", "histogram", "calibration", "brier", "dice",
 )  # fmt: skip
-#: Into how many parts a site puts its test cases (patients); what a figure is without each part in turn says how far
-#: the cases move it.
+#: Number of parts into which a site divides its test cases (patients). Leaving out each part in turn (jackknife) shows
+#: how much a figure depends on the cases.
 FOLDS = 20
-#: Of no attribute: every image, without a datalist that declares anything.
+#: Attribute and group that hold every image: available even when no datalist declares an attribute.
 EVERYBODY, ALL_IMAGES = "everybody", "all"
 OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 

@@ -225,7 +225,7 @@ def _between(a: Affine, b: Affine) -> Affine:
 def _axes_of(a: Affine, b: Affine) -> Turn:
     """Return the image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
     moved = _between(a, b)[:3, :3]
-    # Of directions in mm: voxels of other sides along one axis must not change which axis it is.
+    # Compare directions in mm, not in voxels: unequal voxel sides must not change which axes match.
     shares = np.abs(moved) * np.linalg.norm(a[:3, :3], axis=0)[:, None]
     shares = shares / np.linalg.norm(shares, axis=0)
     best = max(permutations(range(3)), key=lambda order: sum(shares[order[j], j] for j in range(3)))

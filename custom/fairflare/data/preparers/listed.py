@@ -27,7 +27,7 @@ SPLIT_NAMES: Mapping[str, str] = {
     "validation": "validation", "test": "test",
 }  # fmt: skip
 OPTIONAL = ("site", "patient", "split")
-# What tables have in place of a value, in small letters; of people also words that may be the name of a class.
+# Words that tables contain for a missing value, lower case. For people NOT_KNOWN adds words that could be class names.
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
 NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")

@@ -126,7 +126,7 @@ class Collector:
         self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self.bounds.check_aggregate(rule)
-        #: What each site said before the first round that it has: images by split, and ``groups`` of people.
+        #: What each site reported before the first round: number of images by split, and ``groups`` of people.
         self.said: Mapping[str, Mapping[str, float]] = {}
         #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
         self.num_sites: int | None = None
@@ -309,7 +309,7 @@ class Collector:
         if received and stays.issuperset(received):
             return dict(received), Weighing()
         inputs = self.inputs()
-        # One model is its own average: every weight is 1 and there is nothing to ask.
+        # The average of one model is that model, so every weight is 1 and the sites need not be asked a second time.
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # the same bits on every server; the long sums are in the average below
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)

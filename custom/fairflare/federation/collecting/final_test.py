@@ -178,7 +178,7 @@ class FinalTest:
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)
         tested = Tested(phase, found, [phase.record()])
-        # When nobody could, it is the model. A site that was dropped and stayed away had its time.
+        # Ask failed sites again, unless all failed (then the model is at fault) or a dropped site never came back.
         gone = self.roster.doubtful(phase.left_out)
         again = sorted(set(phase.left_out) - gone)
         if phase.good and again:

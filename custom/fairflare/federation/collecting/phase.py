@@ -170,7 +170,7 @@ class Exchange:
             late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
             if phase.doubtful and not phase.waits and not rest_since and len(phase.good) >= self.min_sites:
                 rest_since.append(time.monotonic())
-            # A site that was dropped gets as long again as the others took.
+            # Wait for dropped sites, but only as long again as the other sites took.
             hopeless = bool(rest_since) and time.monotonic() - rest_since[0] > rest_since[0] - started
             return bool(fault) or late or hopeless
 

@@ -25,7 +25,7 @@ from fairflare.methods.fed_ga import STEPS
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 
-#: What holds where a setting is not given and its component finds it out; of all others nothing then means: not at all.
+#: Values that a component derives where a setting is not given; any other setting without a value is switched off.
 FOUND_OUT: dict[str, Callable[[Any], Any]] = {
     "num_classes": lambda task: task.classes,
     "class_names": lambda task: task.names(),

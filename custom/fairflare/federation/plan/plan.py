@@ -33,7 +33,7 @@ from fairflare.methods.base.papers import Paper
 from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
-#: What people give with --set though it is an option of the command line, where the two have other names.
+#: Settings that users pass with --set although the command line has an option for them, of the name given here.
 OPTIONS = {
     **dict.fromkeys(("num_rounds", "rounds"), "--rounds"),
     **dict.fromkeys((*usual_waits(), "phase_timeout", "timeout"), "--timeout"),
@@ -44,7 +44,7 @@ OPTIONS = {
     "require_all_sites": "--no-require-all-sites",
     "keep_local_models": "--keep-local-models of `fairflare run`",
 }
-#: What people give with --set though each site says it for itself, in its local/fairflare.json.
+#: Settings that users pass with --set although each site sets them itself, in its local/fairflare.json.
 OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
 
 
@@ -172,7 +172,7 @@ def make_plan(
         kind = choice("task", learned if task is None else task, TASKS_BY_KIND)
         file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
         task_class = load_task_class(file)
-    # Another kind of task than the paper's has none of its settings, but its length.
+    # A task of another kind than the paper's takes no settings of the paper, only its numbers of rounds and sites.
     if published is not None and kind == learned:
         usual = dict(published.settings)
     else:
@@ -183,7 +183,7 @@ def make_plan(
     if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
         usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
-    # Whoever sets something of a part means the method's own part, not the small job's or the paper's.
+    # A user who sets one value of a component gets the method's own component, not the small job's or the paper's.
     steps = _by_steps(settings or {})
     taken = {*steps, *(name.partition(".")[0] for name in settings or {})}
     usual = {name: value for name, value in usual.items() if name.partition(".")[0] not in taken}
@@ -193,7 +193,7 @@ def make_plan(
     server, site, learns = route_settings(given, chosen, task_class)
     if kind == chosen.task:
         keeps = chosen.learns if model is chosen else chosen.keeps
-        # What is set of a part is not meant for another kind of it.
+        # The method's values for a component do not apply when the user replaced it by a component of another kind.
         own = {
             name: value for name, value in chosen.learns.items()
             if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)

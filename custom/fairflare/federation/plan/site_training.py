@@ -27,7 +27,7 @@ COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are 
 ANY_TASK: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3}
 TRAINING_BY_TASK: dict[str, dict[str, Any]] = {
     "segmentation": {"local_epochs": 5},
-    # Where sites have other classes, Adam's moments are of a model that the received one has little of.
+    # Where sites hold different classes, Adam's moments fit the old local model, not the received global model.
     "classification": {"batch_size": 16, "local_epochs": 3, "keep_optimizer_state": False},
 }
 

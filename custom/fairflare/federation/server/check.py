@@ -156,7 +156,7 @@ class Check:
     ) -> None:
         self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
         self.roster, self.journal = ask.exchange.roster, journal
-        # No grace: a site that needs long to open its data is not late.
+        # grace=0: sites get the whole timeout, because opening the data may take long.
         self.ask = replace(ask, exchange=replace(ask.exchange, grace=0.0))
         self.facts: dict[str, dict[str, Any]] = {}
         self.synthetic: bool | None = None
@@ -288,7 +288,7 @@ class Check:
         if over and not self.settings.require_all_sites and 2 * len(over) < len(known):
             for site in over:
                 self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
-        # The last classes may be at a site that does not say, or is not there.
+        # The highest classes may exist only at a site that did not report, or is absent: compare only if all reported.
         everybody = len(known) == len(counts) and not phase.left_out
         if everybody and max(known.values()) != wanted:
             yield (

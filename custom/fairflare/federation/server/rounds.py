@@ -224,7 +224,7 @@ class Rounds:
         last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
         self.journal.weighed(weighing, record, self.collector.warnings, last=last)
         if self.collector.rule is self.rule:
-            # Behind its rounds the encoder stays as it is.
+            # Only in the method's own rounds: in the classifier retraining after them the encoder is frozen.
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
             listener.aggregated(next_state)
@@ -254,7 +254,7 @@ class Rounds:
             self.files.save(state, number - 1)
             self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
-        # What the sites had of their own when the best model was made is gone: no site could be measured with it.
+        # The sites' own tensors from the best model's round are gone, so no site could test that model with them.
         untested = best.made == number - 1 or self.journal.info["measured"] == PERSONAL
         of_best = None if untested else self.test(self.files.load_best(), number)
         with writing("the final results", self.place.run_dir):

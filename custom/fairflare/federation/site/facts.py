@@ -33,7 +33,7 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
             next(iter(data.batches(split, batch_size=1)), None)
     told = [split for split in splits if floor.holds(split)]
     groups = None if data.class_groups is None else data.class_groups.items()
-    # Where no names tell it, the last class is one that the site has.
+    # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
     last = sends_classes and len(told) == len(splits) and _has_many(data.num_classes, floor)
     facts = {
         "splits": told,

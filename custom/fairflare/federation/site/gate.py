@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
 MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
 TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
-#: Of a metric over classes they tell how many images a class has: the error, of a model that guesses.
+#: For a metric over classes these values reveal class counts: the error, for example, when a model guesses.
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
@@ -122,7 +122,7 @@ class Gate:
             shown = {name: reply.metrics[name] for name in kept}
             log.debug("site %s: metrics that stay at home: %s", self.site, shown)
             reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
-        # Of a metric over classes, many values tell how many there are.
+        # The spread of many resampled values of a metric over classes reveals the class counts.
         for key in (CLASSES, SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
             reply.stats.pop(key, None)
         reply.stats[AT_HOME] = True

@@ -80,7 +80,7 @@ FIELDS = (
         )
     ),
 )  # fmt: skip
-#: Of these a site tells all or none.
+#: Sets of values that depend on each other: a site sends all values of a set or none.
 TOGETHER = ((IMAGES, CASES), (CALIBRATION, BRIER), (CONFUSION, HISTOGRAM), (CONFUSION, CELLS))
 SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 

@@ -237,7 +237,7 @@ class SiteWorker:
         if isinstance(self.training, ByPeople):
             run.data = self.training.shown(run, model)
         if not request.as_sent and request.name != TASK_ANCHOR:
-            # A model of the site's own is sent entries, which are no part of a model.
+            # With OwnModel the server sends only some entries and no whole model, so there is nothing to complete.
             received = state if isinstance(home, OwnModel) else self.network.whole(state)
             state = home.begin(run, model, received)
         try:

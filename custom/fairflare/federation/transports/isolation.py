@@ -215,7 +215,7 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
             if site not in workers:
                 workers[site] = SiteWorker(**arguments, task=task, training=training)
             state = {} if model is None else load_bytes(model) if isinstance(model, bytes) else load_file(model)
-            # While it works the parent says only one thing.
+            # While the task runs, the parent sends nothing but STOP, so any pending message means: stop.
             reply = workers[site].perform(replace(request, state=state), pipe.poll)
         except Exception as error:
             reply = refusal(site, request.name, error)

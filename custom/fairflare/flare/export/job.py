@@ -46,7 +46,7 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
     job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    # What the sites have, or get whole. FLARE carries the files of a plugin's classes where they need not have it.
+    # Packages that sites have installed or receive whole. For "bundle" FLARE itself carries the plugin's files instead.
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
     job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}

@@ -53,9 +53,8 @@ def memory_given_back() -> Iterator[Callable[[], None]]:
     stay until Python looks for cycles among all objects, which it seldom does. Objects that are there already are left
     out of the search (:func:`gc.freeze`), so that it takes milliseconds.
     """
-    # From now on, what is freed of blocks of 1 MB and more goes back to the system, where there is glibc. Otherwise it
-    # learns from the first freed tensor to take the next from its heaps, one for each of FLARE's many threads, and
-    # those hardly shrink.
+    # Have glibc return freed blocks of 1 MB and more to the system at once. By default it would, after the first freed
+    # tensor, serve further ones from its heaps: one for each of FLARE's many threads, and they hardly shrink.
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE)
     gc.collect()

@@ -131,7 +131,7 @@ class Turns:
                 self._changed.notify()
             if size and not self._closed:
                 if self._waiting or not self._fits(size):
-                    # Asked again, it keeps its place; nobody waits for the first answer any more.
+                    # A repeated request keeps its place in the queue; nobody waits any more for the first answer.
                     since = self._waiting[key][2] if key in self._waiting else self.clock()
                     answer: Future[Any] = Future()
                     self._waiting[key] = request, size, since, answer

@@ -50,8 +50,8 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
         head[NUM_STEPS] = int(steps)
     metrics = dict(message.metrics) if message.metrics else None
     if message.params is None:
-        # Without a model the metrics are what FLARE's filters look at, so that a site may block them: the report too.
-        # An FLModel must carry one of both; no metric is an empty dict.
+        # A reply without a model also carries its report in ``metrics``, where FLARE's filters can block it. FLModel
+        # needs params or metrics; without a metric an empty dict is given.
         metrics = {**(metrics or {}), **({REPORT: meta.pop(REPORT)} if meta.get(REPORT) else {})}
     kind = ParamsType.DIFF if message.is_update else ParamsType.FULL
     return FLModel(

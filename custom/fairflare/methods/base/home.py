@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     State: TypeAlias = Mapping[str, torch.Tensor]
 
-# In a site's store: what it trained, for the anchor phase and for MOON; and what it was sent for that, where the anchor
-# comes as a difference to it.
+# Keys in a site's store: the model it trained (for the anchor phase and MOON), and the model it received (needed where
+# the anchor travels as a difference to it).
 LOCAL_MODEL, RECEIVED_MODEL = "local_model", "received_model"
 PARTS, OWN_MODEL = "parts", "own_model"
 DOWNLOAD = "download"  # the directive of methods that send every site another part

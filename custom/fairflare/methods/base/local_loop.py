@@ -38,7 +38,7 @@ class Trained:
     epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
-    #: Why no step may have been made, where nobody counted one that was: :meth:`check_moved` then looks at the model.
+    #: Possible reason why no step was made, set if no step was counted: :meth:`check_moved` then compares the model.
     idle: str = ""
 
     def check_moved(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
@@ -160,7 +160,7 @@ class LocalLoop:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.half.loss(run, self.model, inputs, targets)
         run.first_pass = False
-        # Backpropagating a NaN would only spread it; the caller stops with a message. On a GPU it does so later.
+        # A NaN loss is not backpropagated: the caller stops with a message. On a GPU that check comes later, so go on.
         if run.device.type != "cpu" or torch.isfinite(loss):
             if run.scale is None:
                 loss.backward()

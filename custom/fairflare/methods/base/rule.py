@@ -48,9 +48,9 @@ class RoundInputs:
     received: State | None = None  # what the sites started from; unknown under stock controllers
     #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
-    #: For reported numbers (by site; and what they are called) that decide more than a weight: with the run's
-    #: ``max_update_norm`` none is farther from their median than so many times. Without a name nothing is said of it.
-    #: Further numbers of the same kind belong to that median where fewer than three sites say one.
+    #: Limits reported numbers (by site; with their name for the warning, "": no warning) that decide more than a
+    #: weight: at most ``max_update_norm`` times the median, at least the median divided by it. ``among``: further
+    #: numbers for the median where fewer than three sites report one.
     moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
     #: For weights with which a rule makes tensors itself: within the run's bounds, as those of the models are.
     bounded: Callable[[SiteWeights], SiteWeights] = dict
@@ -137,7 +137,7 @@ class Rule(ABC):
     _outlive: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        #: For what is too large for :meth:`state_dict`; given by the run; ``None``: outside one.
+        #: Folder for data too large for :meth:`state_dict`; the run sets it; ``None``: not in a run.
         self.memory_folder: Path | None = None
 
     @abstractmethod
@@ -272,7 +272,7 @@ class MakesTensors(SeesModel):
     """Capability: some of the model's tensors are made at the server; they go to the sites, and none come back."""
 
     only_mean: ClassVar[str] = "the server makes a part of the model itself"
-    #: Beginnings of their names.
+    #: Prefixes of the names of the tensors that the server makes.
     makes: ClassVar[tuple[str, ...]]
 
     @abstractmethod

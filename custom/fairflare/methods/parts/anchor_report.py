@@ -141,7 +141,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
 
         With units also ``units``: of each layer the first one of its unit.
         """
-        # All-images estimators see the same value in every pass: one is enough.
+        # Estimators over all images give the same value in every pass, so one pass is enough.
         minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
         least = LEAST_SAMPLES[ESTIMATORS[self.setting("cka_estimator")].removeprefix("minibatch_")] if minibatch else 0
         images = ImageBatches(
@@ -154,7 +154,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         )
         if images.count < least:  # one batch: the same in every pass
             images.passes = 1
-        # Of a layer of which nothing travels the features are the same in both.
+        # Skip layers of which no tensor travels: their features are the same in both models.
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
         scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":
@@ -185,7 +185,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             scratch=images.run.scratch,
             expected=images.count,
         )
-        # An image has the same features in every pass, where its batch does not matter.
+        # If features do not depend on the batch, later passes can reuse them instead of reading the images again.
         kept = images.count <= FEW * images.passes or not images.shuffled
         if images.passes > 1 and kept and looks_at_images_alone(local) and looks_at_images_alone(anchor):
             try:

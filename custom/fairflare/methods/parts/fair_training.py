@@ -129,7 +129,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        # The last of a given number of steps may be those of a pass that has just begun: then all of them count.
+        # With local_steps the last pass may have only just begun, so the loss is then taken over all steps.
         whole = self.local_steps is not None
         last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
         counts = run.data.class_counts("training")

@@ -73,7 +73,7 @@ class Bundle:
                 if key not in parser:
                     raise BundleError(f"bundle_overrides names {key!r}, which {self.where} does not have")
                 parser[key] = value
-            # What lies outside the bundle and what decides for itself where to compute is not the bundle's here.
+            # Two values that FairFlare sets instead of the bundle: the path of the bundle's folder, and the device.
             for key, value in (("bundle_root", str(folder)), ("device", "$torch.device('cpu')")):
                 if key in parser:
                     parser[key] = value

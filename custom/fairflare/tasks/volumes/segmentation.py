@@ -125,7 +125,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         assert whole.mask is not None
         found = structured.structures(whole.mask, name).float()
         placed = self._resampled(found.numpy(), whole.affine, "nearest", name, site)
-        # Filled up with what does not count: 0 after the shift stands for -1.
+        # Padding must become -1 (ignored). Padding adds zeros, so shift by 1 before and back afterwards.
         return (self.fitted(placed + 1).as_tensor() - 1).round().to(torch.int8)
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:

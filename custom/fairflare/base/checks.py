@@ -22,7 +22,7 @@ def number(
     name: str, value: Any, *, low: float = -math.inf, high: float = math.inf, above: float | None = None,
     below: float | None = None, whole: bool = False,
 ) -> float:  # fmt: skip
-    """``value`` when it is a finite number in range, a scalar of NumPy or torch as a Python number.
+    """Return ``value`` if it is a finite number in range; turn a scalar of NumPy or torch into a Python number.
 
     Args:
         name: for the message; may name a site too.
@@ -57,7 +57,7 @@ def real(name: str, value: Any) -> float:
 
 
 def whole(name: str, value: Any, *, low: int = 1) -> int:
-    """``value`` when it is an integer ``>= low``."""
+    """Return ``value`` if it is an integer ``>= low``, else raise ``ValueError``."""
     return int(number(name, value, low=low, whole=True))
 
 
@@ -160,7 +160,7 @@ def unknown(value: Any, known: Iterable[str], where: str = "") -> str:
 
 
 def not_empty(name: str, values: S, of: str = "site") -> S:
-    """``values`` when they hold anything.
+    """Return ``values`` if it has at least one element.
 
     Raises:
         ValueError: ``no OF in NAME``.

@@ -77,7 +77,7 @@ class Metric:
         return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
 
     def told(self) -> dict[str, Any]:
-        """Direction, range and unit as plain values; ``None``: no limit."""
+        """Return direction, range and unit of the metric as plain values; ``None``: no limit."""
         limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
         return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
 

@@ -72,7 +72,9 @@ class SiteData(ABC):
         return None
 
     def cases(self, split: str) -> Sequence[Hashable] | None:
-        """Whose each sample of the list is: those with one key (of a patient, of a volume) are no independent draws.
+        """Return the case key of each sample of a split.
+
+        Samples with one key (of a patient, of a volume) are no independent draws.
 
         A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
         each is a case by itself, or it is not known.

@@ -25,7 +25,7 @@ class TaskStopped(Exception):
 
 @contextmanager
 def stoppable(should_stop: Callable[[], bool]) -> Iterator[None]:
-    """Inside, in this thread, :func:`check_stop` asks ``should_stop``."""
+    """Let :func:`check_stop` ask ``should_stop``, inside the context and in this thread."""
     token = _asked.set(should_stop)
     try:
         yield

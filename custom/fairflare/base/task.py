@@ -56,7 +56,7 @@ class Task(ABC):
         return None
 
     def groups(self) -> Mapping[str, Sequence[int]]:
-        """Numbers of the classes of each group (head, medium, tail) whose mean recalls are metrics; default: none."""
+        """Return the class numbers of each group (head, medium, tail) with a metric (mean recall); default: no group."""
         return {}
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ class Task(ABC):
         return
 
     def permit(self, settings: Mapping[str, Any]) -> None:
-        """Is told, at the server and before anything is built, what the server's own file says.
+        """Take note, at the server and before anything is built, of what the server's own settings file says.
 
         Args:
             settings: ``local/fairflare.json``; a task that a job lets name code looks there for what it may name.
@@ -245,9 +245,10 @@ class Task(ABC):
         return False
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """All that :meth:`evaluate` gives, each with its direction and range: what is not listed here is refused.
+        """Return every metric that :meth:`evaluate` gives, with direction and range; a metric not listed is refused.
 
-        Of a site that keeps metrics by class, what is listed as not by class leaves, the primary metric and the loss.
+        From a site that keeps metrics by class only these leave: the primary metric, the loss, and each metric that is
+        listed as not by class.
         """
         return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # of unknown direction
 
@@ -291,7 +292,10 @@ class Task(ABC):
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """No gradients and evaluation mode inside; afterwards every module is in the mode of before."""
+    """Put a model in evaluation mode and compute no gradients, inside the context.
+
+    Afterwards every module is in the mode of before.
+    """
     import torch
 
     modes = [(module, module.training) for module in model.modules()]

@@ -425,7 +425,7 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
 
 
 def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:
-    """Within a site the datalist itself is refused."""
+    """Report each patient who is at several sites; inside one site the datalist itself is refused."""
     sites: dict[str, set[str]] = defaultdict(set)
     for one in seen:
         if one.sample.patient is not None and one.split != SPLIT_GLOBAL:

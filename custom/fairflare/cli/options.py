@@ -150,7 +150,10 @@ def _place_in_help(parameter: Any) -> tuple[int, str]:
 
 
 def _no_paper(word: str) -> bool:
-    """Whether what stands behind ``--paper`` is nothing, an option or a method (else a paper, or one mistyped)."""
+    """Return whether what stands behind ``--paper`` is no paper: nothing, an option or a method.
+
+    Anything else is a paper, or a mistyped one.
+    """
     from fairflare.methods.base.catalog import all_methods
     from fairflare.methods.base.papers import experiments
 
@@ -315,7 +318,7 @@ def value_of(text: str) -> Any:
 
 
 def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
-    """``["clip_max=0.99"]`` -> ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
+    """Parse ``["clip_max=0.99"]`` into ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
 
     Raises:
         ValueError: no ``=``, or a key twice.

@@ -88,7 +88,9 @@ def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
 
 
 def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool | None:
-    """Direction of a metric as its task declares it; a loss is better low; ``None``: nobody said, and none is guessed.
+    """Return whether a higher value of a metric is better, as its task declares it; a loss is better low.
+
+    ``None``: nobody declared a direction, and none is guessed.
 
     Args:
         metric: name, also one with a test list in front (``clean/loss``).

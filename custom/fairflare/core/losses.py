@@ -101,7 +101,7 @@ def logit_adjusted_cross_entropy(
 
 
 def balanced_softmax(logits: Tensor, targets: Tensor, counts: Counts, reduction: str = "mean") -> Tensor:
-    r"""Balanced softmax (BSM): :func:`logit_adjusted_cross_entropy` with tau 1.
+    r"""Return the balanced softmax loss (BSM): :func:`logit_adjusted_cross_entropy` with tau 1.
 
     .. math:: \ell(z, y) = -\log \frac{n_y e^{z_y}}{\sum_c n_c e^{z_c}}
 
@@ -141,7 +141,7 @@ def ldam_margins(counts: Counts, max_margin: float = 0.5) -> Tensor:
 def drw_weights(
     counts: Counts, current_round: int, num_rounds: int, *, beta: float = 0.9999, start: float = 0.8
 ) -> Tensor:
-    r"""Deferred re-weighting: class weights of LDAM-DRW, 1 at first, later larger for rarer classes.
+    r"""Return the class weights of LDAM-DRW (deferred re-weighting): 1 at first, later larger for rarer classes.
 
     .. math:: v_c \propto (1 - \beta) / (1 - \beta^{n_c}), \quad \sum_c v_c = \text{number of present classes}
 
@@ -186,7 +186,7 @@ def ldam_loss(
     weights: Counts | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Label-distribution-aware margin loss (LDAM).
+    r"""Return the label-distribution-aware margin loss (LDAM).
 
     .. math:: \ell(z, y) = v_y\, CE(s\,(z - m_y e_y), y)
 

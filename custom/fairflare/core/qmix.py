@@ -205,7 +205,10 @@ class QMix:
     # -- what outlives a round
 
     def state_dict(self) -> dict[str, Any]:
-        """All that goes on: tensors, numbers, strings, lists and dicts, fit for ``torch.load(weights_only=True)``."""
+        """Return all state of the learner that goes on to the next round.
+
+        Tensors, numbers, strings, lists and dicts, fit for ``torch.load(weights_only=True)``.
+        """
         return copy.deepcopy(
             {
                 "settings": self._settings,

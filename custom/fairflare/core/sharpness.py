@@ -169,7 +169,10 @@ def _losses(
     params: Sequence[Tensor],
     total: Sequence[Tensor],
 ) -> Tensor:
-    """Losses of all samples, float64 on the CPU; the gradient of their sum is added to ``total``, unless empty."""
+    """Return the losses of all samples, float64 on the CPU, and add the gradient of their sum to ``total``.
+
+    With an empty ``total`` no gradient is computed.
+    """
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     collected = [torch.zeros(0, dtype=torch.float64)]

@@ -252,7 +252,10 @@ class SelfOrganizingMap(MapSettings):
     def _read(
         self, models: Mapping[str, State], received: State, kept: State | None
     ) -> Iterator[tuple[str, torch.Size, Iterator[_Block]]]:
-        """All models tensor by tensor (name, shape) and block by block, with the same block of the neurons' starts."""
+        """Yield name, shape and blocks of every tensor of all models.
+
+        Each block comes with the same block of the neurons' starts.
+        """
         for t, (name, base, local) in enumerate(_side_by_side(models, received)):
             yield name, base.shape, self._blocks(t, base, local, self._checked(kept, name, base.shape))
 
@@ -317,9 +320,14 @@ class _Sums:
         self.products += (block.basis @ block.basis.T).numpy()
 
     def sq_distances(self, others: Array, ones: Array | None = None) -> Array:
-        r"""Squared distances of points given by their coefficients, (ones, others); ``None``: of the sites' points.
+        r"""Return the squared distances of points from other points, (ones, others), all given by their coefficients.
 
-        :math:`|x|^2 - 2 x y + |y|^2`: all differences at once would be the sites' square times the neurons in memory.
+        Computed as :math:`|x|^2 - 2 x y + |y|^2`: all differences at once would be the sites' square times the neurons
+        in memory.
+
+        Args:
+            others: coefficients of the other points.
+            ones: coefficients of the points; ``None``: the sites' points.
         """
         rows = self.products[: self.sites] if ones is None else ones @ self.products
         squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)

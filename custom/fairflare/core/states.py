@@ -240,7 +240,10 @@ def _average(
 def _means(
     states: States, sites: set[str], weights_of: WeightsOf, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
-    """Either form of the states: all tensors in one pass over the sites, or a pass for every tensor."""
+    """Return the mean of every tensor, for either form of the states (by site, or a stream).
+
+    All tensors in one pass over the sites, or a pass for every tensor.
+    """
     if not isinstance(states, Mapping):
         if movement is None:
             return _one_pass(states, sites, weights_of, floor, True, how)
@@ -340,7 +343,7 @@ def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str
 
 
 def _whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """As int64, rounded."""
+    """Return a tensor as int64, rounded."""
     if not tensor.is_floating_point():
         return tensor.long()
     if bool((tensor.abs() > _LARGEST_WHOLE).any()):

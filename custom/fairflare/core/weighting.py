@@ -123,7 +123,9 @@ def _delta(site: str, layer: str, value: float) -> float:
 def dissimilarity_weights(
     dissimilarity: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:
-    """:func:`layer_weights` from ``1 - delta`` itself, which keeps its digits when delta is close to 1.
+    """Return the weights of :func:`layer_weights`, from ``1 - delta`` itself.
+
+    ``1 - delta`` keeps its digits when delta is close to 1.
 
     Args:
         dissimilarity: ``{site: {layer: 1 - delta}}``; the same layers at every site.

@@ -272,7 +272,10 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float]:
 
 
 def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
-    """Of each frame what stands in its functional groups, its own before those of all; else one entry, of all."""
+    """Return for each frame what stands in its functional groups, the frame's own before those of all frames.
+
+    A file without functional groups by frame has one entry, for all frames.
+    """
     own = head.get("PerFrameFunctionalGroupsSequence")
     if own and len(own) != frames:
         value = f"its header has {len(own)} functional groups for {frames} frames"
@@ -357,12 +360,15 @@ def _keyword(pointer: str) -> str:
 
 
 def _text(value: Any) -> str:
-    r"""As the header has it: ``L\P``."""
+    r"""Return a header's value as text, as the header has it: ``L\P``."""
     return "" if value is None else str(value) if isinstance(value, (str, int, float)) else "\\".join(map(str, value))
 
 
 def _groups(head: Any, frame: int) -> list[Any]:
-    """Where an enhanced file keeps what others have at the top, for one frame; its own go before those of all."""
+    """Return the items in which an enhanced file keeps, for one frame, what other files have at the top of the header.
+
+    The frame's own items come before those of all frames.
+    """
     each, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
     outer = [*([each[frame]] if each and frame < len(each) else []), *([shared[0]] if shared else [])]
     return [item[0] for group in outer for item in (element.value for element in group) if _is_items(item)]

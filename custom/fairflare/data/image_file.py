@@ -493,7 +493,7 @@ def _tag_of(picture: Any) -> int | None:
 
 
 def _tiff_head(path: Path) -> tuple[int, int, int | None]:
-    """Height, width and orientation tag as they are stored."""
+    """Return height, width and orientation tag of a TIFF file, as they are stored."""
     import tifffile
 
     with tifffile.TiffFile(path) as tiff:

@@ -108,7 +108,7 @@ class Window:
     function: str = "LINEAR_EXACT"
 
     def __call__(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """In [0, 1]."""
+        """Return values scaled to [0, 1] by the window."""
         if self.function == "SIGMOID":
             away = (values.astype(np.float64) - self.centre) / self.width
             return np.asarray(1 / (1 + np.exp(-4 * away)), np.float32)

@@ -83,7 +83,9 @@ def two_pool_partition(
     seed: int = 0,
     min_size: int = 1,
 ) -> list[Indices]:
-    """FedISM's partition: a pool for the clean sites, one for the corrupted (the last) sites, a Dirichlet in each.
+    """Deal samples by FedISM's partition: a pool for clean sites, one for corrupted sites, a Dirichlet in each.
+
+    The corrupted sites are the last ones.
 
     The first round((K - K_c) / K * n_c) samples of each shuffled class are the clean pool, the others the corrupted
     one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from them. The authors
@@ -146,7 +148,9 @@ def _large_enough(
 def quantity_partition(
     labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10
 ) -> list[Indices]:
-    r"""Sites of very different size that are alike in their classes: the sizes are shares :math:`p \sim Dir(\alpha)`.
+    r"""Deal samples to sites of very different size that are alike in their classes.
+
+    The sizes are shares :math:`p \sim Dir(\alpha)`.
 
     Each class is shuffled and cut at the same cumulative shares, rounded by largest remainder; so a class with fewer
     samples than sites goes to the largest ones. A draw that leaves a site too small is thrown away, at most 100 times.
@@ -334,5 +338,5 @@ def _generator(seed: Any, *more: int) -> np.random.Generator:
 
 
 def _whole(name: str, value: Any, low: int = 1) -> int:
-    """As :func:`fairflare.base.checks.whole`, NumPy's integers too."""
+    """Return what :func:`fairflare.base.checks.whole` does, for NumPy's integers too."""
     return whole(name, value.item() if isinstance(value, np.integer) else value, low=low)

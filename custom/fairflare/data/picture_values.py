@@ -85,7 +85,10 @@ def in_rgb(picture: Image.Image) -> Image.Image:
 
 
 def plain_mode(mode: str, is_mask: bool) -> str:
-    """Colours instead of palette indices, no alpha; grey pictures as they are. Of a mask the indices are the labels."""
+    """Return the mode to decode a picture in: colours instead of palette indices, and no alpha.
+
+    Grey pictures stay as they are. Palette indices of a mask are its labels, and stay too.
+    """
     if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
         return "RGB"
     return {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)

@@ -180,7 +180,7 @@ def _is_eight_bits(opened: _Opened) -> bool:
 def _windowed(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """As :func:`_scaled`, each slice by its own window where the header has several."""
+    """Scale values as :func:`_scaled`, each slice by its own window where the header has several."""
     from fairflare.data.intensity import Window
 
     windows = opened.facts.windows if how.window is None else (Window(*how.window),)
@@ -434,7 +434,10 @@ def _turn_for(file: ImageFile) -> threading.Lock:
 
 @lru_cache(maxsize=4)
 def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | None) -> npt.NDArray[Any]:
-    """Kept for a moment, since slices of one volume come one after the other; a replaced file is noticed."""
+    """Decode a file, or return the array that is kept for a moment.
+
+    Slices of one volume come one after the other; a replaced file is noticed.
+    """
     if kept is None or not file.may_be_volume:
         return file.decode(is_mask=is_mask, limit=limit)
     found = kept.array(file, "mask" if is_mask else "image", lambda: file.decode(is_mask=is_mask, limit=limit))
@@ -450,7 +453,10 @@ def _facts(file: ImageFile) -> Facts:
 
 @lru_cache(maxsize=4096)
 def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
-    """Of a file that :func:`_open` could read, once for all slices of a volume; ``None``: it is not finite."""
+    """Return the intensity bounds of a file that :func:`_open` could read, once for all slices of a volume.
+
+    ``None``: the file is not finite.
+    """
 
     def measure() -> Bounds | None:
         return bounds_of(_decode(file, False, limit, kept), kind, _facts(file).padded)

@@ -234,7 +234,7 @@ def same_version(other: str) -> bool:
 
 
 def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Plain, contiguous CPU tensors, detached from any graph; the values are not changed.
+    """Return a state as plain, contiguous CPU tensors, detached from any graph; the values are not changed.
 
     Args:
         state: tensors or NumPy arrays by name, on any device.
@@ -261,7 +261,7 @@ def clean_tensor(name: object, value: Any) -> torch.Tensor:
 
 
 def clean_meta(value: Any, where: str = "meta") -> Any:
-    """Only dict, list, str, bytes, int, float, bool and None, whatever NumPy or torch scalars came in.
+    """Return a value with only dict, list, str, bytes, int, float, bool and None, for NumPy or torch scalars too.
 
     Raises:
         NotSendable: a value of another type, an integer over 64 bits (names its place).

@@ -131,7 +131,7 @@ def check_exchange(exchange: str) -> None:
 
 
 def fingerprint(tensors: State) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of tensors, in the order of their names, as hex digits."""
+    """Return the SHA-256 of names, dtypes, shapes and bytes of tensors, in order of their names, as hex digits."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

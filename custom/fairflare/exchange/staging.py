@@ -107,7 +107,7 @@ class Staging:
         return _StagedState(site, path)
 
     def open_all(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        """:meth:`open` for every staged site: what ``weighted_average`` takes."""
+        """Open the state of every staged site as :meth:`open` does: what ``weighted_average`` takes."""
         return {site: self.open(site) for site in self.sites()}
 
     def sites(self) -> list[str]:
@@ -222,7 +222,10 @@ def _stamp(descriptor: int) -> tuple[int, int, int]:
 
 
 def free_memory() -> int:
-    """Bytes that may still be taken: what the machine has available or, if that is less, this process's container."""
+    """Return the bytes of memory that may still be taken.
+
+    The number is what the machine has available or, if less is available there, what this process's container has.
+    """
     available = int(psutil.virtual_memory().available)
     try:
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))

@@ -323,7 +323,10 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(found: Signature, common: Signature) -> bool:
-    """Whether it is the same but for what a filter does: tensors of an update excluded, integers made floating."""
+    """Return whether a signature is the common one but for what a filter does.
+
+    A filter may exclude tensors of an update, and make integers floating.
+    """
     kinds = {(name, shape): floating for name, shape, floating in common[2]}
     whole = found[0] or len(found[2]) == len(common[2])
     return (
@@ -349,6 +352,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of what all sites measured, so that a stock controller's ``stop_cond`` has something to look at."""
+    """Return the mean of what all sites measured, so that a stock controller's ``stop_cond`` has a value."""
     shared = set.intersection(*(set(m) for m in metrics)) if metrics else set()
     return {name: sum(m[name] for m in metrics) / len(metrics) for name in sorted(shared)}

@@ -147,14 +147,17 @@ class Site:
         return False
 
     def send(self) -> None:
-        """Answers the round with the model as it is now."""
+        """Answer the round with the model as it is now."""
         current_round, self._round, self._epoch = self._round, None, None
         if current_round is None or self._site is None:
             raise RuntimeError("there is no round to answer; call site.receive() first")
         self._answer(self._site.finish(), current_round)
 
     def epochs(self, number: int) -> Iterator[int]:
-        """``for epoch in site.epochs(2)``: of every round. Receives before the first, sends after the last."""
+        """Yield the epochs of every round: ``for epoch in site.epochs(2)``.
+
+        The loop receives the model before the first epoch of a round and sends the model after the last one.
+        """
         whole("number", number)
         while self.receive():
             for epoch in range(number):
@@ -193,7 +196,10 @@ class Site:
 
 
 def _state_folder() -> Path:
-    """``fairflare_state`` in the job's run folder at this site; of a script that did not come with the job, here."""
+    """Return ``fairflare_state`` in the job's run folder at this site.
+
+    For a script that did not come with the job, the folder is in the current one.
+    """
     script = Path(sys.argv[0]).resolve()
     run = script.parents[2] if script.parent.name == "custom" else Path.cwd()
     return run / "fairflare_state"

@@ -77,7 +77,7 @@ class RoundsController(RunSettings, ModelController):
     # -- the workflow
 
     def run(self) -> None:
-        """FLARE's entry; see :class:`fairflare.federation.server.rounds.Rounds`."""
+        """Run the rounds as FLARE's entry; see :class:`fairflare.federation.server.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
         place = self._place()
         for text in sweep():
@@ -174,9 +174,9 @@ class RoundsController(RunSettings, ModelController):
     # -- what FLARE tells otherwise
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Also hands over what FLARE keeps from the callback: an error reply, and a message that it cannot convert.
+        """Hand over also what FLARE keeps from the callback: an error reply, and a message that it cannot convert.
 
-        To the task that it answers: it may be over, and another one begun.
+        Such a reply goes to the task that it answers: that task may be over, and another one begun.
         """
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         why = _unreadable(client_task.client.name, client_task.result)

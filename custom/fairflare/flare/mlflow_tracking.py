@@ -52,7 +52,7 @@ class MLflow(MLflowReceiver):
 
     @classmethod
     def like(cls, receiver: MLflowReceiver) -> MLflow:
-        """With the settings of FLARE's; the events only where they are not its defaults."""
+        """Make a receiver with the settings of FLARE's receiver, and its events where not FLARE's defaults."""
         events = None if receiver.events == [f"fed.{EVENT}"] else receiver.events
         kept = receiver.tracking_uri, receiver.kw_args, receiver.artifact_location
         return cls(*kept, events, receiver.buff_flush_time)

@@ -29,7 +29,10 @@ class RunModels(PTFileModelPersistor):
         )
 
     def handle_event(self, event: str, fl_ctx: FLContext) -> None:
-        """Only finds the folder: the stock class would write the best model here, too."""
+        """Find the run's folder when a run starts, and do nothing else.
+
+        The stock class would write the best model here, too.
+        """
         if event == EventType.START_RUN:
             self._initialize(fl_ctx)
             self.log_dir = fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())
@@ -41,7 +44,7 @@ class RunModels(PTFileModelPersistor):
         return super().load_model(fl_ctx)
 
     def save_model(self, ml: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Refused: another workflow would replace the run's result.
+        """Refuse to save: another workflow would replace the run's result.
 
         Raises:
             RuntimeError: always; give that workflow a persistor of its own.

@@ -147,7 +147,7 @@ class SiteStatistics(StatisticsController):
         page.save(data, overwrite_existing=True, fl_ctx=fl_ctx)
 
     def reset(self) -> None:
-        """As before the first question."""
+        """Forget everything: the state is that before the first question."""
         self.left_out: dict[str, str] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._histograms: dict[str, dict[str, Histogram]] = {}
@@ -254,7 +254,10 @@ class StatisticsPage(StatisticsWriter):
 
 
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
-    """Classes where the datalist has a number as a label, else masks; what is wrong with the list is said later."""
+    """Return classification where the datalist has a number as a label, else segmentation (masks).
+
+    What is wrong with the list is said later.
+    """
     try:
         content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
         entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
@@ -272,7 +275,10 @@ def configs() -> dict[str, Any]:
 
 
 def cleansers(least: int) -> dict[str, Any]:
-    """FLARE's privacy cleansers by id: behind what a site leaves out by cases, they look at numbers of records."""
+    """Return FLARE's privacy cleansers by id.
+
+    The cleansers look at numbers of records, behind what a site leaves out by cases.
+    """
     return {
         "min_count": MinCountCleanser(min_count=least),
         "histogram_bins": HistogramBinsCleanser(max_bins_percent=100),

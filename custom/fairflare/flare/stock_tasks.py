@@ -102,7 +102,7 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
 
 
 def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask | None = None) -> None:
-    """Whether this site may and can give the model that is asked for.
+    """Check that this site may and can give the model that is asked for.
 
     Raises:
         NotServed: its own file does not allow it, there is no model of that name, or parts of it stay at the site.

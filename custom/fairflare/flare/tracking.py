@@ -39,7 +39,7 @@ else:
             """Keep nothing."""
 
         def finalize(self, fl_ctx: Any) -> None:
-            """Has nothing to close."""
+            """Do nothing: there is nothing to close."""
 
 
 class TensorBoard(TBAnalyticsReceiver):
@@ -78,7 +78,10 @@ class FlareEvents(Curves):
         )
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """For whoever keeps FLARE's best model: it is not the current one, but the one that was validated."""
+        """Hand the best model to whoever keeps FLARE's best model.
+
+        The best model is not the current one, but the one that was validated.
+        """
         fl_ctx = self.controller.fl_ctx
         model = make_model_learnable(dict(state), {"current_round": made})
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=False)

@@ -153,7 +153,7 @@ class CFFL(Downloads, Steps):
         return Weighing(sites=weights, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
-        """Reputations of the sites that are in the round, and who loses the right to be in the next ones."""
+        """Update the reputations of the round's sites, and drop sites that lose the right to be in the next rounds."""
         known = {site: value for site, value in self._reputations.items() if site not in self._removed}
         new = 0.0 if self.cffl_rep == "code" else 1 / len(sites)
         entry = sum(known.values()) / len(known) if known else new

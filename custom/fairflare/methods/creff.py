@@ -143,7 +143,7 @@ class CReFF(MakesTensors):
         return weighing
 
     def _mean_gradients(self, inputs: RoundInputs, weight: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Over the sites that have the class; one that is 0 everywhere has no direction.
+        """Average each class's gradient over the sites that have the class; one that is 0 everywhere has no direction.
 
         With bounds no gradient is longer or shorter than ``max_update_norm`` allows, and the sites that have a class
         share no more weight in it than in a model; the rest has the gradient that the class's features have so far.

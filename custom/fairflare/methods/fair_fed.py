@@ -191,7 +191,10 @@ def _images(counts: Mapping[str, Sums]) -> float:
 
 
 def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
-    """Without those of sites with other numbers of groups or classes than most: they go by their accuracy."""
+    """Empty the counts of sites with other numbers of groups or classes than most sites have.
+
+    Such sites go by their accuracy.
+    """
     shapes = {site: (len(of), next(iter(of.values()))[CONFUSION].shape) for site, of in counts.items() if of}
     most = Counter(shapes.values()).most_common(1)
     return {site: of if most and shapes.get(site) == most[0][0] else {} for site, of in counts.items()}

@@ -100,7 +100,7 @@ class FedGA(Rule):
         return Weighing(sites=weights, values={"step_of_weights": step}, details={"weights": dict(self._weights)})
 
     def step_of(self, current_round: int, num_rounds: int, num_sites: int) -> float:
-        """d_r, ``>= 0``."""
+        """Return d_r, ``>= 0``, the step size of FedGA's weights in a round."""
         size = (STEPS[self.fedga_mode] if self.ga_step is None else self.ga_step) / num_sites
         if not self.shrinking:
             return size

@@ -147,7 +147,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 
     def _scores(self, inputs: RoundInputs, layers: list[str]) -> Scores:
-        """1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
+        """Return 1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
         known = {site: scores for site, scores in self._last_scores.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
@@ -169,7 +169,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         return by_granularity(scores, layers, self.setting("layer_granularity"), self._units)
 
     def _weights(self, scores: Scores) -> LayerWeights:
-        """Eq. 5, then what steadies it."""
+        """Return the layer weights of Eq. 5, steadied by ``power`` and ``mix``."""
         found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
         power, mix = self.setting("power"), self.setting("mix")
         if power != 1:

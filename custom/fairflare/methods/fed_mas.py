@@ -160,7 +160,10 @@ class RescueTraining(LocalTraining):
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """One pass over the images as they are: w of the received model, and the features that are not known yet."""
+        """Make one pass over the images as they are.
+
+        The pass finds w of the received model, and the features that are not known yet.
+        """
         from fairflare.base.task import evaluating
 
         order = run.data.order("training")

@@ -164,7 +164,7 @@ class FedMRL(Rule):
         return Weighing(sites=weights, values=values, details=details)
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
-        """F over the finite losses (MRL-2); ``None``: no fairness term next round."""
+        """Return F, the mean or sum of the sites' finite losses (MRL-2); ``None``: no fairness term next round."""
         found = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
         finite = {s: v for s, v in found.items() if math.isfinite(v)}
         if not finite:

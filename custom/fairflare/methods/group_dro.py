@@ -180,8 +180,9 @@ class GroupDRO(Rule):
         return {key: value * bounded[key[0]] / sites[key[0]] if sites[key[0]] else value for key, value in q.items()}
 
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Mean loss and images of each group that somebody tells; of a site with another number of groups than most
-        nothing.
+        """Return mean loss and number of images of each group that some site tells.
+
+        Of a site with another number of groups than most sites nothing is taken.
         """
         told = {site: inputs.reports[site]["group_losses"] or () for site in inputs.sites}
         most = Counter(len(losses) for losses in told.values() if losses).most_common(1)

@@ -81,7 +81,7 @@ class QFedAvg(Steps):
         )
 
     def _constant(self, bend: float) -> float:
-        """L of a round, and what is kept of it."""
+        """Return L, the Lipschitz constant of a round, and keep what ``auto`` measures of it."""
         if self.lipschitz == "rate":
             return 1 / self.learning_rate
         if self.lipschitz != "auto":

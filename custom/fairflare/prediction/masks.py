@@ -81,7 +81,10 @@ def stem_of(name: str) -> str:
 
 
 def mask_name(name: str, volume: bool = False) -> str:
-    """``case.nii.gz`` -> ``case_mask.nii.gz``; a picture of any kind gets a PNG, a DICOM volume a ``.nii.gz``."""
+    """Name a mask's file: ``case.nii.gz`` -> ``case_mask.nii.gz``.
+
+    A picture of any kind gets a PNG, a DICOM volume a ``.nii.gz``.
+    """
     ending = suffix_of(Path(name))
     if ending not in (*VOLUMES, *ARRAYS):
         ending = ".nii.gz" if volume else ".png"
@@ -89,12 +92,15 @@ def mask_name(name: str, volume: bool = False) -> str:
 
 
 def overlay_name(name: str) -> str:
-    """``case.nii.gz`` -> ``case_overlay.png``."""
+    """Name an overlay's file: ``case.nii.gz`` -> ``case_overlay.png``."""
     return f"{stem_of(name)}_overlay.png"
 
 
 def probability_file(mask: Path, part: int) -> Path:
-    """``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` of the first structure; beside a PNG a ``.npy``."""
+    """Return the file of a structure's probabilities beside its mask.
+
+    ``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` for the first structure; beside a PNG a ``.npy``.
+    """
     ending = suffix_of(mask)
     kept = ending if ending in (*VOLUMES, *ARRAYS) else ".npy"
     return mask.with_name(f"{mask.name[: -len('_mask' + ending)]}_probability_{part + 1}{kept}")

@@ -91,7 +91,7 @@ class Predictor:
         return self.task.names()
 
     def __call__(self, file: Path) -> Iterator[Found]:
-        """One entry for a picture, one a slice for a volume, in their order.
+        """Yield what is found in a file: one entry for a picture, one for each slice of a volume, in their order.
 
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
@@ -119,7 +119,10 @@ class Predictor:
         return outputs
 
     def _of_volume(self, file: Path) -> torch.Tensor:
-        """Of each class, or of each structure in the volume's own grid, (structures, rows, columns, slices)."""
+        """Return the probabilities of a volume: of each class, or of each structure in the volume's own grid.
+
+        Structures: (structures, rows, columns, slices).
+        """
         from monai.data import MetaTensor
         from monai.transforms import SpatialResample
 

@@ -36,7 +36,7 @@ class CsvFiles:
         }
 
     def rewrite(self, rounds: Iterable[Mapping[str, Any]]) -> None:
-        """All files anew, with these rounds."""
+        """Write all files anew, with these rounds."""
         for name, columns in CSV_COLUMNS.items():
             head = csv_text([list(columns)])
             if name in self._packed:
@@ -50,7 +50,7 @@ class CsvFiles:
             self.add(table_rows(record))
 
     def add(self, rows: Mapping[str, list[list[Any]]]) -> None:
-        """Rows by file, of :func:`table_rows` or :func:`final_rows`."""
+        """Append rows by file, from :func:`table_rows` or :func:`final_rows`."""
         for name, text in ((name, csv_text(found)) for name, found in rows.items() if found):
             if name in self._packed:
                 self._packed[name].append(text)
@@ -117,7 +117,7 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
 
 
 def _suppressed_rows(number: int, by_site: Mapping[str, Iterable[str]]) -> list[list[Any]]:
-    """In the words of the rows that have values."""
+    """Return rows for suppressed values, in the words of the rows that have values."""
     phases = {"metrics": "validation", "report": "report", "stats": "train"}
     found = []
     for site, names in by_site.items():

@@ -90,7 +90,7 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration
 
 
 def _of_groups(own: Mapping[str, Sums], attribute: str) -> dict[str, Any]:
-    """Of the groups of one site, or of all together."""
+    """Return the figures of the groups of one site, or of all sites together."""
     whole, known = added(list(own.values())), _known(own)
     found: dict[str, Any] = {
         "groups": {group: _figures(of) for group, of in own.items()},
@@ -119,7 +119,10 @@ def _together(at: At) -> dict[str, Sums]:
 
 
 def _pooled(at: At, attribute: str) -> dict[str, Any]:
-    """Of all sites together; gaps also within the sites, and without each part of the cases in turn."""
+    """Return the figures of all sites together.
+
+    Gaps come also within the sites, and without each part of the cases in turn.
+    """
     whole = {site: {group: in_one(of) for group, of in own.items()} for site, own in at.items()}
     found = _of_groups(_together(whole), attribute)
     if attribute == EVERYBODY:
@@ -150,7 +153,10 @@ def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[st
 
 
 def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums]) -> Ends:
-    """Interval of a gap within the sites, by the parts of the cases; ``groups``: of the sites that are in it."""
+    """Return the interval of a gap within the sites, by the parts of the cases.
+
+    ``groups``: of the sites that are in the gap.
+    """
     from scipy.special import stdtrit
 
     cases = [number for of in groups.values() if (number := cases_of(of)) > 0]
@@ -318,7 +324,10 @@ def group_notes(results: Results) -> list[str]:
 
 
 def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:
-    """Who lacks one of the rates of equalised odds; ``key``: of :func:`undefined_rates`; ``many``: with images."""
+    """Say which groups lack one of the rates of equalised odds.
+
+    ``key``: of :func:`undefined_rates`; ``many``: number of groups with images.
+    """
     rate, _, label = key.rpartition(" ")
     other = "false positives" if rate == "sensitivity" else "sensitivity"
     images = f"no image {'of' if rate == 'sensitivity' else 'without'} class {label}"
@@ -328,7 +337,10 @@ def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str
 
 
 def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
-    """Rows of ``sites.csv``: phase ``groups``, metric ``<attribute>=<group>/<metric>`` and ``<attribute>/<gap>``."""
+    """Return rows of ``sites.csv``, phase ``groups``.
+
+    Metrics are ``<attribute>=<group>/<metric>`` and ``<attribute>/<gap>``.
+    """
     places = {"": found["pooled"], **found["sites"]}
     rows = []
     for site, attributes in places.items():

@@ -57,7 +57,10 @@ Cell: TypeAlias = Plain | Spread | Shown
 
 
 def printable(value: object, most: int | None = MAX_TEXT) -> str:
-    """Text that any document can hold: what controls a terminal or the direction of writing is marked; then cut."""
+    """Return text that any document can hold.
+
+    What controls a terminal or the direction of writing is marked; then the text is cut.
+    """
     text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in TURNS else c for c in str(value))
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
@@ -187,7 +190,7 @@ class Table:
         return "\n\n".join(parts)
 
     def rich(self, width: int | None = None, bold: Collection[str] = ()) -> list[RichTable]:
-        """For a terminal, as :meth:`text`; rows of these names stand out."""
+        """Return the table for a terminal, as :meth:`text` does; rows with a name in ``bold`` stand out."""
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -235,7 +238,7 @@ def _heads(name: str, cells: Sequence[Cell]) -> Sequence[str]:
 
 
 def _values(cell: Cell, count: int) -> list[Plain]:
-    """As many as there are columns."""
+    """Return the values of a cell, filled up with ``None`` to as many as there are columns."""
     of = cell.values if isinstance(cell, Shown) else (cell.mean, cell.sd) if isinstance(cell, Spread) else (cell,)
     return [*of, *[None] * (count - len(of))]
 
@@ -251,7 +254,10 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
-    """Sentences of at most ``width`` characters a line; what goes on is indented by two more. None: as they are."""
+    """Wrap sentences to at most ``width`` characters a line; ``None``: they stay as they are.
+
+    What goes on in the next line is indented by two more.
+    """
     if width is None:
         return list(lines)
     found = []
@@ -285,7 +291,7 @@ def printed(
 
 
 def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
-    """At most so many, and how many more there are."""
+    """Join at most ``most`` parts, and say how many more there are."""
     found = list(parts)
     more = f"{between}and {len(found) - most} more" if len(found) > most else ""
     return between.join(found[:most]) + more
@@ -297,14 +303,17 @@ def counted(count: int, what: str) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """1, 2, 3, 7 as ``1-3, 7``."""
+    """Write numbers as ranges: 1, 2, 3, 7 as ``1-3, 7``."""
     starts = [n for k, n in enumerate(numbers) if k == 0 or n != numbers[k - 1] + 1]
     ends = [n for k, n in enumerate(numbers) if k + 1 == len(numbers) or n + 1 != numbers[k + 1]]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:
-    """Which columns stand side by side, the ``lead`` first in each of the blocks; ``gap``: between two columns."""
+    """Cut a table into blocks of columns that stand side by side, the ``lead`` first columns in each block.
+
+    ``gap``: between two columns.
+    """
     found: list[list[int]] = [[*range(lead)]]
     taken = first = sum(widths[:lead]) + gap * (lead - 1)
     for index, own in enumerate(widths[lead:], start=lead):

@@ -241,7 +241,7 @@ class ResultsStore:
             raise ValueError(f"the run is already {self._head['status']}")
 
     def _begin_failed(self) -> None:
-        """As :meth:`start`, for a run that has nothing but a reason: a full disk must not be in its way."""
+        """Begin, as :meth:`start` does, a run that has nothing but a reason: a full disk must not be in its way."""
         self._head = {**_EMPTY, "info": {}, "started": _now()}
         private_folder(self.folder)
         self.log.open_at(0)
@@ -285,7 +285,10 @@ def mark_ended(folder: Path, reason: str) -> bool:
 
 
 def results_in(path: Path) -> Path | None:
-    """``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download; itself if it is a file."""
+    """Find ``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
+
+    A path of a file is returned as it is.
+    """
     if path.is_file():
         return path
     in_workspace = Path("server") / "simulate_job" / "fairflare"
@@ -294,7 +297,7 @@ def results_in(path: Path) -> Path | None:
 
 
 def find_results(path: Path) -> Path:
-    """As :func:`results_in`.
+    """Find results as :func:`results_in` does, and refuse a path that has none.
 
     Raises:
         ValueError: there is none.

@@ -101,7 +101,7 @@ class Site:
             self.right = {}
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
-        """At :data:`LEVEL`; NaN twice: the cases do not say."""
+        """Return the interval of the site's value at :data:`LEVEL`; NaN twice: the cases do not say."""
         cases = self.said.get("test_cases")
         if cases is None or cases < 2:
             return math.nan, math.nan
@@ -117,7 +117,7 @@ class Site:
         return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
 
     def mean_recall(self, classes: Sequence[str]) -> float | None:
-        """Over some classes."""
+        """Return the mean recall over some classes; ``None``: the recall of one of them is not known."""
         known = [self.right[name] / self.support[name] for name in classes if name in self.right]
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 

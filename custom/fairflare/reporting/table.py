@@ -66,7 +66,7 @@ def fairness_table(
 
 
 def rich_table(results: Results, *, metric: str | None = None, width: int | None = None) -> Group:
-    """:func:`fairness_table` for a terminal; a site that is shown to be behind stands out.
+    """Lay out :func:`fairness_table` for a terminal; a site that is shown to be behind stands out.
 
     Raises:
         ValueError: as there.

@@ -156,7 +156,10 @@ class MonaiBundleTask(Task):
         return found.mean() if found.ndim else found
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
-        """One training image through network and loss, in evaluation mode: sizes and labels must fit the bundle."""
+        """Send one training image through network and loss, in evaluation mode.
+
+        Sizes and labels must fit the bundle.
+        """
         import torch
 
         inputs, targets = (tensor.to(device) for tensor in next(iter(data.batches("training", batch_size=1))))
@@ -196,7 +199,10 @@ class MonaiBundleTask(Task):
         return result
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float]:
-        """Of each image; NaN of one without any structure, which counts in no mean, as in :meth:`evaluate`."""
+        """Return the score of each image.
+
+        An image without any structure has NaN, which counts in no mean, as in :meth:`evaluate`.
+        """
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
         found: list[float] = means(scores).tolist()
         return found
@@ -204,7 +210,10 @@ class MonaiBundleTask(Task):
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """As the base says; an image without any structure counts in no mean, as in :meth:`evaluate`."""
+        """Return the metric of each draw as the base class says.
+
+        An image without any structure counts in no mean, as in :meth:`evaluate`.
+        """
         of_images = np.array(self.image_scores(model, data, device))
         of_draws = (of_images[one] for one in drawn)
         return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_draws]
@@ -212,7 +221,7 @@ class MonaiBundleTask(Task):
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
-        """Of each image: the metric by structure, and the loss."""
+        """Return, for each image, the metric by structure, and the loss."""
         from fairflare.tasks.bundles.bundle_data import item_of
 
         def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:

@@ -112,7 +112,7 @@ def check_segmenter(network: str, image_size: Sequence[int], width: int | None) 
 
 
 def needs_einops(network: str) -> None:
-    """One sentence where the package is absent that MONAI's transformers are written with."""
+    """Refuse a network, in one sentence, where the package is absent that MONAI's transformers are written with."""
     try:
         import einops  # noqa: F401
     except ImportError as error:

@@ -231,7 +231,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     @abstractmethod
     def open_phantom(self, site: str, own: Any) -> SiteData:
-        """Synthetic images."""
+        """Open synthetic images for a site."""
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Refuse synthetic data of another number of classes than the task's."""
@@ -270,7 +270,7 @@ class ImageData(SiteData):
         return None
 
     def check_split(self, split: str) -> str:
-        """``split``, or ``ValueError`` when these data have none of this name."""
+        """Return ``split``, or raise ``ValueError`` when these data have no split of this name."""
         return checks.choice("split", split, ("training", "validation", *self.test_splits))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
@@ -334,7 +334,10 @@ class FolderImages(ImageData):
 
     @abstractmethod
     def transform(self, split: str) -> Compose:
-        """From a :class:`fairflare.data.datalist.Sample` to ``{"image": tensor, "label": tensor}``."""
+        """Return the transform from a :class:`fairflare.data.datalist.Sample` to a dict of tensors.
+
+        The dict is ``{"image": tensor, "label": tensor}``.
+        """
 
     @staticmethod
     def _unknown(datalist: Datalist) -> str:

@@ -26,7 +26,7 @@ def inner_size(own: Size, size: Size, how: str) -> Size:
 
 
 def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:
-    """(..., height, width) cut or padded around its middle; the way back is the same with the sizes exchanged."""
+    """Cut or pad pictures (..., height, width) around their middle; the way back has the sizes exchanged."""
     edges: list[int] = []
     for new, old in zip(size[::-1], (pictures.shape[-1], pictures.shape[-2]), strict=True):
         before = (new - old) // 2 if new >= old else -((old - new) // 2)
@@ -35,7 +35,10 @@ def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tens
 
 
 def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Tensor:
-    """(n, channels, height, width) float32 in the network's size: bilinear, filtered where it shrinks; an edge is 0."""
+    """Resize pictures (n, channels, height, width) float32 to the network's size.
+
+    Bilinear, filtered where a picture shrinks; an edge is 0.
+    """
     inner = inner_size((pictures.shape[2], pictures.shape[3]), size, how)
     if tuple(pictures.shape[2:]) != inner and len(pictures):
         pictures = interpolate(pictures, inner, mode="bilinear", antialias=True, align_corners=False)

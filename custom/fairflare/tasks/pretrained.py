@@ -94,7 +94,10 @@ def _place(name: str, own: Mapping[str, str]) -> str | None:
 def _positions(
     found: dict[str, torch.Tensor], grid: Sequence[int], own: torch.Tensor, path: Path
 ) -> dict[str, torch.Tensor]:
-    """Position embeddings as this network has them: the class token's in that token, the patches' in its grid."""
+    """Change position embeddings to this network's form.
+
+    The class token's embedding is in that token, the patches' embeddings are in the network's grid.
+    """
     timm, token = found.pop("pos_embed", None), found.get("cls_token")
     if timm is not None:
         found[POSITIONS] = timm
@@ -117,6 +120,6 @@ def _positions(
 
 
 def _side(patches: int, dimensions: int) -> int:
-    """Of a square or cube of so many patches; 0: it is none."""
+    """Return the side of a square or cube of so many patches; 0: the patches make none."""
     side = round(math.exp(math.log(max(patches, 1)) / dimensions))
     return side if side**dimensions == patches else 0

@@ -140,7 +140,7 @@ def encoder_tensors(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch
 
 
 def build_encoder(network: str) -> tuple[nn.Module, int]:
-    """(n, 3, height, width) -> (n, width), with random weights; and that width."""
+    """Build an encoder (n, 3, height, width) -> (n, width), with random weights; return it and that width."""
     if network.startswith("timm:"):
         return _timm_encoder(network.removeprefix("timm:"))
     if network in ("resnet18", "densenet121"):

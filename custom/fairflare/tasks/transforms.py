@@ -150,12 +150,15 @@ def luminance(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def shrunk(picture: torch.Tensor, size: tuple[int, int], how: str) -> torch.Tensor:
-    """(channels, height, width) in [0, 1] of the network's size: bilinear, with a low-pass filter where it shrinks."""
+    """Resize (channels, height, width) in [0, 1] to the network's size.
+
+    Bilinear, with a low-pass filter where the picture shrinks.
+    """
     return smooth(picture[None], size, how)[0].clamp(0.0, 1.0)
 
 
 def placed(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> torch.Tensor:
-    """(structures, height, width) masks of the network's size; see :func:`fairflare.tasks.placing.masks_placed`."""
+    """Resize (structures, height, width) masks to the network's size; see :func:`.placing.masks_placed`."""
     if how == "pad":  # the edge does not count, which bytes without a sign cannot say
         masks = masks.to(torch.int8)
     return masks_placed(masks, size, how, by)
@@ -183,7 +186,7 @@ def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "s
 
 
 def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
-    """From (height, width, 1 or 3) to what the network gets in evaluation."""
+    """Return the transforms from (height, width, 1 or 3) to what the network gets in evaluation."""
     return [
         EnsureChannelFirstd("image", channel_dim=-1),
         each("image", in_channels, channels=channels),

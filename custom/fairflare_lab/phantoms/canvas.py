@@ -40,7 +40,7 @@ def _spline(size: int, cells: int) -> npt.NDArray[np.float32]:
 
 
 def ramp(values: Map, low: Map | float, high: Map | float) -> Map:
-    """0 at and below ``low``, 1 at and above ``high`` (or the other way round), straight between."""
+    """Map values to 0 at and below ``low``, 1 at and above ``high`` (or the other way round), straight between."""
     start, slope = np.asarray(low, np.float32), np.asarray(1 / (high - low), np.float32)
     return np.clip((values - start) * slope, 0, 1)
 
@@ -91,7 +91,11 @@ class Canvas:
         self.image *= factor
 
     def finish(self, *, gain: float, cast: float, noise: float) -> npt.NDArray[np.uint8]:
-        """Exposure and white balance that differ by ``gain`` and ``cast``, sensor noise; (size, size, 3) uint8."""
+        """Apply exposure and white balance that differ by ``gain`` and ``cast``, and sensor noise.
+
+        Returns:
+            (size, size, 3) uint8.
+        """
         balance = np.exp(self.rng.normal(0, cast, 3) + self.rng.normal(0, gain)).astype(np.float32)
         self.image *= balance[:, None, None]
         self.image += np.float32(noise) * self.rng.standard_normal(self.image.shape, np.float32)

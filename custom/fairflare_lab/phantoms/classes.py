@@ -130,7 +130,7 @@ class _Drawn(Mapping[str, Images]):
 
 @lru_cache(maxsize=8)
 def _pool(plan: PhantomPlan) -> _Batch:
-    """Training and validation images of all sites."""
+    """Return the training and validation images of all sites."""
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
     rng = np.random.default_rng(image_seed("pool", plan.seed))
     labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
@@ -139,7 +139,10 @@ def _pool(plan: PhantomPlan) -> _Batch:
 
 
 def _dealt(plan: PhantomPlan) -> Labels:
-    """Classes of the pool as if none depended on an attribute: it moves neither the partition nor a site's mix."""
+    """Return the classes of the pool as if no class depended on an attribute.
+
+    So the prevalence of an attribute moves neither the partition nor a site's mix.
+    """
     return _pool(replace(plan, attribute_prevalence=0.0)).labels
 
 
@@ -210,7 +213,10 @@ def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
 
 
 def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Training and validation images of a site. Both get an image where there are two and a fraction above 0."""
+    """Split a site's images into training and validation.
+
+    Both splits get an image where there are two images and a fraction above 0.
+    """
     mine = _partition(plan)[index]
     labels = _pool(plan).labels[mine]
     fraction = plan.validation_fraction

@@ -229,7 +229,7 @@ class Pelvis:
         self.coarse = _smooth(draw.noise(height, width), 7.0 / self.pixel)
 
     def _shape_gland(self, patients: int) -> None:
-        """Size of the gland in each slice; ``level``: 1 base (under the bladder), -1 apex."""
+        """Set the size of the gland in each slice; ``level``: 1 base (under the bladder), -1 apex."""
         draw = self.draw
         level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)[:, None, None]
         self.level = level + draw.slice(-0.12, 0.12)
@@ -251,7 +251,7 @@ class Pelvis:
         self.image = self.image + cover * strength * (value - self.image)
 
     def body(self) -> None:
-        """Subcutaneous fat, then the pelvis, whose fat is crossed by darker strands, muscles and bones."""
+        """Paint subcutaneous fat, then the pelvis, whose fat is crossed by darker strands, muscles and bones."""
         tissue, texture = self.tissue, self.texture
         at = partial(_ellipse, self.u, self.v)
         self.paint(at(0, 6, 182, 118), tissue["fat"])
@@ -277,7 +277,7 @@ class Pelvis:
         self.paint(sacrum + 2.5, tissue["marrow"])
 
     def veins(self) -> None:
-        """Before and beside the prostate."""
+        """Paint veins before and beside the prostate."""
         draw = self.draw
         for _ in range(7):
             angle = draw.patient(-2.6, 2.6) - np.pi / 2
@@ -287,7 +287,7 @@ class Pelvis:
             self.paint(self.ellipse(cx + draw.slice(-2, 2), cy, spot * 1.3, spot), self.tissue["vein"], 0.85)
 
     def rectum(self) -> None:
-        """Wall, then a lumen with gas or stool, or the balloon of an endorectal coil."""
+        """Paint the rectum's wall, then a lumen with gas or stool, or the balloon of an endorectal coil."""
         draw, tissue = self.draw, self.tissue
         coil = self.machine.coil > 0
         radius = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
@@ -303,7 +303,7 @@ class Pelvis:
             self.paint(lumen + 3.6, np.where(gas, np.float32(0.02), tissue["stool"] * (1 + 0.5 * self.coarse)))
 
     def bladder(self) -> None:
-        """Bladder and seminal vesicles, only near the base."""
+        """Paint bladder and seminal vesicles, only near the base."""
         draw, tissue, half_height = self.draw, self.tissue, self.half_height
         shown = np.clip((self.level - 0.35) / 0.4, 0, 1)
         reach = draw.patient(17, 30)
@@ -319,7 +319,7 @@ class Pelvis:
                 self.paint(blob + (1 - shown) * 40, tissue["vesicle"] * (1 + 0.2 * self.texture), 0.9)
 
     def gland(self) -> None:
-        """Capsule and peripheral zone: a wavy ellipse, flat or hollow behind. Sets ``outline`` and ``mask``."""
+        """Paint capsule and peripheral zone: a wavy ellipse, flat or hollow behind. Set ``outline`` and ``mask``."""
         draw, tissue, x, y = self.draw, self.tissue, self.x, self.y
         angle = np.arctan2(y / self.half_height, x / self.half_width)
         waves = np.ones_like(x)
@@ -373,7 +373,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
 
 
 def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
-    """Contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
+    """Apply contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid
     image = np.clip(pelvis.image, 0, 1.4)
@@ -412,7 +412,7 @@ def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
 
 
 def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
-    """Gaussian smoothing of each picture, sigma in pixels; ``unit`` scales noise back to deviation 1."""
+    """Smooth each picture by a Gaussian, sigma in pixels; ``unit`` scales noise back to deviation 1."""
     if sigma < 0.2:
         return image
     height, width = image.shape[1:]
@@ -429,10 +429,10 @@ def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
 
 
 def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> dict[str, npt.NDArray[np.int64]]:
-    """By split the number in :data:`ZONES` of each image: how large the patient's transition zone is.
+    """Return by split the number in :data:`ZONES` of each image: how large the patient's transition zone is.
 
-    It is drawn with the anatomy: an enlarged one fills the gland, which is larger, and sites differ in how often it
-    occurs (``Scanner.enlarged``).
+    The zone is drawn with the anatomy: an enlarged one fills the gland, which is larger, and sites differ in how often
+    it occurs (``Scanner.enlarged``).
 
     Args:
         site, seed, cases: as in :func:`fairflare_lab.phantoms.prostate.prostate_site`.
@@ -446,7 +446,9 @@ def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> dict[str, npt.NDAr
 def one_sided(
     masks: npt.NDArray[np.uint8], numbers: npt.NDArray[np.int64], share: float, seed: int
 ) -> npt.NDArray[np.uint8]:
-    """Masks in which, of this share of the patients with an enlarged zone, only one half of the gland is outlined.
+    """Return masks in which only one half of the gland is outlined for a share of patients.
+
+    The share is of the patients with an enlarged zone.
 
     Whose is drawn by lot, so no model can tell: of a perfect outline the Dice of these images is about 2/3.
 

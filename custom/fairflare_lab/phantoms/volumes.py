@@ -68,7 +68,7 @@ class Volume:
     voxel: tuple[float, float, float]
 
     def write(self, image: Path, label: Path) -> None:
-        """Both as NIfTI, with x to the patient's right, y to the front, z to the head (RAS)."""
+        """Write image and label as NIfTI, with x to the patient's right, y to the front, z to the head (RAS)."""
         import nibabel
 
         affine = np.diag([*self.voxel, 1.0])
@@ -142,7 +142,7 @@ def _volume(machine: VolumeScanner, shape: tuple[int, ...], rng: np.random.Gener
 def _ellipsoid(
     place: Array, centre: npt.NDArray[np.float64], radii: npt.NDArray[np.float64], turn: float = 0.0
 ) -> Array:
-    """At most 1 inside; ``turn`` is about the z axis, in radians."""
+    """Return a map that is at most 1 inside an ellipsoid; ``turn`` is about the z axis, in radians."""
     x, y, z = (place[axis] - centre[axis] for axis in range(3))
     x, y = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
     found: Array = (x / radii[0]) ** 2 + (y / radii[1]) ** 2 + (z / radii[2]) ** 2

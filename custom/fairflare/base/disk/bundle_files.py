@@ -44,7 +44,7 @@ def bundle_files(folder: Path) -> list[str]:
 
 
 def bundle_checksum(folder: Path) -> str:
-    """SHA-256 over names and contents of :func:`bundle_files`."""
+    """Return the SHA-256 checksum over names and contents of the files that :func:`bundle_files` lists."""
     total = hashlib.sha256()
     for name in bundle_files(folder):
         total.update(f"{sha256_of(folder / name)}  {name}\n".encode())
@@ -52,7 +52,10 @@ def bundle_checksum(folder: Path) -> str:
 
 
 def grouped(checksum: str) -> str:
-    """In groups of eight: FLARE takes a long hexadecimal number in a job for somebody's secret."""
+    """Return a checksum in groups of eight digits.
+
+    FLARE takes a long hexadecimal number in a job for somebody's secret.
+    """
     return " ".join(checksum[i : i + 8] for i in range(0, len(checksum), 8))
 
 

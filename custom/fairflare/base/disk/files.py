@@ -44,7 +44,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For ``open(..., opener=...)``: a file that it makes is its owner's alone, whatever the umask."""
+    """Open a path for ``open(..., opener=...)``: a file that this makes is its owner's alone, whatever the umask."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
@@ -185,7 +185,7 @@ def unreadable(error: OSError | ValueError | RecursionError) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's content, in hex."""
+    """Return the SHA-256 checksum of a file's content, in hex."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(1 << 20):
@@ -194,7 +194,7 @@ def sha256_of(path: Path) -> str:
 
 
 def save_torch(value: Any, path: Path) -> None:
-    """``torch.save`` that says why a disk did not take it.
+    """Save a value with ``torch.save``, and say why where a disk did not take it.
 
     Raises:
         OSError: the disk is full or cannot be written.

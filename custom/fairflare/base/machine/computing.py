@@ -52,7 +52,9 @@ class Computing:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Inside, torch does as ``deterministic`` says, in the whole process; afterwards as before.
+        """Let torch use deterministic operations as ``deterministic`` says, inside the context, in the whole process.
+
+        Afterwards torch's settings are those of before.
 
         Raises:
             NoSuchForm: an operation has no deterministic form on its device (inside).
@@ -96,7 +98,10 @@ def _cpu_has_bf16() -> bool:
 
 @contextmanager
 def plainly(*models: nn.Module) -> Iterator[None]:
-    """Inside, the networks compute in float32 and as written: where small differences count, or hooks are set."""
+    """Let networks compute in float32 and as written (not compiled), inside the context.
+
+    Meant for places where small differences count, or hooks are set.
+    """
     with ExitStack() as stack:
         for model in models:
             lowered = model.__dict__.get(_NAME)
@@ -112,7 +117,7 @@ def plainly(*models: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Inside, there is no TF32 or bfloat16 in float32 products and convolutions."""
+    """Switch off TF32 and bfloat16 in float32 products and convolutions, inside the context."""
     backends: Any = torch.backends
     with ExitStack() as stack:
         try:
@@ -157,7 +162,7 @@ class LossScale:
         self.scaler = torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE)
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients of ``loss`` as they are without a scale, in the optimizer's parameters.
+        """Put the gradients of ``loss``, as they are without a loss scale, into the optimizer's parameters.
 
         Raises:
             Overflow: one is not finite; the next scale is half as large.
@@ -214,7 +219,10 @@ def _in_float32(output: Any) -> Any:
 
 
 def _channels_last(model: nn.Module) -> None:
-    """Kernels of 2D and 3D convolutions, which is where the layout of the images comes from."""
+    """Lay the kernels of 2D and 3D convolutions out channels-last.
+
+    The layout of the images follows from that of the kernels.
+    """
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     for parameter in model.parameters():
         if parameter.ndim in formats:

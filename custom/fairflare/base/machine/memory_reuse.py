@@ -20,10 +20,10 @@ _lock, _at_work, _waiting = threading.Lock(), list[object](), list[threading.Tim
 
 @contextmanager
 def reused_memory(device: str) -> Iterator[None]:
-    """Inside, blocks of up to 2 GiB that are freed are handed out again without a page fault.
+    """Hand freed blocks of memory of up to 2 GiB out again without a page fault, inside the context.
 
-    They are free again two seconds behind the end, unless other work has begun by then: tasks that follow each other
-    in one process touch their memory once.
+    The blocks are free again two seconds behind the end of the context, unless other work has begun by then: tasks that
+    follow each other in one process touch their memory once.
 
     glibc maps a large block anew for every tensor and gives it back when the tensor dies, so that a training step on a
     CPU touches each page of its activations for the first time, again and again. All three of glibc's limits must be

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, PyTorch computes with one thread: the number of threads changes the last bits of a sum."""
+    """Let PyTorch compute with one thread, inside the context: the number of threads changes the last bits of a sum."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

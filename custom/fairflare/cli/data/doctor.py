@@ -95,7 +95,7 @@ def examine(
     kit: Path | None = None,
     ports: Sequence[int] = (),
 ) -> Iterator[Finding]:
-    """Everything, one after the other.
+    """Yield the finding of each check, one after the other: packages, device, disk space, then what the arguments name.
 
     Args:
         data: a ``local/fairflare.json``.
@@ -116,7 +116,7 @@ def examine(
 
 
 def packages() -> Iterator[Finding]:
-    """Python and the packages that FairFlare needs, against what it asks for."""
+    """Compare Python and the packages that FairFlare needs with the versions that FairFlare asks for."""
     from packaging.requirements import Requirement
 
     number = ".".join(map(str, sys.version_info[:3]))

@@ -52,7 +52,10 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
 
 
 def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
-    """Channels and size as the images have them, the size at most :data:`MOST_PIXELS` and as the network takes it."""
+    """Return channels and size for a task as the user's images have them.
+
+    The size is at most :data:`MOST_PIXELS`, and one that the network takes.
+    """
     if not images or not {"image_size", "in_channels"} <= set(vars(plan.task)):
         return {}
     task: Any = plan.task
@@ -126,7 +129,10 @@ def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dic
 
 
 def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"task": kind}`` where data that ``prepare`` wrote need another kind of task than a method's own; says it."""
+    """Return ``{"task": kind}``, and say so, where the data need another kind of task than a method's own.
+
+    Meant are data that ``prepare`` wrote, whose manifest names a kind; where the user names a task, ``{}`` is returned.
+    """
     names = ("task", "task_file", "monai_bundle", "script")
     kind = None if data is None or any(told.get(name) for name in names) else manifest_of(data).get("kind")
     if kind:
@@ -135,9 +141,10 @@ def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, An
 
 
 def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"allow_phantom": False}`` where made-up data, which no site is given, are all that cannot be as a plan has it.
+    """Return ``{"allow_phantom": False}`` where only made-up data keep a plan from being made.
 
-    A paper's four corrupted sites, of two that have images of their own. Another error is met when the plan is made.
+    No site is given such data: for instance a paper's four corrupted sites, where two sites have images of their own.
+    Another error is met when the plan is made.
 
     Args:
         make: makes the plan with these settings beside its own.
@@ -188,5 +195,5 @@ def _kind(coloured: bool) -> str:
 
 
 def _coloured(image: npt.NDArray[np.float32]) -> bool:
-    """Grey pictures are often stored in three channels."""
+    """Return whether an image has colours: grey pictures are often stored in three equal channels."""
     return image.shape[2] == 3 and not (image == image[:, :, :1]).all()

@@ -31,7 +31,7 @@ def policies(
 
 
 def _arguments(project: Path) -> dict[str, Any]:
-    """Of the builder's entry in a project file."""
+    """Return the arguments of the builder's entry in a project file."""
     try:
         content = yaml.safe_load(project.read_text(encoding="utf-8"))
         (arguments,) = (entry.get("args") or {} for entry in content["builders"] if entry["path"] == BUILDER)

@@ -18,7 +18,7 @@ Chosen = int | list[str] | Literal["default"] | None
 
 
 def parse_sites(text: str) -> int | list[str] | None:
-    """``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
+    """Parse a text for sites: ``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
 
     Raises:
         ValueError: several numbers, or one that is no count.

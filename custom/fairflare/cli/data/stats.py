@@ -82,7 +82,10 @@ def _here(data: Path, names: list[str] | None, given: dict[str, Any]) -> Any:
 
 
 def class_names(sites: dict[str, dict[str, Any]]) -> tuple[str, ...]:
-    """As the first datalist with usable ones has them; sites that name them otherwise: `fairflare check-data`."""
+    """Return the class names of the first datalist that has usable ones.
+
+    Sites that name the classes otherwise are reported by `fairflare check-data`.
+    """
     from fairflare.cli.data.check import _labels
 
     return tuple(_labels(sites)[1] or ())

@@ -74,7 +74,7 @@ def predict(
     task_file: OwnCode = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Masks or class probabilities of images, by a run's model. Research use only: this is not a medical device.
+    """Write masks or class probabilities of images, by a run's model. Research use only: this is not a medical device.
 
     Network and preprocessing are those of the training; the model's file has
     them. A mask has its image's size and orientation: PNG for a picture,

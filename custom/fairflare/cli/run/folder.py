@@ -99,7 +99,10 @@ def _begun(folder: Path) -> bool:
 
 
 def what_sites_said(results: Results, log: Path) -> list[str]:
-    """Texts of the sites' errors where the reason keeps them back: in the simulator the sites' log is the user's."""
+    """Return the texts of the sites' errors where the failure's reason keeps the texts back.
+
+    In the simulator the sites' log is the user's own.
+    """
     if "(details in the site's log)" not in results.reason or not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def say_plan(plan: Plan, own_data: bool = False) -> None:
-    """Whose settings it has, what these still lack, and where its local training is another's."""
+    """Say whose settings a plan has, what the settings still lack, and where its local training is another's."""
     say_whose_setting(plan)
     say_what_lacks(plan.lacks, own_data)
     if plan.brought:
@@ -23,7 +23,7 @@ def say_plan(plan: Plan, own_data: bool = False) -> None:
 
 
 def say_whose_setting(plan: Plan) -> None:
-    """Which paper ``--paper`` took, and where else the method stands."""
+    """Say which paper's settings ``--paper`` took, and in which other papers the method stands."""
     if plan.paper is not None:
         others = [name for name in plan.method.papers if name != plan.paper.name]
         more = f" (--paper NAME takes another: {', '.join(others)})" if others else ""
@@ -42,13 +42,13 @@ def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
 
 
 def say_what_is_shared(plan: Plan, row: str) -> None:
-    """Where a method does not train as it would by itself, since it trains like another one."""
+    """Say in which settings a method does not train as it would by itself, since it trains like another one."""
     if plan.instead:
         say(f"{row} trains like the others: {', '.join(plan.instead)}")
 
 
 def say_how_to_go_on(workspace: Path, experiment: str) -> None:
-    """After Ctrl-C."""
+    """Say, after Ctrl-C, how to go on with the run and where its files are."""
     how = (
         "The same command goes on after the last finished round."
         if experiment

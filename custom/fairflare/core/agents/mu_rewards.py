@@ -62,7 +62,7 @@ def label_entropy(counts: Sequence[int]) -> float:
 
 
 def told_entropy(counts: Sequence[int]) -> float:
-    """:func:`label_entropy` to :data:`ENTROPY_DECIMALS`, as a site reports it.
+    """Return :func:`label_entropy` rounded to :data:`ENTROPY_DECIMALS` decimals, as a site reports it.
 
     What an agent sees of it, E / log C, moves by at most 0.05 / log C; it is a constant of the site.
     """

@@ -137,7 +137,7 @@ class _Networks(nn.Module):
         self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen) if few else SummaryMixer(gen)
 
     def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
-        """Q of every action: (n, H, 4) and (n, H) to (n, H, actions)."""
+        """Return Q of every action, (n, H, actions), for observations (n, H, 4) and previous actions (n, H)."""
         first: Any = self.agents[0]
         weight = first.weight
         x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)

@@ -70,7 +70,7 @@ class AccumulatedSteps:
     velocity: float = 0.0
 
     def add(self, *, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> None:
-        """One step.
+        """Add one step of the optimizer to :attr:`total`.
 
         Args:
             momentum: rho of SGD.
@@ -90,7 +90,7 @@ def most_accumulated(num_steps: int) -> float:
 def nova_weights(
     shares: Mapping[str, float], norms: Mapping[str, float], steps: Mapping[str, float] | None = None
 ) -> tuple[dict[str, float], float]:
-    r"""FedNova: every site's update as if it had made one step, and the length of the common step.
+    r"""Return FedNova's weights, as if every site had made one step, and the length of the common step.
 
     .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
               \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
@@ -179,7 +179,10 @@ def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[s
 
 
 def with_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:
-    """AFL's weights with sites that were not seen before: each has the mean weight, then all are projected again."""
+    """Return AFL's weights with newcomers added: each gets the mean weight, then all weights are projected again.
+
+    A newcomer is a site of ``sites`` that ``weights`` does not name.
+    """
     new = sorted(set(sites) - set(weights))
     if not new:
         return dict(weights)
@@ -265,7 +268,9 @@ def minus_state(received: State, own: State, coefficient: float) -> dict[str, to
 
 
 def variance_slopes(losses: Mapping[K, float], images: Mapping[K, float], total: float) -> dict[K, float]:
-    r"""How much more an image of each party counts when the variance of the parties' losses is added to the objective.
+    r"""Return how much more an image of each party counts when the variance of losses is added to the objective.
+
+    The variance is that of the parties' losses.
 
     .. math:: P = \frac{1}{A} \sum_a (L_a - M)^2, \quad M = \frac{\sum_a n_a L_a}{\sum_a n_a}, \quad
               \nabla P = \frac{1}{N} \sum_i s_{a(i)} \nabla \ell_i

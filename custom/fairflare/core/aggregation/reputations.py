@@ -88,7 +88,10 @@ def whole(reputations: Mapping[str, float]) -> dict[str, float]:
 
 
 def cffl_shares(reputations: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:
-    """Part of the change that a site is sent: its reputation and its number of samples, each by the largest."""
+    """Return which part of the global change each site is sent.
+
+    The part is the product of the site's reputation and its number of samples, each divided by the largest one.
+    """
     checks.same_names("numbers of samples", sizes, "reputations", reputations)
     best, most = max(reputations.values()), max(sizes.values())
     return {

@@ -138,6 +138,6 @@ def som_weights(
 
 
 def nearest_neurons(sq_distances: Array) -> npt.NDArray[np.intp]:
-    """For each row the first of its nearest neurons."""
+    """Return for each row of distances the number of the first of its nearest neurons."""
     limits = sq_distances.min(axis=1) + TIE * sq_distances.max(axis=1)
     return np.asarray(np.argmax(sq_distances <= limits[:, None], axis=1))

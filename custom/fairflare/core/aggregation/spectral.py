@@ -46,6 +46,9 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
 
 
 def _matrix(weight: torch.Tensor, rows: int) -> torch.Tensor:
-    """As the parametrization flattens it: rows are the first dimension, of a transposed convolution the second."""
+    """Flatten a weight to a matrix as the spectral parametrization does.
+
+    Rows are the first dimension, for a transposed convolution the second.
+    """
     dim = 0 if weight.shape[0] == rows else 1
     return weight.movedim(dim, 0).flatten(1)

@@ -70,7 +70,7 @@ class RobustMiddle:
         return found.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Of (sites, numbers), over the sites."""
+        """Return the robust middle of (sites, numbers) over the sites: weighted median or trimmed mean."""
         values, order = values.sort(dim=0, stable=True)
         weights = weights[order]
         above = weights.cumsum(0)
@@ -87,7 +87,14 @@ class WeightedMean:
     """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
-        """``hold``: bytes of tensors that may wait, to be added together: the sum then stays in the cache."""
+        """Begin a weighted mean with the first site's tensor.
+
+        Args:
+            name: of the tensor.
+            first_site: whose tensor is ``first``.
+            first: gives shape and dtype.
+            hold: bytes of tensors that may wait, to be added together: the sum then stays in the cache.
+        """
         self.name, self.first_site = name, first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
         self.dtype = first.dtype

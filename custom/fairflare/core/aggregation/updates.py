@@ -15,7 +15,7 @@ from fairflare.core.states import State, blocks
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Blocks of a tensor with those of the one that it is compared with."""
+    """Yield each block of a tensor with the same block of the tensor that it is compared with."""
     others = blocks(base) if base is not None else None
     for index, part in enumerate(blocks(tensor)):
         yield part, None if others is None else others[index]
@@ -75,7 +75,9 @@ def leave_one_out_cosines(
 def cosines_with_mean(
     states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
 ) -> dict[str, float]:
-    r"""How much a site's change points where the mean does, its own part included: :math:`\cos(\Delta_k, \bar\Delta)`.
+    r"""Return how much a site's change points where the mean change does, its own part in the mean included.
+
+    The measure is the cosine :math:`\cos(\Delta_k, \bar\Delta)`.
 
     Arguments and result as in :func:`leave_one_out_cosines`.
     """

@@ -145,7 +145,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> Moments:
-        """Of (n, channels, ...), computed in float64; on the CPU where the device has none."""
+        """Compute the moments of (n, channels, ...) in float64; on the CPU where the device has no float64."""
         axes = [axis for axis in range(values.ndim) if axis != 1]
         wide = values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
         mean = wide.mean(axes)
@@ -153,7 +153,7 @@ class Moments:
         return cls(values.numel() // values.shape[1], mean, (wide - mean.view(shape)).square_().sum(axes))
 
     def joined(self, other: Moments) -> Moments:
-        """Of both sets of values.
+        """Return the moments of both sets of values together.
 
         Source:
             Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
@@ -224,7 +224,7 @@ def measure(
 
 @contextmanager
 def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
-    """Inside, norms take the statistics of the batch, and leave their buffers alone."""
+    """Let batch norms take the statistics of the batch and leave their buffers alone, inside the context."""
     with ExitStack() as stack:
         for module in norms:
             for name, value in (("training", True), ("track_running_stats", False)):

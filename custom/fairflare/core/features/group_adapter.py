@@ -111,7 +111,12 @@ def adapters_of(model: nn.Module) -> list[GroupAdapter]:
 
 @contextmanager
 def people(model: nn.Module, numbers: Sequence[int]) -> Iterator[None]:
-    """Inside, a batch that the network is given is of images of these groups; G: the group is not known."""
+    """Tell a network's adapters the group of each image in the batches that it is given, inside the context.
+
+    Args:
+        model: the network.
+        numbers: group of each image in a batch, or one for all; G, the number of groups: the group is not known.
+    """
     adapters = adapters_of(model)
     for adapter in adapters:
         adapter.numbers = torch.as_tensor(numbers, dtype=torch.long)

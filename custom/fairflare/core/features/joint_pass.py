@@ -128,7 +128,9 @@ class JointPass:
             yield torch.cat(waiting)
 
     def run(self, images: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
-        """One forward pass of each model; ``visit(layer, feature_a, feature_b)`` for each layer that both reach.
+        """Run one forward pass of each model and visit each layer that both models reach.
+
+        Called is ``visit(layer, feature_a, feature_b)``.
 
         Features are (n, ...), of float32 or float64, on the device of model a; to be read only.
         """
@@ -160,7 +162,7 @@ class JointPass:
                 self._reached[name] += len(images)
 
     def _keep(self, sources: Mapping[str, str]) -> None:
-        """From now on, only the layers that are wanted and those in front of them."""
+        """Keep, from now on, only the layers that are wanted and those in front of them."""
         self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
         self.names = [name for name in self.names if name in self._kept]
 
@@ -240,7 +242,7 @@ class JointPass:
         return name if same and torch.allclose(output[-1:], image, rtol=0, atol=0, equal_nan=True) else ""
 
     def _note(self, turn: int, name: str, source: str, output: Tensor) -> None:
-        """Whether a batch norm of the first image is known from the layer in front, in both models alike."""
+        """Note whether a batch norm of the first image is known from the layer in front, in both models alike."""
         if turn == 0:
             self._sources[name] = source
         elif source and source == self._sources.get(name) and not {name, source} & self._layouts.keys():
@@ -279,13 +281,17 @@ def looks_at_images_alone(model: nn.Module) -> bool:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """With the channels as the last dimension in memory, also where there is one: convolutions and pools follow it."""
+    """Return images with the channels as the last dimension in memory, also where there is one channel.
+
+    Convolutions and pools follow the layout.
+    """
     return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
 
 def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
-    """Whether a model on a CPU runs with that layout, in which its convolutions are faster; one that calls ``view`` may
-    not. Two images tell it: a dimension of size 1 fits every layout.
+    """Return whether a model on a CPU runs with the channels-last layout, in which its convolutions are faster.
+
+    A model that calls ``view`` may not. Two images tell whether a model does: a dimension of size 1 fits every layout.
     """
     if image.ndim != 4 or _device(model).type != "cpu":
         return False
@@ -298,10 +304,11 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
 
 
 def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, output: Tensor | None) -> bool:
-    """Whether a norm's output for one image is its running statistics' of what the layer before it gave, in float32.
+    """Return whether a norm's output for one image is what its running statistics make of its input, in float32.
 
-    Not so with half precision, whose rounding behind the norm is seen in small differences, with variances below 0, and
-    with whatever else stands between the two unseen.
+    The input is what the layer before the norm gave. The answer is no with half precision, whose rounding behind the
+    norm is seen in small differences, with variances below 0, and with whatever else stands between the two layers
+    unseen.
     """
     if last is None or output is None or output.dtype not in (torch.float32, torch.float64) or len(output) != 1:
         return False
@@ -381,7 +388,7 @@ def layouts(
 
 
 def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Of the last call of each layer."""
+    """Return the output of each layer's last call in one forward pass."""
     found: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -404,7 +411,13 @@ def _another(image: Tensor) -> Tensor:
 
 
 def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
-    """Of a layer's output for so many images, and for twice as many of which these are the first."""
+    """Find how a layer's output holds the images; ``None``: no layout explains it.
+
+    Args:
+        some: the layer's output for so many images.
+        more: the output for twice as many, of which these are the first.
+        images: how many.
+    """
     if some.ndim != more.ndim:
         return None
     grown = [dim for dim in range(some.ndim) if some.shape[dim] != more.shape[dim]]

@@ -29,13 +29,13 @@ def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
 
 
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
-    """Names of all tensors, affine and statistics, of the norms of a kind (:func:`norms_of`); in state-dict order."""
+    """List all tensors, affine and statistics, of the norms of a kind (:func:`norms_of`), in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], norms_of(kind))]
 
 
 def running_statistics(model: nn.Module) -> list[str]:
-    """Names of the running means and variances and the counters of the norms that have them; in state-dict order."""
+    """List the running means, variances and counters of the norms that have them, in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [
         name
@@ -50,7 +50,7 @@ class LoneSample(ValueError):
 
 @contextmanager
 def lone_samples(model: nn.Module) -> Iterator[None]:
-    """Inside, a batch norm in training mode that gets one value a channel takes its running statistics for it.
+    """Let a batch norm in training mode use its running statistics for one value a channel, inside the context.
 
     One value (a batch of one sample whose features are 1x1) has no variance, and torch refuses it. The statistics are
     not changed by it; the log says so once. All other batches pass as ever.

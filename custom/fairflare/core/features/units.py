@@ -88,7 +88,10 @@ def _inside(name: str, other: str) -> bool:
 
 
 def _mixing(model: nn.Module, layers: dict[str, nn.Module]) -> set[str]:
-    """Layers that mix features, by the shapes of what they own: a weight may be parametrized, and then be no weight."""
+    """Return the layers that mix features, found by the shapes of the tensors that each layer owns.
+
+    Names do not tell: a parametrized weight is no tensor with the name ``weight``.
+    """
     state = model.state_dict()
     owner = layers_of(state)
     # Norm layers: their scale may have more than one dimension, but they do not mix features.

@@ -158,11 +158,11 @@ class SAM(Optimizer):
         return self.base_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the base optimizer."""
+        """Load a state into the base optimizer."""
         self.base_optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the base optimizer."""
+        """Add a parameter group to the base optimizer."""
         if "base_optimizer" in self.__dict__:
             self.base_optimizer.add_param_group(param_group)
         else:  # called by the constructor of the superclass

@@ -46,18 +46,18 @@ def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 
 
 def add(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
-    """``tensors += factor * others``, in place."""
+    """Add ``factor * others`` to ``tensors``, in place."""
     for a, b in _alike(tensors, others):
         torch._foreach_add_(a, b, alpha=factor)
 
 
 def scale(tensors: Sequence[Tensor], factor: float) -> None:
-    """``tensors *= factor``, in place."""
+    """Multiply ``tensors`` by ``factor``, in place."""
     for (group,) in _alike(tensors):
         torch._foreach_mul_(group, factor)
 
 
 def copy(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """``tensors = values``, in place, bit by bit where the types are equal."""
+    """Copy ``values`` into ``tensors``, in place, bit by bit where the types are equal."""
     for a, b in _alike(tensors, values):
         torch._foreach_copy_(a, b)

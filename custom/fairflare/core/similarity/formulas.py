@@ -30,7 +30,7 @@ UNDEFINED = LayerSimilarity(math.nan, math.nan)
 
 
 def gram(x: Matrix) -> Tensor:
-    """Linear-kernel Gram matrix ``x x^T`` of an (n, p) feature matrix, (n, n) in float64."""
+    """Return the linear-kernel Gram matrix ``x x^T`` of an (n, p) feature matrix, (n, n) in float64."""
     features = _matrix("x", x)
     return features @ features.T
 
@@ -51,7 +51,7 @@ def center(k: Tensor, estimator: str = "biased") -> Tensor:
 
 
 def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
-    r"""Hilbert-Schmidt independence criterion of two Gram matrices, (n, n) each and symmetric.
+    r"""Return the Hilbert-Schmidt independence criterion of two Gram matrices, (n, n) each and symmetric.
 
     ``"biased"`` (n >= 2; Yan et al., MICCAI 2024, Eq. 2): :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``
     (n >= 4; HSIC_1 of Song et al., JMLR 2012): the inner product of the two U-centered matrices (Szekely and Rizzo)
@@ -84,7 +84,10 @@ class Alignment:
         self.ek += _inner(e, l.add_(k), estimator)
 
     def similarity(self) -> LayerSimilarity:
-        """1 - delta = (|E|^2 - (|K| - |L|)^2) / (2 |K| |L|), with |K| - |L| = <E, K + L> / (|K| + |L|)."""
+        """Return the similarity delta and the dissimilarity 1 - delta of a layer.
+
+        1 - delta = (|E|^2 - (|K| - |L|)^2) / (2 |K| |L|), with |K| - |L| = <E, K + L> / (|K| + |L|).
+        """
         if not (self.kk > 0 and self.ll > 0 and math.isfinite(self.kk + self.ll + self.ee)):
             return UNDEFINED
         a, b = math.sqrt(self.kk), math.sqrt(self.ll)
@@ -128,7 +131,7 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
 
 
 def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
-    """1 - cosine of vectors a and b, precise when small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
+    """Return 1 - cosine of vectors a and b, precise when small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
 
     Takes the inner products and ``dd``, |a - b|^2. Norms count as at least 1e-8; two vectors below that are alike (0).
     """
@@ -158,7 +161,7 @@ def _matrix(name: str, value: Matrix) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x centered and of norm 1; zero where its rows differ by rounding only."""
+    """Return x centered and of norm 1; zero where the rows of x differ by rounding only."""
     x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
     x = x - x[0]  # first, so that equal rows leave exact zeros
     if x.numel() and float(x.abs().max()) <= 1e-14:

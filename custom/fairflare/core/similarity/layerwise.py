@@ -150,7 +150,9 @@ class _Scaled:
         self.ratio: float | None = None  # of model a's squared features to model b's
 
     def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """p and r of some channels, (1, channels) each, of which K is a sum of p times the layer's, and L of r times.
+        """Return p and r of some channels of a batch norm, (1, channels) each.
+
+        K of the norm is a sum of p times the products of the layer in front, L a sum of r times the same products.
 
         Args:
             channels: which.
@@ -261,7 +263,9 @@ class _Rows:
                 self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64; {}: nothing varies.
+        """Return K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64.
+
+        ``{}``: nothing varies.
 
         With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. Far from each other the
         models need only half of m = sum v v^T: E is g - m. Those of a batch norm are sums of the same products, channel
@@ -314,7 +318,11 @@ class _Rows:
         return g_sum, m_sum, terms
 
     def _coefficients(self, first: int, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the products of some channels, from the first one's number: for K and for E of g, for E of m.
+        """Return the factors of the products of some channels: for K and for E of g, for E of m.
+
+        Args:
+            first: number of the first channel.
+            g, m: products of the channels.
 
         Returns:
             (layers, channels) each, in float64.
@@ -329,7 +337,10 @@ class _Rows:
 
 
 def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
-    """Whether products in float32 were enough: no few rows are nearly all of K, and the terms of E do not cancel."""
+    """Return whether products in float32 were precise enough.
+
+    Products are precise enough if no few rows are nearly all of K and the terms of E do not cancel.
+    """
     rows = k.diagonal()
     spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
     across = e - (e * k).sum() / k.square().sum() * k  # what of E changes CKA
@@ -343,7 +354,10 @@ def _largest(x: Tensor) -> Tensor:
 
 
 def _groups(batches: Iterable[Tensor], least: int) -> Iterator[list[Tensor]]:
-    """Batches that make one pair of Gram matrices: each one with at least so many images, and small ones after it."""
+    """Yield lists of batches of which each makes one pair of Gram matrices.
+
+    A list has one batch of at least ``least`` images, and the small ones after it.
+    """
     group: list[Tensor] = []
     for batch in batches:
         if len(batch) >= least and sum(map(len, group)) >= least:

@@ -67,7 +67,10 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
 
 
 def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
-    """:func:`wilson` of as many independent images as there are; ``squares``: (parts,) sum over cases of n_p^2."""
+    """Return the interval of :func:`wilson` for as many independent images as the cases are worth.
+
+    ``squares``: (parts,) sum over cases of n_p^2.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = count / squares
     return wilson(hits * factor, count * factor, error)
@@ -79,7 +82,10 @@ def _accuracy(sums: Sums, error: float) -> Array:
 
 
 def _of_confusion(sums: Sums) -> tuple[Array, Array]:
-    """(4, parts): TP, FP, FN, TN of the classes that are looked for; (2, parts): squares with and without each."""
+    """Return, for each class that is looked for, TP, FP, FN and TN, and squares with and without the class.
+
+    Shapes (4, parts) and (2, parts).
+    """
     wanted = positives(len(sums[CONFUSION]))
     return sums[CONFUSION][wanted].T, sums[CELLS][wanted, :, 1].T
 

@@ -58,8 +58,9 @@ def _mean(values: Array) -> float:
 
 
 def rates(sums: Sums) -> dict[str, Array]:
-    """Of each class that is looked for ``sensitivity``, ``specificity``, and ``told``, the share of images that were
-    told to be of it.
+    """Return ``sensitivity``, ``specificity`` and ``told`` of each class that is looked for.
+
+    ``told`` is the share of images that were told to be of the class.
     """
     tp, fp, fn, tn = sums[CONFUSION][positives(len(sums[CONFUSION]))].T
     told = _ratio(tp + fp, tp + fp + fn + tn)

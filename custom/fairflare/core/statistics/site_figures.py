@@ -99,8 +99,9 @@ def quantile(counts: Sequence[int], percent: float) -> float:
 
 
 def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:
-    """Distance of two histograms with the same bins: how far the average record would have to be moved, in the unit
-    of ``width``. NaN: one is empty.
+    """Return the Wasserstein distance of two histograms with the same bins; NaN: one histogram is empty.
+
+    The distance is how far the average record would have to be moved, in the unit of ``width``.
     """
     from scipy.stats import wasserstein_distance
 
@@ -111,7 +112,10 @@ def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> floa
 
 
 def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
-    """Jensen-Shannon distance (base 2) of two mixes: 0 for equal shares, 1 for nothing in common. NaN: one is empty."""
+    """Return the Jensen-Shannon distance (base 2) of two mixes of labels.
+
+    0 for equal shares, 1 for nothing in common. NaN: one mix is empty.
+    """
     from scipy.spatial.distance import jensenshannon
 
     numbers = sorted({*own, *others})

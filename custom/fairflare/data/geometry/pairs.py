@@ -185,7 +185,7 @@ def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
 
 
 def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
-    """By the affines of both, all that they say tried: at most two each."""
+    """Fit a mask to an image by the affines of both; all that they say is tried, at most two affines each."""
     fitting: list[tuple[Fit, str]] = []
     for (own, said), (its, other) in product(image.statements, mask.statements):
         a, b = _full(said, image.shape), _full(other, mask.shape)
@@ -218,7 +218,7 @@ def _full(affine: Affine, shape: Sequence[int]) -> Affine:
 
 
 def _between(a: Affine, b: Affine) -> Affine:
-    """From the mask's indices to the image's."""
+    """Return the affine from the mask's indices to the image's."""
     return np.asarray(np.linalg.solve(a, b))
 
 
@@ -291,7 +291,7 @@ def _named(image: Grid, mask: Grid) -> Misfit:
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
-    """Of image and mask only one says how it lies."""
+    """Fit a mask to an image where only one of the two says how it lies."""
     said, other = (image, "mask") if image.statements else (mask, "image")
     try:
         affine, slices = said.affine, said.shape[2]
@@ -315,7 +315,10 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
 
 
 def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
-    """By what a site says of its masks; without it the misfit, but sizes that go together in no way come first."""
+    """Fit a mask by what its site says of its masks (``drawn_on``).
+
+    Without that statement the misfit is returned, but sizes that go together in no way come first.
+    """
     found = {"stored": _pixel_on_pixel(image, mask, stored), "upright": _pixel_on_pixel(image, mask, upright)}
     if drawn_on is not None:
         return found[drawn_on]

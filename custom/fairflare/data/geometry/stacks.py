@@ -118,7 +118,10 @@ def stack(
 
 
 def _directions(across: Sequence[float]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Down a column, along a row, and their normal (right-handed: along a row, down a column, normal)."""
+    """Return the directions down a column and along a row, and their normal.
+
+    Right-handed in the order: along a row, down a column, normal.
+    """
     right, down = np.array(across[:3], np.float64), np.array(across[3:], np.float64)
     normal = np.cross(right, down)
     return down, right, normal / max(float(np.linalg.norm(normal)), 1e-12)
@@ -184,7 +187,7 @@ def _shortly(values: Sequence[str]) -> str:
 
 
 def _unplaced(planes: Sequence[Plane], what: str) -> Stack | Misfit:
-    """Without places: frames as they are in their file, files by their numbers."""
+    """Order planes whose header does not say where they lie: frames as in their file, files by their numbers."""
     if len(planes) == 1:
         return Stack((0,))
     tilt = next((plane.tilt for plane in planes if plane.tilt), 0.0)

@@ -115,7 +115,7 @@ class CheckedList:
         return found
 
     def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
-        """Nothing is in two splits, but for several test lists."""
+        """Refuse an image or patient that is in two splits, unless both splits are test lists."""
         splits = seen.setdefault(key, [split])
         if split in splits:
             return
@@ -183,7 +183,7 @@ class CheckedList:
         return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
-        """Of a patient or volume: a text, or a number as text."""
+        """Return an entry's key of a patient or volume: a text, or a number as text; ``None``: it has none."""
         value = entry.get(name)
         if value is None:
             return None

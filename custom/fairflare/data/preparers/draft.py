@@ -121,7 +121,10 @@ def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
 
 
 def _fresh(folder: Path, out: Path) -> None:
-    """Empty the folder of a draft; what a call that was killed while it replaced a result had taken away goes back."""
+    """Empty the folder of a draft, and put back what a killed call had taken away.
+
+    A call that is killed while it replaces a result leaves the old result in that folder.
+    """
     for path in (folder / "old").glob("*"):
         if not (out / path.name).exists():
             path.rename(out / path.name)

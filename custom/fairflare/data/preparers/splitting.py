@@ -154,8 +154,10 @@ def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence
 
 
 def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
-    """Head, medium and tail by the training images of each class: the third with the most, the rest, the third with
-    the fewest (rounded down: 7, 9 and 7 of HyperKvasir's 23 classes, as in the Fed-MAS paper).
+    """Group classes into head, medium and tail by the number of training images of each class.
+
+    Head is the third with the most, tail the third with the fewest (rounded down: 7, 9 and 7 of HyperKvasir's 23
+    classes, as in the Fed-MAS paper), medium the rest.
 
     >>> frequency_groups([5, 100, 7, 50])
     {'head': [1], 'medium': [2, 3], 'tail': [0]}

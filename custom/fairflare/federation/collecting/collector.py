@@ -158,7 +158,10 @@ class Collector:
         self._influence = Influence(self.bounds, self.num_sites, training)
 
     def at_round(self, current_round: int) -> None:
-        """Under a stock controller the round is known only when the first answer is there."""
+        """Take note of the round's number.
+
+        Under a stock controller the round is known only when the first answer is there.
+        """
         self._round.number = current_round
 
     def clear(self) -> None:
@@ -382,7 +385,7 @@ class Collector:
         return self._round.counts
 
     def _states(self) -> dict[str, State]:
-        """Local models as they count; a tensor is read when it is asked for."""
+        """Return the local models as they count in the aggregation; a tensor is read when it is asked for."""
         return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
 
     def _first(self) -> State:

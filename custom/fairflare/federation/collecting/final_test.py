@@ -252,8 +252,9 @@ def _merge(first: Phase, second: Phase) -> None:
 
 
 def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
-    """Mean metrics of several models, by site; NaN where one of the models has none: a mean over whoever answered
-    would leave out the models that a site could not use.
+    """Return the mean metrics of several models, by site; NaN where one of the models has none.
+
+    A mean over whoever answered would leave out the models that a site could not use.
     """
     found: dict[str, dict[str, float]] = {}
     for site in sorted({site for test in tests for site in test}):

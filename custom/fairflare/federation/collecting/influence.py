@@ -53,7 +53,7 @@ class Influence:
         return used
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
-        """Local models as they count; looked at once a round.
+        """Return the local models as they count in the aggregation; clips are looked for once a round.
 
         Args:
             states: what the sites sent.

@@ -87,7 +87,7 @@ class Phase:
         self.left_out[site] = printable(reason, LONGEST)
 
     def record(self) -> PhaseRecord:
-        """For the results."""
+        """Return the phase as a record for the results."""
         return PhaseRecord(
             name=self.name,
             seconds=round(self.seconds, 4),

@@ -135,7 +135,10 @@ def is_trained(name: str, tensor: torch.Tensor) -> bool:
 
 
 def _filtered(site: str, message: Message) -> list[str]:
-    """Which of FLARE's filters at the site the model went through, as FLARE notes it there, and what they left."""
+    """Say which of FLARE's filters at the site the model went through, and what the filters left of an update.
+
+    FLARE notes the filters in the message at the site.
+    """
     filters = read_report(message.meta, FILTERS, site)["filters"]
     if not filters:
         return []

@@ -55,29 +55,29 @@ class Transport(Protocol):
         """Write a line into the server's log."""
 
     def watch(self, seen: Callable[[str], None]) -> None:
-        """``seen`` is called with a site that shows signs of life outside of its answers."""
+        """Have ``seen`` called with each site that shows signs of life outside of its answers."""
 
 
 class Listener:
     """Is told how a run goes; does nothing by itself."""
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Something that the event log has too: ``phase``, ``site``, ``round_done``."""
+        """Take something that the event log has too: ``phase``, ``site``, ``round_done``."""
 
     def round_started(self, current_round: int) -> None:
-        """Before the sites are asked."""
+        """Take note that a round starts, before the sites are asked."""
 
     def before_aggregation(self) -> None:
-        """All replies of the round are in."""
+        """Take note that all replies of the round are in."""
 
     def aggregated(self, state: Mapping[str, Any]) -> None:
         """Take the new global model."""
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
-        """Everything about a round; ``metric`` is the task's primary one."""
+        """Take everything about a round that is done; ``metric`` is the task's primary one."""
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
         """Take a new best model by the validation metric, and the round that made it."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
-        """The metrics of the final model on the sites' test splits."""
+        """Take the metrics of the final model on the sites' test splits."""

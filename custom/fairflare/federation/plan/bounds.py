@@ -23,7 +23,7 @@ _MOST, _TIMES_EQUAL = 0.4, 1.5
 
 
 def auto_share(num_sites: int) -> float:
-    """``max_weight=auto``: one and a half times the equal share of the job's sites, at most 0.4.
+    """Return what ``max_weight=auto`` means: one and a half times the equal share of the job's sites, at most 0.4.
 
     With it and ``max_excess`` 0.16 a third of the sites never holds as much as one half.
     """

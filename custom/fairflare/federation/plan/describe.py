@@ -175,7 +175,7 @@ def _value(component: Any, setting: Setting) -> Any:
 
 
 def in_lines(used: InUse) -> str:
-    """Type, range and value; the meaning; what it belongs to."""
+    """Describe a setting in lines: type, range and value; the meaning; what it belongs to."""
     setting = used.setting
     default = "" if setting.default == "" else f"default {typed(setting.default)}"
     default += f" (--paper: {used.paper})" if used.paper else ""

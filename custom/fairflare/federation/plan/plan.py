@@ -367,7 +367,7 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
 def _shared_setup(
     model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
-    """Local training and task as ``model`` has them, but for what is part of one of the two methods."""
+    """Return local training and task as ``model`` has them, but for what is part of one of the two methods."""
     of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
     _, site, learns = route_settings(of_parts, model, task_class)
     training = build(model.training, {**model.site, **site})
@@ -392,7 +392,7 @@ def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
-    """``3`` -> ``["site-1", "site-2", "site-3"]``; names are checked for repeats."""
+    """Return site names: ``3`` -> ``["site-1", "site-2", "site-3"]``; given names are checked for repeats."""
     if sites is None:
         return None
     if isinstance(sites, str) or not isinstance(sites, Sequence):

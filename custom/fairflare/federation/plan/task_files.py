@@ -31,7 +31,10 @@ class TaskFileError(ValueError):
 
 
 def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
-    """Kind of a task that is given as an object, the file that a job carries for it, and the class in that file."""
+    """Return kind, file and class of a task that is given as an object.
+
+    The file is the one that a job carries for the task, the class the one in that file.
+    """
     if task_file is not None:
         raise ValueError("a task as an object and task_file exclude each other: give one of them")
     cls = type(task)

@@ -41,7 +41,7 @@ class BestModel:
         self.forget()
 
     def forget(self) -> None:
-        """As before the first model."""
+        """Forget all scores: the state is that before the first model."""
         self.made: int | None = None
         self.scores: dict[str, float] = {}
         self._missed: dict[str, int] = {}  # models running, of every site that ever gave a score
@@ -92,7 +92,9 @@ class BestModel:
         return found.mean
 
     def doubts(self, scores: Mapping[int, Mapping[str, float]], width: float) -> list[str]:
-        """Sentences about sites whose scores of some models are unlike their others, and make another model the best.
+        """Return sentences about sites whose doubtful scores make another model the best.
+
+        A score is doubtful if it is unlike the site's scores of other models.
 
         Args:
             scores: its validation metric by site, of every model by the round that made it.
@@ -116,13 +118,13 @@ class BestModel:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """For the results: round that made it, criterion, its value, and over which sites."""
+        """Return for the results: the round that made the best model, criterion, value, and over which sites."""
         by = self.run.best_by
         criterion = {"by": by} | ({"lambda": self.run.best_lambda} if by == "mean_minus_std" else {})
         return {"round": self.made, **criterion, "value": self.value, "sites": sorted(self.scores)}
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; JSON-able."""
+        """Return the state for a checkpoint; JSON-able."""
         return {"made": self.made, "scores": self.scores, "missed": self._missed, "rank": self._rank}
 
     def load_state_dict(self, state: Any) -> None:

@@ -166,7 +166,11 @@ class Experiment:
             yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
     def _take_back(self, found: Checkpoint, like: State) -> State:
-        """Rule, best model and model files as they were; the global model in the network's own order."""
+        """Take rule, best model and model files back from a checkpoint.
+
+        Returns:
+            The global model in the network's own order.
+        """
         check_state(found.model, like, "checkpoint")
         self.rule.load_state_dict(found.rule)
         best = self.folder.best_model(found) if self.folder is not None else None

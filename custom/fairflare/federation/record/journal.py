@@ -131,7 +131,7 @@ class Journal:
     def weighed(
         self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = (), *, last: bool = False
     ) -> None:
-        """How the rule decided, and what one site could do or would have done.
+        """Record how the rule decided, and what one site could do or would have done.
 
         Args:
             last: it has weighed for the last time, and is asked whether it ever did.
@@ -145,7 +145,7 @@ class Journal:
         self.warned([*warnings, *never], record)
 
     def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
-        """Warnings of a round, or (``", norms"``) of an exchange in it."""
+        """Record and log the warnings of a round, or (``", norms"``) of an exchange in it."""
         record.warnings = [*record.warnings, *warnings]
         for one in warnings:
             who = f"site {one.site!r}: " if one.site else ""
@@ -167,7 +167,7 @@ class Journal:
             listener.best_model(state, best.made)
 
     def tested(self, last: Tested, best: BestModel, of_best: Tested | None, width: float = math.inf) -> None:
-        """The final test: every site's metrics, how fair they are, and pictures of the run.
+        """Record the final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
             last, of_best: of the last model and of the best one; ``None``: that is the last one, or cannot be tested
@@ -249,7 +249,10 @@ class Journal:
     def _fairness(
         self, test: Mapping[str, Mapping[str, float]], suppressed: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """Of every metric over all sites of the job; who has no value, or keeps it, is named in it."""
+        """Return the fairness summary of every metric over all sites of the job.
+
+        A site that has no value, or keeps its value, is named in the summary.
+        """
         info = self.info
         sites = sorted({*info["sites"], *test})
         found = {}

@@ -90,7 +90,7 @@ class ModelFiles:
         best: Mapping[str, torch.Tensor] | None,
         kept: Mapping[str, Any],
     ) -> None:
-        """Both files as they were after an earlier round.
+        """Write both model files again as they were after an earlier round.
 
         Args:
             state: the global model.

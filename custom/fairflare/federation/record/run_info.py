@@ -121,7 +121,7 @@ def source_of(task: Task) -> dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """Of this package, Python and what the results depend on."""
+    """Return the versions of this package, Python and what the results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = dict.fromkeys(("nvflare", "torch", "monai", "numpy"), "not installed")

@@ -78,7 +78,10 @@ def origin(cls: type) -> tuple[str, list[str]]:
 
 
 def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:
-    """Names of a task's classes or structures: its own, those of all sites' datalists, or those of the phantom."""
+    """Return the names of a task's classes or structures.
+
+    The task's own, those of all sites' datalists, or those of the phantom.
+    """
     names = getattr(task, "names", None)
     if names is None or task.classes is None or getattr(task, "class_names", None) or info.get("synthetic"):
         return None if names is None else list(names())

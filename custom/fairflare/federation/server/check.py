@@ -338,7 +338,7 @@ class Check:
         return (tuple(found) or None) if isinstance(found, list) else found
 
     def _leave_out(self, phase: Phase, site: str, reason: str) -> None:
-        """For the whole run: it is not asked again."""
+        """Leave a site out for the whole run: it is not asked again."""
         self.roster.excluded[site] = f"site {site!r}: {reason}"
         phase.refuse(site, self.roster.excluded[site])
         del self.facts[site]
@@ -362,7 +362,7 @@ def _ended(text: str) -> str:
 
 
 def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int, say: Callable[..., None]) -> None:
-    """Whether a run can begin with the sites that are there.
+    """Check that a run can begin with the sites that are there; log which sites of the job are not.
 
     Args:
         named: sites that the job names.

@@ -61,7 +61,7 @@ class FirstModel:
     said: list[tuple[str, bool]] = field(default_factory=list)
 
     def form(self, run: RunSettings, makes: tuple[str, ...]) -> dict[str, Any]:
-        """Of every task for the sites: which tensors travel."""
+        """Return the part of every task for the sites that says which tensors travel."""
         return {"exchange": run.exchange, "makes": makes, "rest": self.rest}
 
     def check_norms(self, norm_statistics: str) -> None:
@@ -73,7 +73,7 @@ class FirstModel:
             )
 
     def note(self, run: RunSettings) -> dict[str, Any]:
-        """For results and model files; empty: all travels."""
+        """Return a note about the tensors that travel, for results and model files; empty: all travels."""
         if not self.rest:
             return {}
         about = {"setting": run.exchange, "seed": run.seed, "sent": len(self.state), "tensors": self.tensors}

@@ -280,7 +280,10 @@ def bounded_counts(
 
 
 def _as_state(said: NormReport) -> dict[str, torch.Tensor]:
-    """As the model has them, so that ``max_update_norm`` sees them as it sees those of an update."""
+    """Return the statistics of a report under the names that the model has for them.
+
+    Under these names ``max_update_norm`` sees statistics as it sees those of an update.
+    """
     found = {f"{name}.{MEAN}": mean for name, mean in said.means.items()}
     return found | {f"{name}.{VARIANCE}": variance for name, variance in said.variances.items()}
 

@@ -98,7 +98,7 @@ class Rounds:
     # -------------------------------------------------------------------------------------------- the run
 
     def run(self) -> None:
-        """All rounds and the final test.
+        """Run all rounds and the final test.
 
         Raises:
             Stopped: the transport said so; the results say failed.

@@ -45,9 +45,9 @@ def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
 def draw_examples(
     folder: Path | None, request: SiteTask, run: SiteRun, model: torch.nn.Module, training: LocalTraining
 ) -> None:
-    """After the final test: the best, the median and the worst test image, in a folder of this site and run.
+    """Draw the best, the median and the worst test image after the final test, in a folder of this site and run.
 
-    And what the method has measured by class (Fed-MAS: w and w^), as its last round has it.
+    Write also what the method has measured by class (Fed-MAS: w and w^), as its last round has it.
 
     Args:
         folder: of :func:`examples_folder`.

@@ -113,7 +113,7 @@ class Gate:
     # -- metrics by class
 
     def _keep_classes_home(self, reply: SiteReply) -> None:
-        """Every metric that the task does not declare as not by class.
+        """Keep at the site every metric that the task does not declare as not by class.
 
         Values on draws of the test images stay too, unless the primary metric is a mean over images.
         """
@@ -143,7 +143,10 @@ class Gate:
         return held
 
     def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
-        """Whatever was measured or not: a name that is absent here would tell that there is nothing."""
+        """Remove metrics of too few cases from a reply, and yield what is withheld, measured or not.
+
+        A name that is absent here would tell that there is nothing.
+        """
         if self.floor.least <= 1 or not reply.metrics:
             return
         splits = {self._split_and_name(name, request.name)[0] for name in reply.metrics}

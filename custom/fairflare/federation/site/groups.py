@@ -86,7 +86,7 @@ SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
 def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> None:
-    """Whether a site can tell what a run asks for.
+    """Refuse attributes that a run asks for and that a site cannot tell.
 
     Raises:
         SiteError: an attribute that its data do not have, or a task that tells nothing of single images.
@@ -221,7 +221,9 @@ def read_groups(
     declared: Sequence[str] | None = None,
     images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
-    """``{"<attribute>=<group>": sums}`` of a reply, checked, with the parts of the cases in front; ``None``: none.
+    """Read and check the sums of each group, ``{"<attribute>=<group>": sums}``, from a reply; ``None``: none.
+
+    The parts of the cases come first in the sums.
 
     Args:
         site: name.

@@ -108,7 +108,7 @@ COUNTS = (
 
 
 def read_head(site: str, message: Message, current_round: int) -> Mapping[str, Any]:
-    """Version, status and round of a reply; its meta.
+    """Check version, status and round of a reply; return its meta.
 
     Raises:
         ReportError: another version, a status that is not exactly ``"ok"`` (with the site's own reason), or an answer
@@ -145,8 +145,9 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
 
 
 def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
-    """Names of what stays at a site because it has too few cases, by the ``stats`` of its reply: of its metrics, or
-    of its report.
+    """Name what stays at a site because it has too few cases, by the ``stats`` of its reply.
+
+    ``what`` says of what: of its metrics, or of its report.
     """
     return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
 

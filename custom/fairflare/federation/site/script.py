@@ -257,7 +257,9 @@ def needs(training: LocalTraining) -> tuple[bool, bool]:
 
 
 def check_used(training: LocalTraining, loop: Loop) -> None:
-    """Whether a loop took what its method changes in it: without that it would take part under false colours.
+    """Refuse a script's loop that did not take what its method changes in the loop.
+
+    Without that change the loop would take part under false colours.
 
     Raises:
         SiteError: it did not.

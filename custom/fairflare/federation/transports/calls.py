@@ -51,7 +51,7 @@ class LocalTransport:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is left behind."""
+        """Leave the context; nothing is left behind."""
 
     def sites(self) -> list[str]:
         return self.names
@@ -86,7 +86,7 @@ class LocalTransport:
         return self._workers[site]
 
     def _arguments(self, site: str, experiment: str) -> dict[str, Any]:
-        """Of the site's :class:`SiteWorker`, without task and site half."""
+        """Return the arguments of the site's :class:`SiteWorker`, without task and site half."""
         settings = own_settings(self.local, site)
         kept = Path(settings.get("state_root") or self.state)
         root = kept if experiment else self.state

@@ -224,7 +224,10 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
 
 
 def _end_with_parent() -> None:
-    """Nobody waits for the work of a child whose parent was killed, and it may hold a GPU."""
+    """End this child process when its parent ends.
+
+    Nobody waits for the work of a child whose parent was killed, and such a child may hold a GPU.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

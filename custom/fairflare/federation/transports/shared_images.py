@@ -68,7 +68,7 @@ def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def _images(own: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """File, slice, and whether it is for testing, of every image in a site's datalist."""
+    """Yield file, slice, and whether it is for testing, of every image in a site's datalist."""
     root, named = own.get("data_root"), own.get("datalist") or "datalist.json"
     if not isinstance(root, str) or not isinstance(named, str):
         return

@@ -66,7 +66,7 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
 
 
 def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
-    """FLARE's executor of training scripts. It hands models on as they are: no conversion, no difference."""
+    """Return FLARE's executor of training scripts, which hands models on as they are: no conversion, no difference."""
     formats = {"params_exchange_format": ExchangeFormat.PYTORCH, "server_expected_format": ExchangeFormat.PYTORCH}
     path = str(script.path) if packaging == "preinstalled" else script.path.name
     if script.command is None:
@@ -78,7 +78,10 @@ def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
 
 
 def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
-    """FLARE's rule: an absolute path is one of the server's, any other a file here, which the job carries."""
+    """Return the path of an initial checkpoint as the job has it.
+
+    FLARE's rule: an absolute path is one of the server's, any other a file here, which the job carries.
+    """
     if Path(checkpoint).is_absolute():
         return checkpoint
     if packaging == "preinstalled":

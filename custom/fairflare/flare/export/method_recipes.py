@@ -61,7 +61,10 @@ def class_names() -> dict[str, Method]:
 
 
 def class_name(method: Method) -> str:
-    """``"fed_ism_plus_l"`` -> ``"FedISMPlusLRecipe"``: each word as the method's title spells it."""
+    """Return the name of a method's recipe class: ``"fed_ism_plus_l"`` -> ``"FedISMPlusLRecipe"``.
+
+    Each word is spelled as the method's title spells it.
+    """
     title = "".join(filter(str.isalnum, method.title.replace("+", "Plus")))
     found = []
     for word in method.name.split("_"):
@@ -130,7 +133,12 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
 
 
 def _settings(quick: Any, paper: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
-    """Of one part of a plan, as it is in a quick job and in the paper's."""
+    """Yield name, parameter and meaning of the settings of one part of a plan.
+
+    Args:
+        quick: the part as it is in a quick job.
+        paper: the part as it is in the paper's job.
+    """
     cls = type(quick)
     hints = get_type_hints(cls, include_extras=True)
     for setting in described(cls):

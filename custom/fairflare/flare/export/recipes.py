@@ -130,7 +130,7 @@ class FairRecipe(Recipe):
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's helpers look for it
 
     def add_cse_validator_if_needed(self) -> None:
-        """FLARE's ``add_cross_site_evaluation`` calls it: the sites' executor is asked for local models too.
+        """Ask the sites' executor for local models too; FLARE's ``add_cross_site_evaluation`` calls this.
 
         It gives none unless the site's own file says ``"submit_model": true``.
         """
@@ -139,8 +139,10 @@ class FairRecipe(Recipe):
                 defined.tasks.append(SUBMIT_MODEL)
 
     def finalize(self) -> None:
-        """One TensorBoard receiver: FLARE's, where ``add_experiment_tracking`` added it, takes the place of ours. In
-        place of its MLflow receiver, which drops what a server sends, there is ours with the same settings.
+        """Leave one TensorBoard receiver, and put an MLflow receiver of ours in the place of FLARE's.
+
+        A TensorBoard receiver of FLARE, where ``add_experiment_tracking`` added one, takes the place of ours. FLARE's
+        MLflow receiver drops what a server sends; ours has the same settings.
         """
         components = self._job._deploy_map["server"].app_config.components
         for key, component in components.items():

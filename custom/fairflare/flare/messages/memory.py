@@ -19,7 +19,7 @@ _SHARE = 0.1  # of the time that searching for cycles may take
 
 @contextmanager
 def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
-    """FLARE's disk offload of tensors, as long as the context lasts; False: FLARE has none here.
+    """Switch FLARE's disk offload of tensors on as long as the context lasts; yield False where FLARE has none.
 
     The tensors of a reply arrive as references to files in ``TMPDIR``. They are removed at the end, however it comes.
     """
@@ -32,7 +32,7 @@ def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
 
 
 def job_cell(engine: Any) -> Any:
-    """FLARE's cell that the sites' jobs talk to; ``None`` where there is none."""
+    """Return FLARE's cell that the sites' jobs talk to; ``None`` where there is none."""
     return _receiving(engine).get_cell()
 
 

@@ -78,10 +78,13 @@ class Sent(TensorDownloadable):
         self._models[ref_id] = self
 
     def prefetch_item(self, index: int) -> None:
-        """Not before the piece is asked for."""
+        """Do nothing: a piece is not made before it is asked for."""
 
     def bytes_after(self, state: Any) -> int:
-        """Of the piece that follows what ``state`` says to have arrived, at most; 0 when that was the last one."""
+        """Return the bytes, at most, of the piece that follows what has arrived; 0 when that was the last piece.
+
+        ``state`` says what has arrived.
+        """
         arrived = sum(state.values()) if state else 0  # FLARE's: number of the first tensor, and how many
         if not 0 <= arrived < len(self.keys):
             return 0
@@ -141,7 +144,7 @@ class Turns:
         return self._served(request, size)
 
     def close(self) -> None:
-        """Who waits is served now, and from now on at once."""
+        """Serve whoever waits, and from now on serve everyone at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()

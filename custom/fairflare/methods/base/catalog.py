@@ -104,8 +104,10 @@ class Method:
 
 
 def all_methods() -> dict[str, Method]:
-    """Every :class:`Method`, by name, sorted: those that a module of :mod:`fairflare.methods` lists in ``METHODS``, and
-    those of installed packages with an entry point of the group ``fairflare.methods``.
+    """Return every :class:`Method`, by name, sorted.
+
+    The methods are those that a module of :mod:`fairflare.methods` lists in ``METHODS``, and those of installed
+    packages with an entry point of the group ``fairflare.methods``.
     """
     return {name: method for name, (method, _) in _listed().items()}
 
@@ -172,7 +174,7 @@ def _plugins() -> list[tuple[Method, str]]:
 
 @cache
 def _tell(text: str) -> None:
-    """In the log, once a process."""
+    """Warn in the log, once a process for each text."""
     log.warning(text)
 
 

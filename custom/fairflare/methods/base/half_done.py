@@ -155,7 +155,10 @@ class HalfDone:
         self._due = now + max(self._every, SPARE * (now - begun))
 
     def _fingerprint(self, half: LocalTraining) -> str:
-        """Of all that the training begins with: the same number of steps from it leads to the same model."""
+        """Return a fingerprint of all that the training begins with.
+
+        The same number of steps from the same fingerprint leads to the same model.
+        """
         run = self.run
         found = hashlib.blake2b(digest_size=16)
         facts = (type(half).__name__, sorted(vars(half).items(), key=str), run.seed, run.num_rounds, str(run.device),

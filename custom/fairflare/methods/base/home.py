@@ -56,7 +56,7 @@ class Home:
     local_models: int = 1
 
     def stays(self, model: torch.nn.Module) -> list[str]:
-        """Names of the tensors of ``model`` that stay at the site: by the type of their module, never by their name.
+        """Name the tensors of ``model`` that stay at the site: by the type of their module, never by their name.
 
         Server and sites ask this of the same network.
         """

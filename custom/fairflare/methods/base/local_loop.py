@@ -54,7 +54,7 @@ class Trained:
             )
 
     def losses(self) -> dict[str, Any]:
-        """For the reply's stats; empty where nobody measured."""
+        """Return the losses for the reply's stats; empty where nobody measured."""
         return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
 
 

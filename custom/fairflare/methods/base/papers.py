@@ -69,7 +69,10 @@ class PaperTable:
     columns: tuple[Mapping[str, Any], ...]
 
     def as_plan(self, *, small: bool = True) -> dict[str, Any]:
-        """As a plan of ``fairflare compare`` says it; ``small``: rows are trained like the paper's own method."""
+        """Return the table as a plan of ``fairflare compare`` says it.
+
+        ``small``: rows are trained like the paper's own method.
+        """
         methods = [
             {
                 "method": method,

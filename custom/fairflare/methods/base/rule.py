@@ -235,7 +235,7 @@ class TwoPhase(Rule):
 
     @abstractmethod
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
-        """As :meth:`check_report`, for the report about the anchor; ``layers`` are the model's."""
+        """Check the report about the anchor as :meth:`check_report` does; ``layers`` are the model's."""
 
 
 class Steps(Rule):
@@ -312,5 +312,5 @@ def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
 
 
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
-    """n_k / sum n over the round's sites."""
+    """Return n_k / sum n, each site's share of the samples, over the round's sites."""
     return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})

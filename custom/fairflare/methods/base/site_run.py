@@ -130,7 +130,10 @@ class SiteStore:
                 self._path(name, number).unlink(missing_ok=True)
 
     def progress(self, current_round: int) -> list[tuple[str, int]]:
-        """Which trainings of a round are half done, and when each was kept, in ns; it differs when one has gone on."""
+        """List the trainings of a round that are half done, and when each was kept, in ns.
+
+        The list differs when a training has gone on.
+        """
         found = self.folder.glob(f"*{HALF_DONE}.{current_round:06d}.pt")
         return sorted((path.name, path.stat().st_mtime_ns) for path in found)
 

@@ -209,7 +209,7 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
 
 
 def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
-    """Training samples of each class, for the criterion, or for what a method says that it ``needs`` them for.
+    """Count the training samples of each class, for the criterion, or for what a method ``needs`` them for.
 
     Raises:
         SiteError: the site's data have no classes to count.

@@ -137,7 +137,9 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
 
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
-        """delta_k (Eq. 3) of every layer: ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
+        """Report delta_k (Eq. 3) of every layer.
+
+        The report has ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
 
         With units also ``units``: of each layer the first one of its unit.
         """

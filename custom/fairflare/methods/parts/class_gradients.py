@@ -70,7 +70,7 @@ class ClassGradientTraining(LocalTraining):
         return {REPORTED: ByClass("training", {label: found.flatten().numpy() for label, found in run.own.items()})}
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
-        """By class, of the first images of a random order."""
+        """Return the features, by class, of the first images of a random order."""
         counts = class_counts(self, run).clamp_max(self.gradient_images)
         found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
         seed = run.seed + self.local_epochs + repeat  # behind those of the epochs

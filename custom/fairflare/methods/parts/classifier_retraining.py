@@ -32,7 +32,7 @@ def of_classifier(names: Iterable[str]) -> list[str]:
 
 
 def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """As many samples as there are, drawn with replacement: each class that is there is equally likely.
+    """Draw as many samples as there are, with replacement: each class that is there is equally likely.
 
     Args:
         targets: (n,), the class of each sample.
@@ -149,7 +149,10 @@ class ClassifierRetraining(LocalTraining):
 
 @contextmanager
 def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
-    """Nothing but the classifier asks for gradients; afterwards everything does that did before."""
+    """Let nothing but the classifier ask for gradients, inside the context.
+
+    Afterwards every parameter asks for gradients that did before.
+    """
     frozen = [p for name, p in model.named_parameters() if p.requires_grad and not of_classifier([name])]
     try:
         for parameter in frozen:

@@ -58,7 +58,7 @@ def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
 
 
 def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> None:
-    """Whether the server told as many numbers as the site has groups (and classes).
+    """Check that the server told as many numbers as the site has groups (and classes).
 
     Raises:
         SiteError: more or fewer.
@@ -68,7 +68,9 @@ def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> N
 
 
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
-    """By how much each site's numbers of images count in a sum over sites, whose weight in it is bounded as in a model.
+    """Return by how much each site's numbers of images count in a sum over sites.
+
+    A site's weight in that sum is bounded as its weight in a model.
 
     Args:
         inputs: of the round; without bounds every site's count once.
@@ -97,7 +99,7 @@ def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
 
 
 def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str) -> Array:
-    """TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: it stays at the site.
+    """Count TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: the count stays at the site.
 
     Raises:
         SiteError: the task tells no class of an image.

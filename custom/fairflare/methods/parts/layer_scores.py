@@ -75,6 +75,6 @@ def most_common_units(reported: Mapping[str, Mapping[str, str]]) -> tuple[dict[s
 
 
 def finite_mean(values: Iterable[float]) -> float:
-    """NaN when no value is finite."""
+    """Return the mean of the finite values; NaN when no value is finite."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(finite) / len(finite) if finite else math.nan

@@ -71,7 +71,7 @@ class MuPolicy(Part):
         return True
 
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
-        """Mu of the coming round by site; a site without an entry keeps its own."""
+        """Return mu of the coming round for each site that is asked; a site without an entry keeps its own mu."""
         return {site: self._mu.get(site, INITIAL_MU) for site in asked}
 
     def accepts(self, site: str) -> str:

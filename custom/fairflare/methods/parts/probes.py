@@ -51,7 +51,10 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
 
 
 def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False) -> float:
-    """Accuracy of a model on a split of the site, in [0, 1]; NaN where it is not defined. See :func:`score_in`."""
+    """Return the accuracy of a model on a split of the site, in [0, 1]; NaN where it is not defined.
+
+    See :func:`score_in`.
+    """
     with torch.random.fork_rng(devices=[]):
         batches = run.data.batches(split, batch_size=half.batch_size)
         return score_in(run, run.task.evaluate(model, batches, run.device), balanced=balanced)

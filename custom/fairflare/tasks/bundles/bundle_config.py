@@ -128,7 +128,7 @@ class Bundle:
             return self._parser(self.config).get_parsed_content(key)
 
     def make_with(self, key: str, **arguments: Any) -> Any:
-        """As :meth:`make`, with arguments in place of those that the file says, which are not made."""
+        """Make an object as :meth:`make` does, with arguments in place of those in the file, which are not made."""
         with self.telling(f"key {key!r}"), importing_from(self.folder):
             parser = self._parser(self.config)
             for name in arguments:
@@ -200,7 +200,7 @@ def first_cause(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what every LoadImage says of a decoder for GPUs that is not installed."""
+    """Silence, inside the context, what every LoadImage says of a decoder for GPUs that is not installed."""
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
@@ -209,7 +209,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """Modules in a bundle's folder (``scripts.net``) can be imported inside, and are this bundle's.
+    """Let modules in a bundle's folder (``scripts.net``) be imported, inside the context, and be this bundle's.
 
     Raises:
         BundleError: a module of the same name is there already, of no bundle.
@@ -233,7 +233,7 @@ def _modules_in(folder: Path) -> list[str]:
 
 
 def _make_way(name: str, folder: Path) -> None:
-    """Another bundle's module of the same name goes: its classes live on in what was made of them."""
+    """Remove another bundle's module of the same name: its classes live on in what was made of them."""
     module = sys.modules.get(name)
     if module is None or _lies_in(module, folder):
         return

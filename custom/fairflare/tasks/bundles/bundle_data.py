@@ -100,7 +100,10 @@ class BundleData(SiteData):
         return self.datalist.fingerprint(self._known(split))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Not known of the training split, where an image may give several patches."""
+        """Return the order of a split's samples.
+
+        The order is not known of the training split, where an image may give several patches.
+        """
         return None if self._known(split) == TRAINING else shuffled(self.num_samples(split), shuffle_seed)
 
     def batches(
@@ -261,7 +264,7 @@ def _seed(seed: int, index: int) -> int:
 
 
 def plain(value: Any) -> torch.Tensor:
-    """As a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
+    """Return a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
     return torch.as_tensor(value).as_subclass(torch.Tensor)
 
 

@@ -89,7 +89,7 @@ class KeyMetric:
         return [str(name) for name in (names if self.arguments.get("include_background", True) else names[1:])]
 
     def names(self, count: int) -> list[str]:
-        """Of so many structures."""
+        """Return the names of ``count`` structures."""
         known = self.structures
         return known if known is not None and len(known) == count else [f"class_{i + 1}" for i in range(count)]
 
@@ -113,5 +113,8 @@ class KeyMetric:
 
 
 def means(scores: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
-    """Of each image over its structures, NaN where it has none: the first half of MONAI's ``reduction="mean"``."""
+    """Return the mean of each image over its structures, NaN where an image has none.
+
+    This mean is the first half of MONAI's ``reduction="mean"``.
+    """
     return np.array([np.nan if np.isnan(own).all() else np.nanmean(own) for own in scores])

@@ -96,7 +96,9 @@ class BundleParts:
     # -- the optimizer
 
     def optimizer_settings(self, given: Collection[str]) -> dict[str, Any]:
-        """As settings of a site half where these can say it, else ``"task"``: made of the bundle's class and arguments.
+        """Return the bundle's optimizer as settings of a site half.
+
+        An optimizer that settings cannot say is ``"task"``: made of the bundle's class and arguments.
 
         Args:
             given: names of settings that the user gives.

@@ -44,7 +44,7 @@ class MeasuresClasses(ABC):
         return found
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs, targets)
@@ -55,13 +55,16 @@ class MeasuresClasses(ABC):
         return cross_entropy(outputs, targets, reduction="none")
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Of each class, (n, classes) float64 on the CPU; rows sum to 1."""
+        """Return the probability of each class, (n, classes) float64 on the CPU; rows sum to 1."""
         import torch
 
         return torch.softmax(outputs.to("cpu", torch.float64), 1)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Metrics of :func:`fairflare.tasks.scores.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
+        """Return the metrics of :func:`fairflare.tasks.scores.metrics.classification_metrics`, and ``loss``.
+
+        The loss is the cross-entropy.
+        """
         from fairflare.tasks.scores.metrics import classification_metrics
 
         logits, labels = self._outputs(model, batches, device)
@@ -73,7 +76,10 @@ class MeasuresClasses(ABC):
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """As :meth:`fairflare.base.task.Task.resampled`: the metric of each draw, NaN where it has too few classes."""
+        """Return the metric of each draw, as :meth:`fairflare.base.task.Task.resampled`.
+
+        NaN where a draw has too few classes.
+        """
         import math
 
         from fairflare.tasks.scores.metrics import classification_metrics
@@ -93,12 +99,15 @@ class MeasuresClasses(ABC):
         return self.names()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
-        """As :meth:`fairflare.base.task.Task.outcomes`: classes and probabilities."""
+        """Return classes and probabilities, as :meth:`fairflare.base.task.Task.outcomes`."""
         logits, labels = self._outputs(model, data.batches(split, batch_size=BATCH), device)
         return labels.numpy(), self.probabilities(logits).numpy()
 
     def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
-        """As :meth:`fairflare.base.task.Task.sampling`, for each metric of :mod:`fairflare.tasks.scores.metrics`."""
+        """Describe the sampling error of the primary metric as :meth:`fairflare.base.task.Task.sampling` does.
+
+        The primary metric may be any of :mod:`fairflare.tasks.scores.metrics`.
+        """
         import math
 
         import numpy as np
@@ -133,7 +142,7 @@ class MeasuresClasses(ABC):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """By the probability of the true class, with the class that was told."""
+        """Write example images, chosen by the probability of the true class, with the class that was told."""
         from fairflare.tasks.scores import examples
 
         examples.write(examples.of_classification(self, model, data, batch_size, device), folder, self.names(), title)

@@ -120,7 +120,7 @@ class MaskMetrics:
     def add(
         self, found: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
     ) -> None:
-        """One image.
+        """Measure one image.
 
         Args:
             found, truth: (structures, ...) bool.
@@ -193,7 +193,10 @@ class MaskMetrics:
             self._squares[part] += float(((told - truth) ** 2).sum())
 
     def means(self) -> dict[str, Table]:
-        """Of each metric the mean over the images, (structures,), with ``pixel_`` in front where no size is known."""
+        """Return the mean of each metric over the images, (structures,).
+
+        A metric's name has ``pixel_`` in front where no size is known.
+        """
         measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
         mixed = len(set(self._known)) > 1
         if mixed:

@@ -75,7 +75,7 @@ class SiteSums:
         return found
 
     def bins(self) -> dict[str, tuple[int, dict[int, int]]]:
-        """By axis all its records, and those by bin that may leave; nothing with too few cases."""
+        """Return by axis all its records, and those by bin that may leave; nothing with too few cases."""
         if "cases" not in self.counts():
             return {}
         found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
@@ -141,7 +141,7 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
 
 
 def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> None:
-    """One entry; of one that cannot be read nothing is counted."""
+    """Count one entry of a datalist; of an entry that cannot be read nothing is counted."""
     case = sample.case
     depth = None if sample.slice is not None else slices_in(sample.image, max_bytes=own.max_image_bytes, how=how)
     planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]

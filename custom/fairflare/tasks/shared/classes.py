@@ -185,7 +185,10 @@ class ClassTask(MeasuresClasses, ImageTask):
         return load_prior(network, checkpoint, image_size)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Means of groups are by class where a group has one class, or one class no group: both can be solved for."""
+        """Declare the metrics of the classes, of their groups, and the loss.
+
+        Means of groups are by class where a group has one class, or one class has no group: both can be solved for.
+        """
         groups = {group: set(members) for group, members in self.groups().items()}
         every = tuple(range(self.classes))  # what a group leaves out is in the mean over all
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
@@ -205,7 +208,10 @@ class ClassTask(MeasuresClasses, ImageTask):
         )
 
     def suited_to(self, data: SiteData) -> ClassTask:
-        """Own images have neither the phantom's names of classes nor its groups."""
+        """Return the task with names of classes and groups that suit a site's images.
+
+        Own images have neither the phantom's names of classes nor its groups.
+        """
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or (self.class_names is not None and self.class_groups is not None):
             return self

@@ -144,7 +144,7 @@ def setting_error(site: str, key: str, problem: str) -> DataError:
 
 
 def _refuse_half_settings(site: str, given: Mapping[str, Any], own: FolderSettings) -> None:
-    """Before a phantom stands in: a site file that names data, but not for this site, is a mistake."""
+    """Refuse, before a phantom stands in, a site file that names data, but not for this site: that is a mistake."""
     if own.datalist is not None:
         raise setting_error(
             site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"

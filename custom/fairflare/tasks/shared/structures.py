@@ -155,7 +155,10 @@ class StructureTask(ImageTask):
         return build_segmenter(self.network, width=self.width, **same)
 
     def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
-        """From a mask file's values to structures; see :class:`fairflare.tasks.transforms.Structured`."""
+        """Return the transform from a mask file's values to structures.
+
+        See :class:`fairflare.tasks.transforms.Structured`.
+        """
         from fairflare.tasks.transforms import Structured
 
         return Structured("label", self.structures, coding, site, split, self.ignore)
@@ -200,7 +203,7 @@ class StructureTask(ImageTask):
         return found
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Of each structure, (n, structures, ...) in [0, 1]."""
+        """Return the probability of each structure, (n, structures, ...) in [0, 1]."""
         return outputs.sigmoid()
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
@@ -231,7 +234,7 @@ class StructureTask(ImageTask):
         return self.names()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
-        """As :meth:`fairflare.base.task.Task.outcomes`: Dice of each image and structure."""
+        """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes`."""
         scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
         return None, scores.images.numpy()
 
@@ -265,7 +268,7 @@ class StructureTask(ImageTask):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """By the Dice of an image, with the outlines of truth and of what was found."""
+        """Write example images, chosen by the Dice of an image, with the outlines of truth and of what was found."""
         from fairflare.tasks.scores import examples
 
         examples.write(examples.of_segmentation(self, model, data, batch_size, device), folder, self.names(), title)
@@ -302,7 +305,7 @@ class StructureTask(ImageTask):
 
 
 def check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
-    """Every structure has a label that masks can have; otherwise it would silently be empty everywhere."""
+    """Refuse a structure without a label that masks can have: it would silently be empty everywhere."""
     for structure in structures:
         if mask_values is not None and not set(structure) & set(mask_values.values()):
             raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")

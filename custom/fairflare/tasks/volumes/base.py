@@ -96,7 +96,7 @@ class VolumeSettings(ImageTask):
 
 
 def plain(tensor: Any) -> torch.Tensor:
-    """Without a header."""
+    """Return a tensor without a header."""
     found: torch.Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     return found
 
@@ -140,7 +140,7 @@ class FolderVolumes(VolumeData, FolderImages):
         return Compose([Lambda(read, track_meta=False)])  # what is no transform of MONAI's would not be kept
 
     def sample_bytes(self, split: str) -> int:
-        """As the first volume needs; their sizes differ."""
+        """Return the bytes of a sample as the first volume of the split needs; sizes of volumes differ."""
         (read,) = self.transform(split).transforms  # in MONAI's words an error of ours would be a RuntimeError
         first: Any = read(self.datalist.splits[split][0])
         return sum(int(first[key].nbytes) for key in ("image", "label"))

@@ -92,7 +92,10 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return model
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Dice loss and binary cross-entropy of each voxel, one to one, as nnU-Net has it (Isensee et al., 2021)."""
+        """Return the sum of Dice loss and binary cross-entropy of each voxel, one to one.
+
+        The sum is nnU-Net's (Isensee et al., 2021).
+        """
         return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -108,11 +111,14 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return found
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Small batches and a larger step: sites have few volumes, and a round of large batches has few steps."""
+        """Return small batches and a larger step as settings.
+
+        Sites have few volumes, and a round of large batches has few steps.
+        """
         return {"batch_size": 2, "learning_rate": 0.003}
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """At least a patch, and whole steps of the network."""
+        """Pad a volume to at least a patch, and to whole steps of the network."""
         from monai.transforms import DivisiblePad, SpatialPad
 
         found: MetaTensor = DivisiblePad(STEP)(SpatialPad(self.patch_size)(image))
@@ -253,7 +259,10 @@ def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy of each sample, (n,), the mean over what counts (targets >= 0); 0 where nothing counts."""
+    """Return the binary cross-entropy of each sample, (n,), the mean over what counts (targets >= 0).
+
+    0 where nothing counts.
+    """
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     counts = (targets >= 0).to(outputs.dtype)

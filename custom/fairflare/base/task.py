@@ -56,7 +56,7 @@ class Task(ABC):
         return None
 
     def groups(self) -> Mapping[str, Sequence[int]]:
-        """Return the class numbers of each group (head, medium, tail) with a metric (mean recall); default: no group."""
+        """Return class numbers of each group (head, medium, tail) with a metric (mean recall); default: no group."""
         return {}
 
     def check(self) -> None:

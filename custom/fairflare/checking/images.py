@@ -267,7 +267,10 @@ class _Looker:
             self.report.shown.append((found.picture, found.target))
 
     def finish(self, split: str) -> None:
-        """Say what only shows when a split was gone through."""
+        """Add to the site's problems what is only known once all images of a split were looked at.
+
+        These are the counts of images whose mask is empty or full, and classes that have no training image.
+        """
         empty = sum(seen.empty for seen in self.seen if seen.split == split)
         if empty:
             self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)

@@ -65,7 +65,10 @@ PLAIN = Reading()
 
 
 class ValueNotes:
-    """What reading makes of the values of files (padding, tables, colour spaces), to be said once for all of them."""
+    """Collect how reading changed the values of files (padding, lookup tables, colour spaces).
+
+    Each kind of change becomes one line about all the files that it concerns, instead of one line a file.
+    """
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, str], set[Path]] = {}

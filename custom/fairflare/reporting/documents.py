@@ -237,7 +237,12 @@ class Best(Part):
 
 
 class LastRounds(Part):
-    """The models of the last rounds on average."""
+    """Hold the mean of the test metrics of the last rounds' models (the metrics are averaged, not the models).
+
+    Attributes:
+        rounds: numbers of the rounds whose models are meant.
+        test: the mean of each metric at each site.
+    """
 
     rounds: Annotated[list[Whole], Field(min_length=1)]
     test: Metrics = {}

@@ -101,7 +101,14 @@ class Site:
             self.right = {}
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
-        """Return the interval of the site's value at :data:`LEVEL`; NaN twice: the cases do not say."""
+        """Return the confidence interval (lower, upper end) of the site's value at the level :data:`LEVEL`.
+
+        Both ends are NaN where there is too little to compute one from: fewer than two test cases, an unknown number
+        of them, or no standard error.
+
+        Args:
+            low, high: the range that the metric can have.
+        """
         cases = self.said.get("test_cases")
         if cases is None or cases < 2:
             return math.nan, math.nan

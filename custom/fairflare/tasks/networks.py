@@ -49,10 +49,12 @@ class CosineHead(nn.Module):
 
 
 class GivenHead(nn.Module):
-    """A linear classifier that is not trained where it is (CReFF): its tensors are no parameters.
+    """Classify features with a linear layer that the sites do not train (CReFF: the server trains it).
+
+    Its weight and bias are buffers, not parameters, so a site's optimizer does not change them.
 
     Args:
-        like: it begins as a copy of this one.
+        like: the layer whose weight and bias are copied at the beginning.
     """
 
     weight: torch.Tensor

@@ -137,7 +137,10 @@ def images_of(sums: Sums) -> float:
 
 
 def cases_of(sums: Sums) -> float:
-    """Return the number of cases (patients) that the images are of; NaN: it stays at home, or nobody says."""
+    """Return the number of cases (patients) that the images belong to.
+
+    NaN: the site keeps the number secret, or the sums have none.
+    """
     return float(sums[CASES][0]) if CASES in sums else math.nan
 
 

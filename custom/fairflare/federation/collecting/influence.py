@@ -101,7 +101,10 @@ class Influence:
         return kept
 
     def weighed(self, weighing: Weighing) -> Weighing:
-        """Return the rule's decision within the bounds; warns of a site that holds more than half."""
+        """Return the weights that the aggregation rule chose, cut to the bounds.
+
+        Warn of each site that has more than half of the weight of the round, or of some layers.
+        """
         if weighing.layers is not None:
             return self._layers(weighing, weighing.layers)
         if weighing.sites is None:

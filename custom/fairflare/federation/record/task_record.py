@@ -71,7 +71,8 @@ def origin(cls: type) -> tuple[str, list[str]]:
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):
             return f"{base.__module__}.{base.__name__}", list(own)
-        # What Python puts into a class by itself does not count: a task file that has nothing else is the packaged one.
+        # What Python itself puts into a class (``__module__``, ``__doc__``) is not the task's own code. A class that
+        # adds nothing else to a packaged class counts as that packaged class.
         named = {n: v for n, v in vars(base).items() if n != "_abc_impl"}
         own |= {n: None for n, v in named.items() if callable(v) or not re.fullmatch("__.*__", n)}
     raise TypeError(f"{cls.__name__} is no Task")

@@ -47,13 +47,14 @@ def draw_examples(
 ) -> None:
     """Draw the best, the median and the worst test image after the final test, in a folder of this site and run.
 
-    Write also what the method has measured by class (Fed-MAS: w and w^), as its last round has it.
+    Write also the values by class that the method measured in the site's last round (Fed-MAS: w and w^).
 
     Args:
-        folder: of :func:`examples_folder`.
-        request: only the final test of the run's last model is shown; it alone measures the validation split, too.
-        run, model: that were tested.
-        training: whose batch size was that of the test, so that the outputs are the same.
+        folder: what :func:`examples_folder` returned; ``None``: nothing is drawn.
+        request: the test that was done. Nothing is drawn unless it is the final test of the run's last model, which is
+            recognised by the validation split: no other test of a site's model measures that split as well.
+        run, model: the run and the model that were tested.
+        training: gives the batch size of the test, so that the outputs drawn are the outputs tested.
 
     Raises:
         TaskStopped: the job was stopped. Anything else that goes wrong is only logged here.

@@ -46,18 +46,19 @@ class NotFinite(SiteError):
 
 @dataclass
 class SiteStore:
-    """Values of one run at one site, each with the round that wrote it.
+    """Keep the values that one site saves during one run, each with the number of the round that wrote it.
 
-    Values of earlier rounds are kept too: a server that continues from its last checkpoint asks for a round again, one
-    that goes back a round asks for the round before it again, and either must start from what it started from the
-    first time.
+    Values of earlier rounds are kept too. A server that continues from its last checkpoint repeats a round, and a
+    server that goes back one round repeats the round before. A repeated round must begin with the same values as when
+    it was done the first time.
 
     Args:
-        folder: of the run; made by whoever locks it.
-        prefix: in front of every name; a second training at the site takes one, so that it has values of its own.
+        folder: the folder of the run. The code that takes the run's lock creates it.
+        prefix: put in front of the name of every value. A second training at the same site has a prefix of its own,
+            so that its values are kept apart.
 
     Attributes:
-        lost: what could not be had and is made anew, in sentences without a path.
+        lost: sentences, without a path, about saved values that could not be read and begin anew.
     """
 
     KEPT = 3

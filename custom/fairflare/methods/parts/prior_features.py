@@ -95,7 +95,12 @@ class Priors:
 
 @dataclass
 class SitePrior:
-    """The prior during one task."""
+    """Hold Fed-MAS's frozen prior network while a site performs one task of the server.
+
+    Args:
+        network: the prior network.
+        cache: its features of the site's training images; ``None``: they are computed for each batch.
+    """
 
     network: PriorNetwork
     cache: FeatureCache | None = None

@@ -269,7 +269,15 @@ def plain(value: Any) -> torch.Tensor:
 
 
 def item_of(batch: Any, number: int, keys: tuple[str, str]) -> Item:
-    """Return the dict of one image of a batch; of a batch that is not of these data, made of its tensors."""
+    """Return the dict (key -> value) of one image of a batch, as the bundle's transforms made it.
+
+    For a batch that is no :class:`ItemBatch` and so has no dicts, return a new dict of the image's two tensors.
+
+    Args:
+        batch: inputs and targets.
+        number: place of the image in the batch.
+        keys: the bundle's names of input and target.
+    """
     items = getattr(batch, "items", None)
     if items is not None:
         return dict(items[number])

@@ -76,6 +76,12 @@ def asked(name: str, training: LocalTraining | None, current_round: int = 0, **m
     return name, to_model(message, 3)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that did not come with a job keeps its state in the current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def federation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def made(*tasks: tuple[str, FLModel], **more: Any) -> tuple[Flare, client.Site, torch.nn.Module]:

@@ -156,7 +156,7 @@ def without_nothing(values: Any) -> Any:
 
 def test_parts_are_nested_and_built_back(tmp_path, build):
     settings = {"mu_policy": "vdn", "mu_policy.actions": [0.0, 0.5], "mu_policy.warmup": 3, "weighting.grid": [2, 3]}
-    recipe = FairRecipe("fed_mrl", settings={**settings, "weighting.space": "updates", "mean_loss": "weighted"})
+    recipe = FairRecipe("fed_mrl", settings={**settings, "weighting.init": "uniform", "mean_loss": "weighted"})
     recipe.export(str(tmp_path))
     server, _ = configs(tmp_path / "fed_mrl")
     rule = server["workflows"][0]["args"]["rule"]

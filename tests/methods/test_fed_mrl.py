@@ -454,7 +454,7 @@ def test_the_rate_is_that_of_the_round_again_after_a_step(tmp_path):
 
 def test_commands_and_settings_of_the_docs():
     page = DOCS.read_text(encoding="utf-8")
-    commands = re.findall(r"`fairflare run (fed_\w+)((?: --set [^`]+)?)`", page)
+    commands = re.findall(r"`fairflare run (fed_\w+)(?: --train-like fed_mrl)?((?: --set [^`]+)?)`", page)
     assert len(commands) >= 9
     for method, options in commands:
         given = [word for word in shlex.split(options) if word != "--set"]

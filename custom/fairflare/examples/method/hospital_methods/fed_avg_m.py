@@ -23,8 +23,8 @@ class FedAvgM(FedAvg):
         self._velocity: State = {}
 
     def move(self, change: State) -> State:
-        kept = self._velocity  # a tensor of ``change`` is made when it is asked for
-        self._velocity = {name: change[name] + (self.beta * kept[name] if name in kept else 0) for name in change}
+        old = self._velocity
+        self._velocity = {name: change[name] + (self.beta * old[name] if name in old else 0) for name in change}
         return self._velocity
 
     def state_dict(self) -> dict[str, Any]:

@@ -225,6 +225,8 @@ def test_settings_are_checked(bad) -> None:
         DittoTraining(ditto_lambda=bad)
     with pytest.raises(ValueError, match="personal_epochs"):
         DittoTraining(personal_epochs=0)
+    with pytest.raises(ValueError, match=r"local_steps=2 is of the site's own model too; leave personal_epochs=3 out"):
+        DittoTraining(local_steps=2, personal_epochs=3)
     with pytest.raises(ValueError, match="norm_statistics"):
         LocalTraining(norm_statistics="mine")
     plan = make_plan("ditto", settings={"ditto_lambda": 0.1, "personal_epochs": 2})

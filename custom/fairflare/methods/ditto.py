@@ -41,6 +41,14 @@ class DittoTraining(LocalTraining):
     ditto_lambda: NonNegative = 1.0
     personal_epochs: PositiveInt | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None not in (self.local_steps, self.personal_epochs):
+            raise ValueError(
+                f"local_steps={self.local_steps!r} is of the site's own model too; leave personal_epochs="
+                f"{self.personal_epochs!r} out"
+            )
+
     @property
     def home(self) -> SecondModel:
         return SecondModel(
@@ -78,8 +86,10 @@ class SecondModel(Home):
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
         """Train ``model``, which holds the second one, with the seed that the common training had."""
         like = {name: getattr(self.half, name) for name in field_names(LocalTraining)}
-        like |= {"local_epochs": self.half.personal_epochs or self.half.local_epochs, "mu": self.half.ditto_lambda}
-        TowardsReceived(**like).train(replace(run, own=received, store=replace(run.store, prefix=OWN)), model)
+        like["local_epochs"] = self.half.personal_epochs or self.half.local_epochs
+        TowardsReceived(**like, mu=self.half.ditto_lambda).train(
+            replace(run, own=received, store=replace(run.store, prefix=OWN)), model
+        )
 
 
 @settings

@@ -78,7 +78,7 @@ def asked(name: str, training: LocalTraining | None, current_round: int = 0, **m
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that did not come with a job keeps its state in the current folder."""
+    """Work in a temporary folder: a script that did not come with a job keeps its state in the current one."""
     monkeypatch.chdir(tmp_path)
 
 

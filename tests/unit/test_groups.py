@@ -269,6 +269,9 @@ def test_a_caption_says_how_sure_a_gap_is() -> None:
     (told,) = captions(read(groups=by_group(same, {}, BINS, SURE)))
     assert told.startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     assert "which may be chance" in told
+    rounded = read(groups=by_group(same, {}, BINS, SURE))
+    rounded.groups.pooled["x"].gaps["auc_gap"] = 1e-17  # of sums in another order
+    assert captions(rounded)[0].startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
     found = by_group(worse, {}, BINS, SURE)
     (told,) = captions(read(groups=found))

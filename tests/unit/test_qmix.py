@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairflare.core import qmix
 from fairflare.core.agents import mu_rewards, q_learning
 from fairflare.core.agents.mu_rewards import MU_GRID, global_accuracy, label_entropy, observation, reward
-from fairflare.core.agents.q_learning import MANY_AGENTS, Mixer, SummaryMixer, available, mix, td_target
+from fairflare.core.agents.q_learning import available, mix, td_target
 from fairflare.core.qmix import QMix, Step, epsilon_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,23 +159,6 @@ def test_bad_values(call, message):
 
 
 # the mixer is monotonic
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0, 50), st.data())
-def test_raising_an_agent_never_lowers_the_joint_value(seed, num_agents, gain, data):
-    generator = torch.Generator().manual_seed(seed)
-    mixer = Mixer(num_agents, generator) if num_agents <= MANY_AGENTS else SummaryMixer(generator)
-    state = 5 * torch.randn(1, num_agents, 4, generator=generator)
-    q = 5 * torch.randn(1, num_agents, generator=generator)
-    raised = q.clone()
-    raised[0, data.draw(st.integers(0, num_agents - 1))] += gain
-    before, after = (mixer(values, state).item() for values in (q, raised))
-    assert after >= before - 1e-5 * (abs(before) + abs(after))
-    q.requires_grad_()
-    mixer(q, state).backward()
-    assert q.grad is not None
-    assert bool((q.grad >= 0).all())
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -353,84 +334,38 @@ def two_step(state: int, actions: list[int]) -> tuple[float, int | None]:
     return [[0.0, 1.0], [1.0, 8.0]][actions[0]][actions[1]], None
 
 
-def all_or_little(state: int, actions: list[int]) -> tuple[float, int | None]:
-    """Three agents: the first leads to 5 for sure, or to 8 if all three then work and a third each otherwise."""
-    if state == 0:
-        return 0.0, 1 + actions[0]
-    if state == 1:
-        return 5.0, None
-    return 8.0 if all(actions) else sum(actions) / 3, None
-
-
-def total(game, policy) -> float:
-    """Return of the greedy joint policy."""
-    state, rewards = 0, 0.0
-    while state is not None:
-        gain, state = game(state, policy(state))
-        rewards += gain
-    return rewards
-
-
-def play_qmix(game, names: str, seed: int, episodes: int, mixer: str = "qmix") -> float:
-    agents = QMix(
-        names,
-        actions=(0.0, 1.0),
-        mixer=mixer,
-        hidden=32,
-        lr=5e-3,
-        warmup=32,
-        updates=1,
-        eps_steps=10**9,  # as in the paper's game: explore fully, judge the greedy policy
-        seed=seed,
-    )
+def play_qmix(seed: int, mixer: str) -> float:
+    """Return of the greedy joint policy after 200 episodes of full exploration, as in the paper."""
+    agents = QMix("AB", actions=(0.0, 1.0), mixer=mixer, hidden=32, lr=5e-3, warmup=32, updates=1, eps_steps=10**9,
+                  seed=seed)  # fmt: skip
 
     def act(state: int, greedy: bool = False) -> Step:
-        return agents.act(dict.fromkeys(names, STATES[state]), greedy=greedy)
+        return agents.act(dict.fromkeys("AB", STATES[state]), greedy=greedy)
 
-    for _ in range(episodes):
+    for _ in range(200):
         state = 0
         step = act(state)
         while True:
-            gain, state = game(state, step.action.tolist())
+            gain, state = two_step(state, step.action.tolist())
             if state is None:
                 agents.observe(step, gain, None, done=True)
                 break
             following = act(state)
             agents.observe(step, gain, following)
             step = following
-    return total(game, lambda state: act(state, greedy=True).action.tolist())
-
-
-def play_independent(game, num_agents: int, seed: int, episodes: int = 2000) -> float:
-    """Each agent learns a table of its own from the common reward."""
-    rng = np.random.default_rng(seed)
-    q = np.zeros((num_agents, 3, 2))
-    for _ in range(episodes):
-        state = 0
-        while state is not None:
-            actions = rng.integers(0, 2, num_agents)
-            gain, following = game(state, actions.tolist())
-            for h in range(num_agents):
-                y = gain + (0.0 if following is None else 0.99 * q[h, following].max())
-                q[h, state, actions[h]] += 0.02 * (y - q[h, state, actions[h]])
-            state = following
-    return total(game, lambda state: q[:, state].argmax(axis=1).tolist())
+    gain, state = two_step(0, act(0, greedy=True).action.tolist())
+    return gain + two_step(state, act(state, greedy=True).action.tolist())[0]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("game", "names", "safe", "episodes"), [(two_step, "AB", 7.0, 200), (all_or_little, "ABC", 5.0, 250)]
-)
-def test_qmix_solves_what_independent_learners_do_not(game, names, safe, episodes):
-    returns = [play_qmix(game, names, seed, episodes) for seed in range(10)]
-    assert returns == [8.0] * 10
-    assert [play_independent(game, len(names), seed) for seed in range(10)] == [safe] * 10
+def test_qmix_solves_the_two_step_game():
+    assert [play_qmix(seed, "qmix") for seed in range(10)] == [8.0] * 10
 
 
 @pytest.mark.long
 def test_a_plain_sum_does_not_solve_it():
     """The control of the QMIX paper: with a sum, 8 looks worth less than the safe 7."""
-    assert [play_qmix(two_step, "AB", seed, 200, mixer="vdn") for seed in range(3)] == [7.0] * 3
+    assert [play_qmix(seed, "vdn") for seed in range(3)] == [7.0] * 3
 
 
 # a federation in which the best mu differs between sites
@@ -447,20 +382,12 @@ class Simulated:
     is 0.9; with the best single mu for all it is 0.847; with random ones 0.81 on average.
     """
 
-    best = BEST
-    share = SHARE
+    best, share = BEST, SHARE
 
     def __init__(self, seed: int, noise: float = 0.005) -> None:
         self.rng = np.random.default_rng(seed)
         self.noise = noise
         self.accuracy = 0.3
-
-    @classmethod
-    def of(cls, num: int) -> type[Simulated]:
-        """The same with so many sites."""
-        names = [f"{site}{k}" for k in range(num // 4) for site in BEST]
-        attributes = {"best": {n: BEST[n[0]] for n in names}, "share": {n: SHARE[n[0]] * 4 / num for n in names}}
-        return type("Many", (cls,), attributes)
 
     def loss_of(self, site: str, mu: float) -> float:
         return ((MU_GRID.index(mu) - MU_GRID.index(self.best[site])) / 9) ** 2
@@ -485,10 +412,10 @@ class Simulated:
         }
 
 
-def federate(seed: int, rounds: int, simulated: Simulated | None = None, **options: Any) -> tuple[float, float]:
+def federate(seed: int, rounds: int) -> tuple[float, float]:
     """Ceiling of the final greedy choice, and mean ceiling of the last quarter of the choices, exploration included."""
-    simulated = simulated or Simulated(seed)
-    agents = QMix(simulated.best, seed=seed, eps_steps=round(0.3 * rounds), **options)
+    simulated = Simulated(seed)
+    agents = QMix(simulated.best, seed=seed, eps_steps=round(0.3 * rounds))
     mu, ceilings = dict.fromkeys(simulated.best, 1e-5), []
     for _ in range(rounds):
         gain = reward(simulated.measured(simulated.accuracy))  # of the received model, before training
@@ -511,16 +438,6 @@ def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
     assert np.mean([late for _, late in results]) > single, results
 
 
-@pytest.mark.long
-def test_learned_mu_beats_the_best_single_mu_at_twelve_sites_too():
-    """Three sites for each best mu; one network for all, and the mixer over a summary."""
-    many = Simulated.of(12)
-    single = max(many(0).ceiling(dict.fromkeys(many.best, mu)) for mu in MU_GRID)
-    assert single == pytest.approx(0.8469, abs=1e-4)
-    finals = [federate(seed, 100, simulated=many(seed))[0] for seed in range(2)]
-    assert all(final > single for final in finals), finals
-
-
 # many agents: bytes and work grow with their number, not with its square
 
 
@@ -528,20 +445,6 @@ def bytes_of(agents: QMix) -> int:
     file = io.BytesIO()
     torch.save(agents.state_dict(), file)
     return file.tell()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("options", [{}, {"shared": False}, {"mixer": "vdn"}])
-@pytest.mark.parametrize("rounds", [4, 30])
-def test_a_checkpoint_grows_in_proportion_to_the_sites(options, rounds):
-    sizes = {}
-    for num in (100, 300):
-        names = tuple(f"s{k:03d}" for k in range(num))
-        agents = QMix(names, hidden=16, warmup=1, updates=1, **options)
-        for r in range(rounds):
-            agents.end_round(seen(r % 5, names), 0.1)
-        sizes[num] = bytes_of(agents)
-    assert sizes[300] < 3.3 * sizes[100], sizes
 
 
 def test_a_checkpoint_of_300_sites_is_small():

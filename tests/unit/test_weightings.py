@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import math
-from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,21 +96,6 @@ def test_by_som_is_the_map(settings_):
         json.dumps(details, allow_nan=False)
 
 
-@pytest.mark.parametrize("name", sorted(field_names(BySom)))
-def test_every_setting_of_the_map_changes_something(name):
-    other = {
-        "grid": (4, 5), "init": "uniform", "sigma_0": 3.0, "kappa": 0.5, "sigma_min": 1.99,
-        "eta": 0.1, "epochs": 2, "sigma_w": 0.3, "seed": 1,
-    }  # fmt: skip
-
-    def after_two(**settings_: Any) -> Any:
-        weighting = BySom(**settings_)
-        weighting.weigh(inputs(0))
-        return weighting.weigh(inputs(1))
-
-    assert after_two(**{name: other[name]}) != after_two()
-
-
 def test_kinds_and_settings():
     assert choices(Weighting) == {"samples": BySamples, "som": BySom, "uniform": Uniform}
     assert [cls.needs_received for cls in (BySamples, Uniform, BySom)] == [False, False, True]
@@ -130,25 +114,6 @@ def test_kinds_and_settings():
     assert rule.weighting.grid == (2, 2)
     with pytest.raises(ValueError, match="did you mean 'som'"):
         build(Rule, {"weighting": "soms"})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"grid": [5]}, "grid"),
-        ({"grid": [5, 0]}, "grid must be 2 entries, each an integer >= 1; entry 1 is 0"),
-        ({"sigma_0": 0}, "sigma_0 must be a number > 0, got 0"),
-        ({"kappa": -0.1}, "kappa must be a number >= 0"),
-        ({"eta": "0.5"}, "eta must be a number > 0, got '0.5'"),
-        ({"epochs": 1.5}, "epochs must be an integer >= 1"),
-        ({"init": "zeros"}, "init must be one of 'sample', 'uniform'"),
-        ({"seed": 2**63}, "seed must be an integer"),
-        ({"som_init": "sample"}, "has no setting 'som_init'"),
-    ],
-)
-def test_wrong_settings(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        BySom(**wrong)
 
 
 def test_a_map_needs_the_received_model():
@@ -184,33 +149,6 @@ def test_only_the_sites_of_the_round_count():
     given = inputs()
     more = inputs(states={**given.states, "late": given.states["a"]})
     assert BySom().weigh(more) == BySom().weigh(given)
-
-
-@pytest.mark.parametrize("make", [BySamples, Uniform, BySom, lambda: BySom(init="uniform", epochs=2)])
-def test_renaming_renames_the_weights(make):
-    """Three rounds, all renamings: the weight goes with the model, and so does the place on the map."""
-    one = make()
-    expected = [one.weigh(inputs(r)) for r in range(3)]
-    for names in permutations(("z", "b", "A")):
-        name, other = dict(zip(SITES, names, strict=True)), make()
-        for r, (weights, details) in enumerate(expected):
-            given = inputs(r)
-            renamed = SimpleNamespace(**{
-                **vars(given),
-                "sites": sorted(names),
-                "states": {name[site]: given.states[site] for site in reversed(SITES)},
-                "num_samples": {name[site]: given.num_samples[site] for site in reversed(SITES)},
-            })  # fmt: skip
-            found, found_details = other.weigh(renamed)
-            assert found == pytest.approx({name[site]: w for site, w in weights.items()}, rel=1e-12)
-            if details:
-                assert found_details["som"]["bmu"] == {name[s]: cell for s, cell in details["som"]["bmu"].items()}
-                torch.testing.assert_close(
-                    torch.tensor(found_details["som"]["u_matrix"], dtype=torch.float64),
-                    torch.tensor(details["som"]["u_matrix"], dtype=torch.float64),
-                    rtol=1e-12,
-                    atol=0,
-                )
 
 
 # from round to round

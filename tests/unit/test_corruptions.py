@@ -9,7 +9,6 @@ import pytest
 
 from fairflare.data.corruptions import (
     CORRUPTIONS,
-    NOISE_SIGMA,
     SEVERITIES,
     blur_kernel,
     corrupt,
@@ -42,22 +41,6 @@ def test_kernel_scales_with_the_image() -> None:
     for severity in SEVERITIES:
         share = [np.arange(len(k)) @ k / n for n in (224, 896) for k in [blur_kernel(severity, size=n)]]
         assert share[0] == pytest.approx(share[1], rel=0.12)  # a start at whole pixels is what differs
-
-
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_noise_has_the_sigma_of_the_severity(severity: int) -> None:
-    sigma = NOISE_SIGMA[severity - 1]
-    grey = np.full((224, 224, 3), 128, np.uint8)
-    noisy = gaussian_noise(grey, severity, np.random.default_rng(1)).astype(float) / 255
-    middle = 128 / 255
-    z = middle / sigma  # the mean of |y - m| of a normal clipped at m +- z sigma
-    expected = sigma * math.sqrt(2 / math.pi) * (1 - math.exp(-z * z / 2)) + middle * math.erfc(z / math.sqrt(2))
-    assert np.abs(noisy - middle).mean() == pytest.approx(expected, rel=0.02)
-    assert noisy.mean() == pytest.approx(middle - 0.5 / 255, abs=0.004)  # truncated, not rounded
-    if severity <= 2:
-        assert noisy.std() == pytest.approx(sigma, rel=0.02)
-    flat = noisy.reshape(-1, 3)
-    assert np.abs(np.corrcoef(flat.T) - np.eye(3)).max() < 0.02  # channels are independent
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -95,13 +78,6 @@ def test_motion_blur_by_the_definition() -> None:
                     expected[y, x] += k * image[min(max(y + dy, 0), 39), min(max(x + dx, 0), 55)]
         blurred = motion_blur(image, severity, np.random.default_rng(5))
         assert np.abs(blurred - expected).max() <= 0.5 + 1e-3
-
-
-@pytest.mark.parametrize("severity", SEVERITIES)
-def test_a_constant_image_is_not_changed_by_blur(severity: int) -> None:
-    for value in (0, 1, 127, 200, 255):
-        image = np.full((48, 64, 3), value, np.uint8)
-        np.testing.assert_array_equal(motion_blur(image, severity, np.random.default_rng(severity)), image)
 
 
 def test_colour_channels_are_blurred_alike_and_shapes_kept() -> None:

@@ -81,14 +81,6 @@ def test_accumulated_steps_are_what_the_optimizer_does(momentum, nesterov, mu):
     assert found == pytest.approx(sum(weights), rel=1e-12)
 
 
-def test_accumulated_steps_in_closed_form():
-    for rho, steps in ((0.9, 20), (0.5, 3)):
-        expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        assert accumulated(steps, momentum=rho) == pytest.approx(expected, rel=1e-12)
-    for pull, steps in ((0.1, 9), (0.5, 2)):
-        assert accumulated(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-12)
-
-
 def test_nothing_accumulates_more_than_the_most():
     for steps in (1, 2, 9):
         assert accumulated(steps, momentum=1.0, nesterov=True) == pytest.approx(most_accumulated(steps))
@@ -131,11 +123,6 @@ def test_q_fed_avg_of_the_spec(q, expected):
     step = q_step(losses, {site: (w - 1.0) ** 2 for site, w in local.items()}, q, 10.0)
     change = sum(a * (local[site] - 1.0) for site, a in power_weights(losses, q).items())
     assert 1.0 + step * change == pytest.approx(expected, abs=1e-6)
-
-
-def test_q_weights_of_the_spec():
-    for q, expected in ((1.0, (1 / 3, 2 / 3)), (2.0, (0.2, 0.8)), (5.0, (0.030303, 0.969697))):
-        assert power_weights(named(1.0, 2.0), q) == close(*expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -60,13 +60,6 @@ def test_a_truncation_and_its_error_are_those_of_numpys_svd(rank: int) -> None:
     np.testing.assert_allclose(found.a.norm(dim=1).numpy(), ROW, rtol=1e-12)  # as at LoRA's start
 
 
-def test_the_mean_of_the_factors_is_another_one() -> None:
-    factors = made(20, 15)
-    same = {site: (a[:2], b[:, :2]) for site, (a, b) in factors.items()}
-    mean_a, mean_b = (sum(WEIGHTS[site] * pair[i] for site, pair in same.items()) for i in (0, 1))
-    assert np.abs((mean_b @ mean_a).numpy() - dense(same, WEIGHTS)).max() > 0.1  # type: ignore[union-attr]
-
-
 def test_a_site_that_learned_nothing_leaves_directions_that_can_be_learned() -> None:
     a, b = made(20, 15)["b"]
     found = average_products({"a": (a, torch.zeros_like(b)), "b": (a, torch.zeros_like(b))}, {"a": 0.4, "b": 0.6}, 4)

@@ -85,26 +85,6 @@ def test_iid_start_rotates_so_that_small_classes_do_not_all_go_to_the_first_site
 # Dirichlet
 
 
-def label_distance(labels: np.ndarray, parts: list[np.ndarray]) -> float:
-    """How far the label distributions of the parts are from the overall one: mean total variation, 0 to 1."""
-    overall = np.bincount(labels) / len(labels)
-    shares = [np.bincount(labels[part], minlength=len(overall)) / len(part) for part in parts]
-    return float(np.mean([0.5 * np.abs(own - overall).sum() for own in shares]))
-
-
-def test_a_large_alpha_gives_equal_shares_and_a_small_one_distance() -> None:
-    near = dirichlet_partition(LABELS, 5, 1e6)
-    for part in near:
-        np.testing.assert_allclose(np.bincount(LABELS[part], minlength=6), np.bincount(LABELS) / 5, atol=2)
-    distances = [
-        np.mean([label_distance(LABELS, dirichlet_partition(LABELS, 5, alpha, seed=s, min_size=1)) for s in range(8)])
-        for alpha in (0.1, 1.0, 10.0, 1e6)
-    ]
-    assert distances == sorted(distances, reverse=True)
-    assert distances[0] > 0.35
-    assert distances[-1] < 0.01
-
-
 def test_min_size_is_kept_or_the_draw_fails() -> None:
     for seed in range(5):
         assert min(len(part) for part in dirichlet_partition(LABELS, 8, 0.3, seed=seed, min_size=40)) >= 40
@@ -134,16 +114,6 @@ def test_dirichlet_by_the_definition() -> None:
 
 
 # two pools
-
-
-def test_two_pools_of_rsna() -> None:
-    """FedISM's published index files: 3999 of 19998 RSNA images at the 4 of 20 corrupted sites."""
-    counts = np.round(np.array([548, 5127, 3247, 5364, 10714]) * 0.8).astype(int)
-    labels = np.repeat(np.arange(5), counts)
-    parts = two_pool_partition(labels, 20, 4, 1.0, seed=2024)
-    assert sum(len(part) for part in parts[16:]) == pytest.approx(3999, abs=3)
-    table = np.array([np.bincount(labels[part], minlength=5) for part in parts])
-    np.testing.assert_array_equal(table[:16].sum(0), [round(0.8 * n) for n in counts])  # (K - K_c) / K of each class
 
 
 def test_pools_without_clean_or_without_corrupted_sites() -> None:

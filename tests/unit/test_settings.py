@@ -46,6 +46,7 @@ from fairflare.base.settings import (
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods
+from fairflare_lab.phantoms import PhantomPlan
 
 
 @settings
@@ -230,17 +231,19 @@ def _beyond(words: str) -> list[Any]:
 
 
 def test_every_declared_range_is_the_one_that_holds() -> None:
-    """Of each number of every method's halves, of a run and of the tasks."""
+    """Of each number of every method's halves and their parts, of a run, of the tasks and of a synthetic federation."""
     tasks = map(load_task_class, TASKS_BY_KIND.values())
-    halves = (half for method in all_methods().values() for half in (method.rule, method.training))
+    halves = [half for method in all_methods().values() for half in (method.rule, method.training)]
+    parts = [kind for half in halves for name in field_names(half) for kind in parts_of(half, name).values()]
     tried = 0
-    for cls in dict.fromkeys([*halves, *tasks, RunSettings]):
+    for cls in dict.fromkeys([*halves, *parts, *tasks, RunSettings, PhantomPlan]):
         for setting in described(cls):
             if "." in setting.name or not re.fullmatch(r"an? (number|integer) (in|[<>]).*", setting.wanted):
                 continue
             for value in _beyond(setting.wanted):
                 asked: Any = int(value) if "integer" in setting.wanted else value
-                with pytest.raises(ValueError, match=rf"^{setting.name} must be {re.escape(setting.wanted)}, got "):
+                said = rf"^{setting.name} (must be {re.escape(setting.wanted)}|is a fraction in \[0, 1\]), got "
+                with pytest.raises(ValueError, match=said):
                     cls(**{setting.name: asked})
                 tried += 1
     assert tried > 400
@@ -358,13 +361,6 @@ def test_markdown_is_one_table_row_a_setting() -> None:
         assert line.replace("\\|", "").count("|") == 5
 
 
-def test_every_setting_of_every_method_has_a_meaning() -> None:
-    for half in {half for method in all_methods().values() for half in (method.rule, method.training)}:
-        for setting in described(half):
-            assert setting.meaning, f"{half.__name__}.{setting.name}"
-            assert "Annotated" not in setting.wanted
-
-
 @pytest.mark.parametrize(
     ("hint", "words"),
     [
@@ -392,12 +388,6 @@ def test_types_in_words(hint: Any, words: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ parts
-
-
-def test_parts_are_alike_by_kind_and_settings() -> None:
-    assert Salt(grams=2) == Salt(grams=2)
-    assert Salt(grams=2) != Salt(grams=1)
-    assert Salt() != Herbs()
 
 
 def test_kinds_of_a_part() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from fairflare.data.corruptions import corrupt, image_seed
 from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare_lab.phantoms.camera import Camera, camera_of
-from fairflare_lab.phantoms.canvas import Canvas
 from fairflare_lab.phantoms.classes import class_counts
 from fairflare_lab.phantoms.sheet import class_sheet, main
 
@@ -34,13 +32,6 @@ def fresh() -> None:
 
 
 # the canvas
-
-
-def test_noise_is_smooth_and_about_of_deviation_one() -> None:
-    fields = np.stack([Canvas(64, np.random.default_rng(k)).noise(8) for k in range(60)])
-    assert fields.mean() == pytest.approx(0, abs=0.1)
-    assert fields.std() == pytest.approx(1, abs=0.1)
-    assert np.abs(np.diff(fields, axis=1)).mean() < 0.25
 
 
 # the phantoms
@@ -178,19 +169,6 @@ def test_splits_share_no_image_and_match_their_labels() -> None:
     assert not seen & {image.tobytes() for image in class_site(PLAN, 0).images["test_common"]}
 
 
-def test_images_follow_their_label_not_their_place() -> None:
-    """An image is a function of seed, id and label: with one more site it is at another site, but the same."""
-    alike = replace(PLAN, corrupted_sites=0, camera_shift=0.0)
-    everywhere = {
-        image.tobytes()
-        for k in range(5)
-        for split in ("training", "validation")
-        for image in class_site(alike, k).images[split]
-    }
-    moved = class_site(replace(alike, num_sites=6, partition="iid", validation_fraction=0.2), 5)
-    assert {image.tobytes() for image in moved.images["training"]} <= everywhere
-
-
 @pytest.mark.parametrize("kind", ["gaussian_noise", "motion_blur"])
 def test_corrupted_sites_see_a_corrupted_copy_of_the_same_test_set(kind: str) -> None:
     plan = replace(PLAN, corruption=kind, corrupted_sites=2)
@@ -244,19 +222,6 @@ def test_label_noise_at_the_last_sites_and_in_training_only(kind: str, share: fl
             assert len(further) > 3
         np.testing.assert_array_equal(class_site(plan, k).labels["training"], labels)  # whenever it is asked
         assert not labels.flags.writeable
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"label_noise_sites": 6}, r"label_noise_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
-        ({"label_noise": 1.5}, "label_noise"),
-        ({"label_noise_kind": "next"}, "label_noise_kind must be one of 'symmetric', 'pair', got 'next'"),
-    ],
-)
-def test_label_noise_that_cannot_be(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(PLAN, **given)
 
 
 def test_test_splits_by_attribute() -> None:
@@ -329,22 +294,6 @@ def test_labels_of_a_site_by_the_definition() -> None:
         rng = np.random.default_rng(image_seed(f"dermoscopy/test/{index}/7", 5))
         drawn = PHANTOMS["dermoscopy"].draw(int(site.labels["test"][7]), rng, 32, "light")
         np.testing.assert_array_equal(site.images["test"][7], camera_of(index).take(drawn[None])[0])
-
-
-def test_sites_are_tested_on_their_own_mix_of_classes() -> None:
-    plan = replace(PLAN, phantom="endoscopy", num_samples=600, num_test=184, partition="dirichlet", alpha=0.3)
-    mixes = []
-    for index in range(plan.num_sites):
-        site = class_site(plan, index)
-        own = np.concatenate([site.labels["training"], site.labels["validation"]])
-        has, tested = (np.bincount(labels, minlength=23) for labels in (own, site.labels["test"]))
-        assert tested.sum() == plan.num_own_test
-        np.testing.assert_array_equal(tested > 0, has > 0)
-        assert tested[has > 0].min() >= 4
-        assert np.corrcoef(has, tested)[0, 1] > 0.95
-        mixes.append(tested)
-    assert len({tuple(mix) for mix in mixes}) == plan.num_sites
-    assert min((mix == 0).sum() for mix in mixes) >= 1  # not every class at every site
 
 
 # cameras
@@ -467,35 +416,13 @@ def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
             {"phantom": "fundos"},
             "phantom must be one of 'dermoscopy', .*, 'endoscopy', got 'fundos'; did you mean 'fundus'",
         ),
-        ({"partition": "random"}, "partition must be one of 'iid', 'dirichlet', 'two_pool', 'shards', got 'random'"),
-        ({"shard_mode": "x"}, "shard_mode must be one of 'literal', 'complement', 'authors', got 'x'"),
-        ({"corruption": "fog"}, "corruption must be one of 'gaussian_noise', 'motion_blur', got 'fog'"),
-        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
-        ({"image_size": 16}, "image_size must be an integer >= 32, got 16"),
-        ({"image_size": 48.0}, "image_size must be an integer >= 32, got 48.0"),
-        ({"num_sites": 0}, "num_sites must be an integer >= 1, got 0"),
-        ({"num_sites": True}, "num_sites must be an integer >= 1, got True"),
-        ({"num_samples": "2000"}, "num_samples must be an integer >= 1, got '2000'"),
-        ({"min_site": 0}, "min_site must be an integer >= 1, got 0"),
-        ({"min_class": 0}, "min_class must be an integer >= 1, got 0"),
-        ({"min_class_test": 0}, "min_class_test must be an integer >= 1, got 0"),
         ({"num_own_test": 31}, "num_own_test must be at least 32 for 8 classes"),
-        ({"camera_shift": -0.1}, r"camera_shift must be a number in \[0, 1.5\], got -0.1"),
-        ({"camera_shift": True}, r"camera_shift must be a number in \[0, 1.5\], got True"),
-        ({"severity": 6}, r"severity must be an integer in \[1, 5\], got 6"),
-        ({"severity": 0}, r"severity must be an integer in \[1, 5\], got 0"),
+        ({"label_noise_sites": 6}, r"label_noise_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
         ({"corrupted_sites": 6}, r"corrupted_sites of num_sites=5 must be an integer in \[0, 5\], got 6"),
-        ({"corrupted_sites": -1}, "corrupted_sites must be an integer >= 0, got -1"),
-        ({"alpha": 0}, r"alpha must be a number in \[1e-06, 1e\+09\], got 0"),
-        ({"alpha": float("nan")}, "alpha must be a number in"),
-        ({"eta": 1.1}, r"eta must be a number in \[0, 1\], got 1.1"),
-        ({"eta": "1"}, r"eta must be a number in \[0, 1\], got '1'"),
-        ({"validation_fraction": 1.0}, r"validation_fraction must be a number in \[0, 0.9\], got 1.0"),
         ({"sites": 3}, "PhantomPlan has no setting 'sites'"),
         ({"num_samples": 40}, "num_samples must be at least 50 for 8 classes and 5 sites"),
         ({"phantom": "endoscopy", "num_test": 100}, "num_test must be at least 184 for 23 classes"),
         ({"phantom": "fundus", "attributes": True}, "'fundus' has no attributes; these have: dermoscopy, dermoscopy7"),
-        ({"attributes": "yes"}, "attributes must be true or false, got 'yes'"),
         ({"attribute_shares": (0.5, 0.5)}, "attributes is False"),
         ({"attributes": True, "attribute_shares": (0.5, 0.4)}, "attribute_shares must be 2 shares of sum 1"),
         ({"attributes": True, "attribute_shares": (1.0,)}, "attribute_shares must be 2 shares of sum 1"),
@@ -578,18 +505,8 @@ def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture
     path = class_sheet(tmp_path / "a.png", "fundus", columns=3, image_size=32)
     with Image.open(path) as sheet:
         assert sheet.size == (3 * 34, 5 * 34)
-    arguments = [
-        "dermoscopy",
-        "--out",
-        str(tmp_path / "b.png"),
-        "--columns",
-        "2",
-        "--size",
-        "32",
-        "--attribute",
-        "dark",
-    ]
-    assert main(arguments) == 0
+    small = ["--columns", "2", "--size", "32", "--attribute", "dark"]
+    assert main(["dermoscopy", "--out", str(tmp_path / "b.png"), *small]) == 0
     assert "synthetic spots, classes of ISIC 2019, no patient data" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "8"])

@@ -129,17 +129,6 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
         differences([REFERENCE[0].model_copy(update={"status": "failed"})], "fed_avg")
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_the_interval_covers_the_truth(seeds: int) -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(2000):
-        values = dict(enumerate(rng.normal(0.02, 0.01, seeds)))
-        found = paired("x", "average", Contrast(values), higher_is_better=True)
-        hits += found.low <= 0.02 <= found.high
-    assert 0.93 <= hits / 2000 <= 0.97
-
-
 def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> Results:
     """A run whose metric is the mean of each site's images, with draws as the sites make them."""
     drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
 
 from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
@@ -84,45 +83,6 @@ def test_binned_scores_have_an_exact_area() -> None:
     positive = (np.minimum((scores[:, 1] * BINS).astype(int), BINS - 1) + 0.5) / BINS
     found = metrics_of(sums(labels, np.stack([1 - positive, positive], 1), np.ones(300, bool)))
     assert found["auc"] == pytest.approx(roc_auc_score(labels, positive), abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_gaps_of_two_classes_as_fairlearn_has_them(seed: int) -> None:
-    """fairlearn brings pandas, which MONAI then imports in every process: it is in no extra of ours."""
-    of_fairlearn = pytest.importorskip("fairlearn.metrics", reason="fairlearn is not installed (pip install fairlearn)")
-    labels, scores, groups = made(2, 400, seed)
-    site, told = np.random.default_rng(9).integers(0, 3, 400), scores.argmax(1)
-    of = {f"g{g}": added([sums(labels, scores, (groups == g) & (site == s)) for s in range(3)]) for g in range(3)}
-    found = gaps_of(of, added(list(of.values())))
-    for name, wanted in (
-        ("equalised_odds", of_fairlearn.equalized_odds_difference),
-        ("equal_opportunity", of_fairlearn.equal_opportunity_difference),
-        ("demographic_parity", of_fairlearn.demographic_parity_difference),
-    ):
-        assert found[name] == pytest.approx(wanted(labels, told, sensitive_features=groups), abs=1e-12)
-
-
-@pytest.mark.parametrize("classes", [3, 5])
-def test_metrics_as_torchmetrics_has_them(classes: int) -> None:
-    """It divides in float32, so that 1e-12 is scikit-learn's to show; as fairlearn it is in no extra of ours."""
-    told_by = pytest.importorskip(
-        "torchmetrics.functional.classification", reason="torchmetrics is not installed (pip install torchmetrics)"
-    )
-    labels, scores, groups = made(classes, 400)
-    site = np.random.default_rng(9).integers(0, 3, 400)
-    for group in range(3):
-        found = metrics_of(added([sums(labels, scores, (groups == group) & (site == s)) for s in range(3)]))
-        of = torch.tensor(scores[groups == group]), torch.tensor(labels[groups == group]), classes
-        wanted = {
-            "accuracy": told_by.multiclass_accuracy(*of, average="micro"),
-            "sensitivity": told_by.multiclass_recall(*of, average="macro"),
-            "specificity": told_by.multiclass_specificity(*of, average="macro"),
-            "ece": told_by.multiclass_calibration_error(*of, n_bins=SURE),
-        }
-        assert {name: found[name] for name in wanted} == pytest.approx(
-            {n: float(v) for n, v in wanted.items()}, abs=1e-6
-        )
-        assert abs(found["auc"] - float(told_by.multiclass_auroc(*of))) <= found["auc_error"] + 1e-6
 
 
 @pytest.mark.parametrize("classes", [2, 4])

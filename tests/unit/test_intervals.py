@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from benchmarks import bench_intervals
 from scipy import stats
 
 from fairflare.core.statistics.intervals import degrees, estimate, holm, of_sites, shared_variance, widened
@@ -55,17 +54,6 @@ def test_equal_figures_are_no_difference() -> None:
     assert np.isnan([same.p, same.half, same.smallest(), same.smallest(3)]).all()
     with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
         estimate([0.1])
-
-
-def test_the_smallest_difference_is_seen_that_often() -> None:
-    """By simulation where the seeds' deviation is known to be 1: many seeds."""
-    seeds = 60
-    smallest = float(estimate(RNG.normal(0, 1, (20_000, seeds))).smallest().mean())
-    values = RNG.normal(smallest, 1, (20_000, seeds))
-    assert (estimate(values).p < 0.05).mean() == pytest.approx(0.8, abs=0.01)
-    assert (estimate(values).p < 0.05 / 6).mean() < 0.7
-    more = float(estimate(RNG.normal(0, 1, (20_000, seeds))).smallest(6).mean())
-    assert (estimate(RNG.normal(more, 1, (20_000, seeds))).p < 0.05 / 6).mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_what_seeds_share_is_their_covariance() -> None:
@@ -117,25 +105,3 @@ def test_measures_of_sites() -> None:
     assert found["std"] == pytest.approx([math.sqrt(0.08 / 3), math.sqrt(0.02 / 3)])
     assert found["worst"] == pytest.approx([0.9, 0.3])
     assert of_sites([0.9, 0.5], higher_is_better=True)["worst"] == 0.5
-
-
-@pytest.mark.many(0, 5, 11)  # each world once
-@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
-@pytest.mark.parametrize("world", ["images, seeds and images alike", "3 images a patient", "6 images a patient"])
-def test_the_intervals_hold_what_they_say(world: str, seeds: int) -> None:
-    """800 repeats: two standard errors of a share of 0.95 are 0.015. With two seeds they are wide on purpose."""
-    found = bench_intervals.coverage(bench_intervals.WORLDS[world], seeds, 800, np.random.default_rng(5))
-    high = 0.995 if seeds == 2 else 0.985
-    assert 0.93 <= found["drawn by patient"] <= high
-    if world == "6 images a patient" and seeds == 10:
-        assert found["drawn by image"] < 0.8
-        assert found["seeds alone"] < 0.7
-
-
-@pytest.mark.many(1)
-@pytest.mark.parametrize("seeds", [2, 3, 10])
-def test_equal_methods_are_seldom_called_better(seeds: int) -> None:
-    world = bench_intervals.WORLDS["images, no method is better on any"]
-    found = bench_intervals.false_words(world, seeds, 300, np.random.default_rng(6))
-    assert found["better"] <= 0.05
-    assert found["better, uncorrected"] > 0.2

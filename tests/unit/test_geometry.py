@@ -225,34 +225,7 @@ def fits(image: Grid, mask: Grid, axes: Any, flips: str) -> Fit:
     return found
 
 
-SAGITTAL_GRID = grid((4, 5, 5), THIRD)
 SIX = grid((4, 5, 6), FIRST_AFFINE)
-
-
-def test_04_the_mask_that_itk_makes_on_a_sagittal_series() -> None:
-    itk = rows([0, 0, 3, -6], [0, -0.75, 0, 20], [-0.5, 0, 0, 30])
-    assert not fits(SAGITTAL_GRID, grid((4, 5, 5), itk), (0, 1, 2), "++-").note
-
-
-def test_05_the_mask_that_dicom2nifti_makes() -> None:
-    other = rows([0, 0, -3, 6], [-0.75, 0, 0, 20], [0, -0.5, 0, 30])
-    fits(SAGITTAL_GRID, grid((5, 4, 5), other), (1, 0, 2), "+++")
-
-
-def test_16_the_array_of_highdicom() -> None:
-    image = grid((4, 5, 8), rows([0, -0.75, 0, 0], [-0.5, 0, 0, 0], [0, 0, 2, 0]))
-    other = rows([0, 0, -0.75, 0], [0, -0.5, 0, 0], [-2, 0, 0, 14])
-    fits(image, grid((8, 4, 5), other), (2, 0, 1), "-++")
-
-
-def test_17_lps_and_las() -> None:
-    image = grid((4, 5, 3), rows([-1, 0, 0, 3], [0, -1, 0, 4], [0, 0, 2, 0]))
-    fits(image, grid((4, 5, 3), rows([-1, 0, 0, 3], [0, 1, 0, 0], [0, 0, 2, 0])), (0, 1, 2), "+-+")
-
-
-def test_18_the_file_of_dcm2niix() -> None:
-    other = rows([-0.75, 0, 0, 10], [0, 0.5, 0, 18.5], [0, 0, 2.5, 30])
-    fits(SIX, grid((5, 4, 6), other), (1, 0, 2), "+-+")
 
 
 def moved(shift: Any) -> Grid:

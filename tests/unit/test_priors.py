@@ -82,15 +82,6 @@ def test_distance_refuses(y, target, message):
 # ------------------------------------------------------------------------------------------------ means, Eq. 2
 
 
-def test_running_mean_of_the_spec():
-    running = RunningClassMean(2)
-    running.add(torch.tensor([0.2, 0.4]), torch.tensor([1, 1]))
-    running.add(torch.tensor([0.6]), torch.tensor([1]))
-    assert running.means()[1].item() == pytest.approx(0.4, abs=1e-6)  # not 0.45, the mean of the batch means
-    assert math.isnan(running.means()[0].item())
-    assert running.counts.tolist() == [0, 3]
-
-
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 60))
 def test_running_mean_does_not_know_the_batches(seed, batch, count):
     g = torch.Generator().manual_seed(seed)
@@ -110,15 +101,6 @@ def test_running_mean_does_not_know_the_batches(seed, batch, count):
         else:
             assert math.isnan(found[c])
             assert math.isnan(expected[c])
-
-
-def test_many_small_values_keep_their_digits():
-    """2e5 values in float32 would be off by more than 1e-6 when summed one batch of 1 after the other."""
-    values = torch.full((200_000,), 0.1)
-    running = RunningClassMean(1)
-    for part in values.split(1000):
-        running.add(part, torch.zeros(len(part), dtype=torch.int64))
-    assert running.means().item() == pytest.approx(float(values[0]), abs=1e-12)
 
 
 def test_epochs_are_added_and_a_class_that_was_not_seen_keeps_its_value():
@@ -178,13 +160,6 @@ def test_rescue_factor_of_the_spec(mode, factors, weights):
     found = {"A": rescue_factor(*A, mode), "B": rescue_factor(*B, mode)}
     assert tuple(found.values()) == pytest.approx(factors, abs=1e-6)
     assert tuple(rescue_weights(found).values()) == pytest.approx(weights, abs=1e-6)
-
-
-def test_number_of_epochs_does_not_move_the_weights():
-    found = {"A": rescue_factor(*A), "B": rescue_factor(*B)}
-    ten = {name: rescue_factor(w, [10 * x for x in w_hat], counts) for name, (w, w_hat, counts) in (("A", A), ("B", B))}
-    assert ten == pytest.approx({name: 10 * value for name, value in found.items()})
-    assert rescue_weights(ten) == pytest.approx(rescue_weights(found))
 
 
 def test_rescue_factor_degenerate():
@@ -274,19 +249,10 @@ def save_moco(path, change):
     torch.save({"state_dict": change(content)}, path)
 
 
-class Surprise:
-    def __reduce__(self):
-        return (sys.exit, (3,))
-
-
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (lambda p: None, "does not exist; nothing is downloaded"),
-        (lambda p: p.write_bytes(b"PK\x03\x04 not really"), "cannot be read as plain tensors"),
-        (lambda p: torch.save({"state_dict": {"x": Surprise()}}, p), "pickled objects, which are refused"),
-        (lambda p: torch.save(nn.Linear(2, 2), p), "pickled objects, which are refused"),
-        (lambda p: torch.save({"state_dict": {"epoch": 3}}, p), "holds no tensors"),
         (
             lambda p: save_moco(p, lambda s: {k: v for k, v in s.items() if "layer4.1.conv2" not in k}),
             r"does not fit the prior network 'resnet18': missing layer4\.1\.conv2\.weight",
@@ -299,10 +265,6 @@ class Surprise:
             lambda p: save_moco(p, lambda s: s | {"module.encoder_q.conv1.weight": torch.ones(64, 3, 3, 3)}),
             r"conv1\.weight has the shape \(64, 3, 3, 3\), needed is \(64, 3, 7, 7\)",
         ),
-        (
-            lambda p: save_moco(p, lambda s: s | {"module.encoder_q.bn1.bias": torch.full((64,), NAN)}),
-            r"holds values that are NaN or infinite in tensor 'module\.encoder_q\.bn1\.bias'",
-        ),
     ],
 )
 def test_bad_checkpoints_are_refused(tmp_path, write, message):
@@ -310,14 +272,6 @@ def test_bad_checkpoints_are_refused(tmp_path, write, message):
     write(path)
     with pytest.raises(ValueError, match=message):
         load_prior("resnet18", path)
-
-
-def test_truncated_checkpoint(tmp_path, resnet50):
-    path = tmp_path / "prior.pth.tar"
-    torch.save({"state_dict": moco(resnet50)}, path)
-    path.write_bytes(path.read_bytes()[:1_000_000])
-    with pytest.raises(ValueError, match="it is damaged"):
-        load_prior("resnet50", path)
 
 
 def test_checkpoint_of_another_network_names_keys_and_remedy(tmp_path, resnet50):

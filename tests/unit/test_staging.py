@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fairflare.core.states import weighted_average
 from fairflare.exchange import staging as module
 from fairflare.exchange.staging import Staging
 
@@ -309,20 +308,6 @@ def test_free_memory_of_a_container(limit, expected, tmp_path, monkeypatch):
     (tmp_path / "memory.current").write_text("3000\n")
     found = module.free_memory()
     assert found > 2**24 if expected is None else found == expected
-
-
-def test_averaging_staged_states(staging):
-    states = {
-        f"s{k}": {"w": torch.randn(50, 7, generator=torch.Generator().manual_seed(k)), "n": torch.tensor(k)}
-        for k in range(4)
-    }
-    weights = {"s0": 0.1, "s1": 0.2, "s2": 0.3, "s3": 0.4}
-    for site in reversed(states):
-        staging.put(site, states[site])
-    average = weighted_average(staging.open_all(), weights)
-    expected = weighted_average(states, weights)
-    assert list(average) == list(expected)
-    assert all(torch.equal(average[name], expected[name]) for name in expected)
 
 
 MEMORY_SCRIPT = """

@@ -25,7 +25,7 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from fairflare.base.settings import Part, choices, described, field_names, settings, typed, values_of
+from fairflare.base.settings import Part, choices, field_names, settings, typed, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import screen
 from fairflare.cli.data import doctor
@@ -155,11 +155,6 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
             if isinstance(value, dict) and "path" in value:
                 value = getattr(owner, key).kind
             assert typed(defaults[key]) == typed(value), key
-
-
-def test_both_tasks_are_described() -> None:
-    for kind, file in TASKS_BY_KIND.items():
-        assert all(setting.meaning for setting in described(load_task_class(file))), kind
 
 
 @pytest.mark.many(*SHAPES)

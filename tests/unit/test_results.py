@@ -203,15 +203,6 @@ def test_numbers_keep_all_digits(store):
     assert read_document(store.folder)["rounds"][0]["train"]["A"]["loss"] == 0.1 + 0.2
 
 
-def test_a_failed_run(store):
-    store.start(INFO)
-    store.add_round(record(0))
-    store.finish("failed", reason="1 of min_sites=2")
-    document = read_document(store.folder)
-    assert (document["status"], document["reason"], document["test"]) == ("failed", "1 of min_sites=2", None)
-    assert len(document["rounds"]) == 1
-
-
 def test_a_run_that_fails_before_it_starts(store):
     store.finish("failed", reason="unknown method")
     assert read_document(store.folder)["status"] == "failed"
@@ -628,13 +619,6 @@ def test_compare_takes_settings_apart_and_seeds_together(tmp_path):
     assert [line.split()[2] for line in lines[2:4]] == ["2", "2"]
     assert "fed_lwr (1): rule.preset 'paper'" in lines
     assert "fed_lwr (2): rule.preset 'authors'" in lines
-
-
-def test_compare_counts_a_run_once(tmp_path):
-    run = finished(tmp_path / "1")
-    text = compare([run, read_results(tmp_path / "1" / "results.json")])
-    assert text.splitlines()[2].split()[1] == "1"
-    assert "1 of 2 runs stand there twice and count once." in text
 
 
 @pytest.mark.parametrize(

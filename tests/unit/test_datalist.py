@@ -13,13 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data.datalist import (
-    SPLITS,
-    DataError,
-    Sample,
-    load_datalist,
-    write_datalist,
-)
+from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
 from fairflare.data.reading import read_image, read_mask, read_pair
 
 
@@ -115,10 +109,7 @@ ENTRY = {"image": "images/0.png", "label": "masks/0.png"}
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        (
-            None,
-            "key 'training' is missing; needed are 'training', 'validation', 'test', found 'name', 'test'",
-        ),
+        (None, "key 'training' is missing; needed are 'training', 'validation', 'test', found 'name', 'test'"),
         ({}, "'training' must be a list, got a dict"),
         ([], "split 'training' is empty"),
         (["images/0.png"], "entry 0 of 'training' must be an object"),
@@ -381,16 +372,7 @@ def test_unreadable_images(tmp_path: Path) -> None:
     np.save(tmp_path / "line.npy", np.zeros(5, np.uint8))
     np.save(tmp_path / "empty.npy", np.zeros((0, 5), np.uint8))
     np.save(tmp_path / "block.npy", np.zeros((9, 9, 9), np.uint8))
-    for name in (
-        "a.png",
-        "cut.png",
-        "a.nii.gz",
-        "object.npy",
-        "text.npy",
-        "line.npy",
-        "empty.npy",
-        "block.npy",
-    ):
+    for name in ("a.png", "cut.png", "a.nii.gz", "object.npy", "text.npy", "line.npy", "empty.npy", "block.npy"):
         with pytest.raises(DataError, match=name) as caught:
             image_of(tmp_path / name)
         assert "Repair the file or take it out" in str(caught.value)

@@ -110,12 +110,7 @@ def test_undefined_sites_are_excluded_and_named():
 
 def test_all_undefined():
     summary = summarize({"B": NAN, "A": NAN})
-    assert (summary.num_sites, summary.excluded, summary.worst_site, summary.best_site) == (
-        0,
-        ("A", "B"),
-        "",
-        "",
-    )
+    assert (summary.num_sites, summary.excluded, summary.worst_site, summary.best_site) == (0, ("A", "B"), "", "")
     assert all(math.isnan(v) for v in (summary.mean, summary.std, summary.jain, summary.top_decile))
 
 

@@ -10,18 +10,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from fairflare.data.geometry import (
-    Fit,
-    Grid,
-    Misfit,
-    Plane,
-    Stack,
-    fit,
-    nifti_grid,
-    notes_of,
-    stack,
-    tag_turn,
-)
+from fairflare.data.geometry import Fit, Grid, Misfit, Plane, Stack, fit, nifti_grid, notes_of, stack, tag_turn
 from fairflare.data.kinds import by_kind
 from fairflare.data.orientation import turned
 

@@ -62,9 +62,7 @@ def test_kinds():
 @pytest.mark.parametrize("policy", [QMixMu, VdnMu])
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"zeta": 95.0}, r"zeta is a fraction in \[0, 1\], got 95.0 \(a percentage is 100 times too large\)"),
-    ],
+    [({"zeta": 95.0}, r"zeta is a fraction in \[0, 1\], got 95.0 \(a percentage is 100 times too large\)")],
 )
 def test_settings_out_of_range(policy, settings, message):
     with pytest.raises(ValueError, match=message):

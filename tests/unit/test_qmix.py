@@ -608,12 +608,7 @@ def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
 # restart
 
 
-OPTIONS = [
-    {},
-    {"actions": (0.0, 0.3, 1.0)},
-    {"mixer": "vdn"},
-    {"shared": True},
-]
+OPTIONS = [{}, {"actions": (0.0, 0.3, 1.0)}, {"mixer": "vdn"}, {"shared": True}]
 
 
 @pytest.mark.parametrize("options", OPTIONS)

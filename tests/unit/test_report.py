@@ -250,15 +250,7 @@ def _contrast(one: str, other: str) -> float:
 def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     """Over three seeds: b gains 0.1 each time, c 0.1 once and loses it once, d loses 0.2 each time."""
     base = [0.30, 0.40, 0.50]
-    runs = three(
-        {
-            "a": base,
-            "b": [0.40, 0.501, 0.60],
-            "c": [0.40, 0.30, 0.50],
-            "d": [0.10, 0.201, 0.30],
-        },
-        seeds=3,
-    )
+    runs = three({"a": base, "b": [0.40, 0.501, 0.60], "c": [0.40, 0.30, 0.50], "d": [0.10, 0.201, 0.30]}, seeds=3)
     read = page_of(write_comparison(tmp_path, runs))
     # b: differences 0.1, 0.101, 0.1: mean 0.10033, sd 0.00057735, half 4.30265 * 0.00057735 / sqrt(3) = 0.001434.
     assert (

@@ -122,12 +122,7 @@ def unet(seed: int, images: Tensor) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = BasicUNet(
-            spatial_dims=2,
-            in_channels=1,
-            out_channels=1,
-            features=(8, 8, 16, 16, 16, 8),
-            norm="batch",
-            bias=False,
+            spatial_dims=2, in_channels=1, out_channels=1, features=(8, 8, 16, 16, 16, 8), norm="batch", bias=False
         )
         model.train()
         with torch.no_grad():
@@ -263,10 +258,7 @@ def test_equals_the_formula(estimator: str, case: tuple[np.ndarray, np.ndarray, 
 @given(case=matrices(), scale=st.floats(1e-3, 1e3), shift=st.floats(-100, 100))
 @settings(max_examples=60, deadline=None)
 def test_invariances(
-    estimator: str,
-    case: tuple[np.ndarray, np.ndarray, np.random.Generator],
-    scale: float,
-    shift: float,
+    estimator: str, case: tuple[np.ndarray, np.ndarray, np.random.Generator], scale: float, shift: float
 ) -> None:
     x, y, rng = case
     before = x.copy(), y.copy()
@@ -1440,10 +1432,7 @@ def test_models_and_scratch_folder_as_before(fails: bool, images: Tensor, tmp_pa
 
 
 def test_full_scratch_folder(
-    pairs: dict[str, tuple[nn.Module, nn.Module]],
-    images: Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [state_of(m) for m in pairs["near"]]
     monkeypatch.setattr(stored.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**5))

@@ -140,12 +140,7 @@ def test_minisom_gives_the_same_map():
     rng = np.random.default_rng(2)
     data, start, rounds = rng.normal(size=(6, 9)), rng.normal(size=(4, 3, 9)), 7
     theirs = minisom.MiniSom(
-        4,
-        3,
-        9,
-        sigma=1.4,
-        learning_rate=0.4,
-        decay_function=lambda rate, t, _: rate * math.exp(-0.05 * t),
+        4, 3, 9, sigma=1.4, learning_rate=0.4, decay_function=lambda rate, t, _: rate * math.exp(-0.05 * t)
     )
     theirs._sigma_decay_function = lambda sigma, t, _: max(0.5, sigma * math.exp(-0.2 * t))
     theirs._weights = start.copy()
@@ -643,12 +638,7 @@ def test_bad_rounds():
     assert map_.rounds == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": 2**63}, "seed must be an integer"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [({"seed": 2**63}, "seed must be an integer")])
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         SelfOrganizingMap(**options)

@@ -93,8 +93,7 @@ def test_a_part_of_a_large_tensor_is_written_alone(staging):
 
 
 @pytest.mark.parametrize(
-    "site",
-    ["site-1", "Klinik Süd/3", "..", ".hidden", "a b", "100%", "x.safetensors", "c:\\d", "*", "\n", "医院"],
+    "site", ["site-1", "Klinik Süd/3", "..", ".hidden", "a b", "100%", "x.safetensors", "c:\\d", "*", "\n", "医院"]
 )
 def test_any_site_name(staging, site):
     staging.put(site, {"w": torch.ones(1)})
@@ -174,11 +173,7 @@ def test_the_library_reports_a_missing_folder_as_os_error(staging):
     ("state", "error", "message"),
     [
         ({"w": [1.0]}, TypeError, "site 'A': 'w' must be a tensor, got list"),
-        (
-            {"w": torch.ones(2).to_sparse()},
-            TypeError,
-            "site 'A': tensor 'w' must be dense, got torch.sparse_coo",
-        ),
+        ({"w": torch.ones(2).to_sparse()}, TypeError, "site 'A': tensor 'w' must be dense, got torch.sparse_coo"),
         ({"w": torch.ones(2) + 0j}, ValueError, r"site 'A': tensor 'w' has dtype torch\.complex64"),
     ],
 )

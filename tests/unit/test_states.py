@@ -276,10 +276,7 @@ BASE = {"w": torch.ones(2), "n": torch.tensor(1)}
         ({"w": torch.ones(2)}, "site 'B': tensor 'n' is missing, site 'A' has it"),
         (BASE | {"x": torch.ones(1)}, "site 'B': tensor 'x' is unexpected, site 'A' does not have it"),
         (BASE | {"w": torch.ones(2, 1)}, r"site 'B': tensor 'w' has shape \(2, 1\), site 'A' has \(2,\)"),
-        (
-            BASE | {"w": torch.ones(2).int()},
-            r"site 'B': tensor 'w' is torch.int32, site 'A' has torch.float32",
-        ),
+        (BASE | {"w": torch.ones(2).int()}, r"site 'B': tensor 'w' is torch.int32, site 'A' has torch.float32"),
         (BASE | {"n": torch.tensor(1.0)}, r"site 'B': tensor 'n' is torch.float32, site 'A' has torch.int64"),
         (BASE | {"w": torch.ones(2) + 0j}, "site 'B': tensor 'w' is torch.complex64"),
         (BASE | {"w": torch.tensor([1.0, math.nan])}, "site 'B': tensor 'w' is not finite"),
@@ -361,16 +358,8 @@ def test_difference_and_add_update_are_inverse(dtype):
 
 
 def test_difference_worked_by_hand():
-    local = {
-        "w": torch.tensor([3.0]),
-        "n": torch.tensor([2], dtype=torch.uint8),
-        "m": torch.tensor([False, True]),
-    }
-    received = {
-        "w": torch.tensor([1.0]),
-        "n": torch.tensor([5], dtype=torch.uint8),
-        "m": torch.tensor([True, True]),
-    }
+    local = {"w": torch.tensor([3.0]), "n": torch.tensor([2], dtype=torch.uint8), "m": torch.tensor([False, True])}
+    received = {"w": torch.tensor([1.0]), "n": torch.tensor([5], dtype=torch.uint8), "m": torch.tensor([True, True])}
     update = difference(local, received)
     assert {name: t.tolist() for name, t in update.items()} == {"w": [2.0], "n": [-3], "m": [-1, 0]}
     assert same_bits(add_update(received, update), local)
@@ -392,14 +381,8 @@ def test_add_update_rounds_integers_that_a_filter_made_floats():
         ({"w": torch.ones(2)}, "site 'A': tensor 'n' is missing, the global model has it"),
         (BASE | {"x": torch.ones(1)}, "site 'A': tensor 'x' is unexpected"),
         (BASE | {"w": torch.ones(1)}, r"site 'A': tensor 'w' has shape \(1,\), the global model has \(2,\)"),
-        (
-            BASE | {"w": torch.ones(2).long()},
-            "site 'A': tensor 'w' is torch.int64, the global model has torch.float32",
-        ),
-        (
-            BASE | {"w": torch.tensor([math.inf, 0])},
-            "site 'A': tensor 'w' is not finite after adding the update",
-        ),
+        (BASE | {"w": torch.ones(2).long()}, "site 'A': tensor 'w' is torch.int64, the global model has torch.float32"),
+        (BASE | {"w": torch.tensor([math.inf, 0])}, "site 'A': tensor 'w' is not finite after adding the update"),
         (BASE | {"n": torch.tensor(math.nan)}, "site 'A': tensor 'n' is not finite"),
     ],
 )

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.tasks.classification import ClassificationTask, FolderClasses, phantom_index
+from fairflare.tasks.classification import ClassificationTask, phantom_index
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.scores.metrics import classification_metrics
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan
 from fairflare_lab.phantoms import class_site as phantom_site
 
-from .image_files import all_of, counted, heavy_imports, refusal, whole_split
+from .image_files import all_of, heavy_imports, refusal, whole_split
 
 # Five classes; about 60 images to draw for a site.
 SMALL: dict[str, Any] = {
@@ -79,19 +79,6 @@ def test_images_and_labels_of_a_folder(tmp_path: Path) -> None:
     np.testing.assert_allclose(inputs[0].mean((1, 2)), original.mean((0, 1)), atol=0.01)
     exact = ClassificationTask(**{**OWN, "image_size": (40, 48)}).open_site("a", {"data_root": str(root)})
     np.testing.assert_allclose(all_of(exact, "training")[0][0].permute(1, 2, 0), original, atol=1e-6)
-
-
-def test_grey_tasks_and_grey_images(tmp_path: Path) -> None:
-    root = folder(tmp_path / "a")
-    original = np.asarray(Image.open(root / "images/training_0.png")) / 255
-    grey = ClassificationTask(**OWN, in_channels=1).open_site("a", {"data_root": str(root)})
-    inputs, _ = all_of(grey, "training")
-    assert inputs.shape == (7, 1, 32, 32)
-    assert float(inputs[0].mean()) == pytest.approx(float((original @ [0.299, 0.587, 0.114]).mean()), abs=0.01)
-    Image.fromarray(np.full((40, 48), 51, np.uint8)).save(root / "images/training_0.png")
-    colour = ClassificationTask(**OWN).open_site("a", {"data_root": str(root)})
-    inputs, _ = all_of(colour, "training")
-    torch.testing.assert_close(inputs[0], torch.full((3, 32, 32), 0.2))
 
 
 def test_class_counts(tmp_path: Path) -> None:
@@ -155,30 +142,6 @@ def test_labels_of_further_test_lists_are_checked_too(tmp_path: Path) -> None:
     labels = {**dict.fromkeys(SPLITS, (0,)), "test_dark": (7,)}
     error = refused(ClassificationTask(**OWN), {"data_root": str(folder(tmp_path / "a", labels))})
     assert error.public == "site 'hospital-a': a label of split 'test_dark' is no class of the task (num_classes=3)"
-
-
-def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = str(folder(tmp_path / "a"))
-    size = 3 * 32 * 32 * 4 + 8  # image float32, label int64
-    for budget, reads in ((2**30, 7), (0, 14), (size * 5, 9)):
-        data = ClassificationTask(**OWN).open_site("a", {"data_root": root, "cache_bytes": budget})
-        assert isinstance(data, FolderClasses)
-        calls = counted(monkeypatch, "read_image")
-        first, second = all_of(data, "training"), all_of(data, "training")
-        assert torch.equal(first[0], second[0])
-        assert torch.equal(first[1], second[1])
-        assert len(calls) == reads
-
-
-def test_augmentation_does_not_reach_the_cache(tmp_path: Path) -> None:
-    task = ClassificationTask(**{**OWN, "augmentation": ["flip", "affine", "intensity"]})
-    data = task.open_site("a", {"data_root": str(folder(tmp_path / "a"))})
-    before, _ = all_of(data, "training")
-    before = before.clone()
-    changed, _ = all_of(data, "training", shuffle_seed=0, augment=True)
-    assert torch.equal(all_of(data, "training")[0], before)
-    assert changed.min() >= 0
-    assert changed.max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence as Items
 from pydicom.uid import JPEGLSLossless
 
-from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
+from fairflare.data.datalist import DataError, Sample, load_datalist, write_datalist
 from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
 from fairflare.data.intensity import INTENSITIES
 from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turned
@@ -123,22 +122,6 @@ def test_by_default_what_has_more_than_eight_bits_is_one_tensor_too(tmp_path: Pa
     for name, (path, number) in files.items():
         same = files["eight.png" if name in eight else "sixteen.png"]
         np.testing.assert_allclose(read(path, number), read(*same), atol=2e-5, err_msg=name)
-
-
-def test_the_same_tensor_through_a_datalist(tmp_path: Path) -> None:
-    files = files_of(tmp_path)
-    for number in range(2):
-        Image.new("L", (30, 30)).save(tmp_path / f"other{number}.png")
-    entries = [
-        {"image": path.relative_to(tmp_path).as_posix(), "label": 0} | ({} if number is None else {"slice": number})
-        for path, number in files.values()
-    ]
-    others = {split: [{"image": f"other{k}.png", "label": 1}] for k, split in enumerate(SPLITS[1:])}
-    write_datalist(tmp_path / "datalist.json", {"training": entries, **others})
-    task = ClassificationTask(num_classes=2, image_size=(32, 32), in_channels=1, intensity="percentile")
-    ((inputs, _),) = task.open_site("a", {"data_root": str(tmp_path)}).batches("training", batch_size=99)
-    assert len(inputs) == len(files) > 18
-    torch.testing.assert_close(inputs, inputs[:1].expand_as(inputs), atol=2e-5, rtol=0)
 
 
 # --- orientation ------------------------------------------------------------------------------------------

@@ -328,15 +328,3 @@ def test_the_choices_are_those_of_the_phantom() -> None:
         ("phantom", PHANTOMS), ("partition", PARTITIONS), ("shard_mode", SHARD_MODES), ("corruption", CORRUPTIONS)
     ):  # fmt: skip
         assert wanted[name] == f"one of {', '.join(map(repr, known))}"
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("image_size", "64"), ("image_size", [64, "a"]), ("in_channels", "3"), ("num_classes", "two"), ("features", 5),
-        ("norm_momentum", "0.1"), ("augmentation", 0.1), ("class_names", 5), ("phantom_seed", None), ("labels", 3),
-    ],
-)  # fmt: skip
-def test_a_value_of_another_type_answers_with_the_setting(setting: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{setting} must be [^\n]*(got|entry \d is) [^\n]*$"):
-        SegmentationTask(**{setting: value})

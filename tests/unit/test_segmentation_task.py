@@ -273,24 +273,6 @@ def test_a_site_with_one_case_trains(tmp_path: Path) -> None:
 # --- a site's folder --------------------------------------------------------------------------------------
 
 
-def test_images_are_converted_and_resized(tmp_path: Path) -> None:
-    root = folder(tmp_path / "a")
-    original = np.asarray(Image.open(root / "i/0.png")) / 255
-    colour = SegmentationTask(image_size=(48, 32), in_channels=3)
-    inputs, targets = all_of(colour.open_site("a", {"data_root": str(root)}), "training")
-    assert inputs.shape == (3, 3, 48, 32)
-    assert targets.shape == (3, 1, 48, 32)
-    assert float(targets.mean()) == pytest.approx(20 * 24 / (40 * 48), rel=0.05)
-    np.testing.assert_allclose(inputs[0].mean((1, 2)), original.mean((0, 1)), atol=0.01)
-    grey = SegmentationTask(image_size=(48, 32))
-    inputs, _ = all_of(grey.open_site("a", {"data_root": str(root)}), "training")
-    assert float(inputs[0].mean()) == pytest.approx(float((original @ [0.299, 0.587, 0.114]).mean()), abs=0.01)
-    Image.fromarray(np.full((40, 48), 128, np.uint8)).save(root / "i/0.png")
-    inputs, _ = all_of(colour.open_site("a", {"data_root": str(root)}), "training")
-    assert torch.equal(inputs[0, 0], inputs[0, 1])
-    assert float(inputs[0, 2, 5, 5]) == pytest.approx(128 / 255)
-
-
 def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(folder(tmp_path / "a"))
     task = SegmentationTask(**SMALL)

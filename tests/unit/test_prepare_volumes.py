@@ -18,7 +18,7 @@ from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import Dealing, prepare_folders, prepare_images, prepare_masks, prepare_volumes
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.reading import Reading, read_mask
-from tests.unit.dicom_files import dicom, series
+from tests.unit.dicom_files import series
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,15 +88,6 @@ def test_folders_of_sites(tmp_path: Path) -> None:
     }  # fmt: skip
     assert told["sites"]["A"]["patients"] == 6
     assert told["task"] == {}
-
-
-def test_the_same_seed_gives_the_same_lists(tmp_path: Path) -> None:
-    plain(tmp_path / "s", 10)
-    lists = []
-    for number, seed in enumerate((1, 1, 2)):
-        written = prepare_volumes(tmp_path / str(number), source_dir=tmp_path / "s", seed=seed)
-        lists.append((written["site-1"] / "datalist.json").read_text())
-    assert lists[0] == lists[1] != lists[2]
 
 
 def test_the_tree_of_the_decathlon(tmp_path: Path) -> None:
@@ -189,16 +180,6 @@ def test_folders_of_dicom_series(tmp_path: Path, each: int) -> None:
     assert checksums.count("/IM0003\n") == 4 * each
 
 
-@pytest.mark.parametrize(("kind", "tool"), [("SEG", "segimage2itkimage"), ("RTSTRUCT", "plastimatch convert")])
-def test_masks_as_dicom_objects_name_what_converts_them(tmp_path: Path, kind: str, tool: str) -> None:
-    for number in range(3):
-        series(tmp_path / f"i/p{number}", image_of(number).astype(np.uint16))
-        (tmp_path / f"m/p{number}").mkdir(parents=True)
-        dicom(tmp_path / f"m/p{number}/a.dcm", labels_of(number)[:, :, 0], Modality=kind)
-    told = refused(tmp_path / "out", folders={"A": (tmp_path / "i", tmp_path / "m")})
-    assert tool in told
-
-
 def classes(root: Path, count: int = 12) -> Path:
     rows = ["file,diagnosis,person"]
     for number in range(count):
@@ -266,14 +247,6 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     written = prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s", leave_out=True)
     assert sorted(entry["image"][7:10] for entry in entries(written["site-1"])) == ["p06", "p07", "p08"]
     assert manifest(tmp_path / "out")["notes"][0].startswith("7 of 10 volume(s) are left out")
-
-
-def test_less_than_half_a_voxel_apart_is_together(tmp_path: Path) -> None:
-    plain(tmp_path / "s", 4)
-    moved = AFFINE.copy()
-    moved[0, 3] += 0.4
-    nifti(tmp_path / "s/labels/p00_0_seg.nii.gz", labels_of(0), moved)
-    assert prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
 
 
 def test_labels_get_numbers_without_gaps(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fairflare.base.cases.sampling import BINS
 from fairflare.core.statistics.inequality import mean_interval
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
-from fairflare.reporting.table import class_table, fairness_table, rich_table
+from fairflare.reporting.table import fairness_table, rich_table
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import fell
@@ -86,22 +86,6 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     (line,) = (line for line in who_is_behind(read(inequality=found)) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.850" in line
     assert "lowest" not in line, "all are alike"
-
-
-def test_classes_are_found_under_the_names_that_leave_a_site() -> None:
-    """A metric's name has no blank (``recall_bone_loss``); a class may have one."""
-    names = {"bone loss": "bone_loss", "b": "b"}
-    test, said = {}, {}
-    for site, recalls in (("site-1", (0.9, 0.8)), ("site-2", (0.5, 0.4))):
-        metrics, said[site] = classes(dict.fromkeys(names, 100), dict(zip(names, recalls, strict=True)))
-        test[site] = {name.replace(" ", "_"): value for name, value in metrics.items()}
-    found = standing(test, said, INFO)
-    assert found is not None
-    assert (found["test"], found["behind"]) == (WITHIN, ["site-2"])
-    table = class_table(read(inequality=found, test=test))
-    assert table is not None
-    assert table.columns[1:] == [*names]
-    assert table.rows == [["site-1", "0.90 of 100", "0.80 of 100"], ["site-2", "0.50 of 100", "0.40 of 100"]]
 
 
 def test_a_site_alone_is_not_marked_as_worst() -> None:

@@ -211,21 +211,6 @@ def test_a_slope_that_is_none_is_refused(tmp_path: Path, tags: dict[str, Any]) -
 # --- windows and inversion --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("function", "shown"),
-    [
-        ("LINEAR", {-160: 0, 40: 0.501253, 240: 1}),
-        ("LINEAR_EXACT", {40: 0.5, -159.5: 0.00125}),
-        ("SIGMOID", {240: 0.880797, 40: 0.5}),
-    ],
-)
-def test_windows_by_hand(tmp_path: Path, function: str, shown: dict[float, float]) -> None:
-    stored = np.array([list(shown)], np.float64) * 2
-    path = dicom(tmp_path / "a.dcm", stored.astype(np.int16), WindowCenter=40, WindowWidth=400, RescaleSlope=0.5,
-                 RescaleIntercept=0, VOILUTFunction=function)  # fmt: skip
-    np.testing.assert_allclose(image(path, intensity="window")[0], list(shown.values()), atol=1e-6)
-
-
 def test_each_slice_and_frame_by_its_own_window(tmp_path: Path) -> None:
     volume = np.full((4, 5, 3), 50, np.int16)
     folder = series(tmp_path / "s", volume)

@@ -20,6 +20,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.sets.published import CENTRES, FEDISM, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS, RIF_SITES
 from fairflare_lab.sets.special import KINDS, PROSTATE_SITES
+from tests.unit.dicom_files import dicom as write_dicom
 
 prepare_flamby = PREPARERS["isic2019-flamby"].prepare
 prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
@@ -146,27 +147,9 @@ def hyperkvasir(root: Path, count: int = 12) -> Path:
 
 def dicom(path: Path, values: np.ndarray, patient: str, **tags: Any) -> Path:
     """A slice as the challenge has them: 16 bits signed, Hounsfield units after the rescaling."""
-    import pydicom
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
-
-    found = pydicom.Dataset()
-    found.file_meta = pydicom.dataset.FileMetaDataset()
-    found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    found.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.2"
-    found.file_meta.MediaStorageSOPInstanceUID = generate_uid()
-    found.SOPInstanceUID = found.file_meta.MediaStorageSOPInstanceUID
-    found.SOPClassUID = found.file_meta.MediaStorageSOPClassUID
-    found.PatientID, found.Modality, found.PhotometricInterpretation = patient, "CT", "MONOCHROME2"
-    found.Rows, found.Columns = values.shape
-    found.SamplesPerPixel, found.BitsAllocated, found.BitsStored, found.HighBit = 1, 16, 16, 15
-    found.PixelRepresentation, found.RescaleIntercept, found.RescaleSlope = 1, -1024, 1
-    found.WindowCenter, found.WindowWidth = 30, 80
-    for name, value in tags.items():
-        setattr(found, name, value)
-    found.PixelData = (values + 1024).astype(np.int16).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
-    found.save_as(path, enforce_file_format=True)
-    return path
+    usual = {"RescaleIntercept": -1024, "RescaleSlope": 1, "WindowCenter": 30, "WindowWidth": 80, "Modality": "CT"}
+    return write_dicom(path, (values + 1024).astype(np.int16), PatientID=patient, **{**usual, **tags})
 
 
 def rsna(root: Path, count: int = 84, pictures: bool = False) -> Path:

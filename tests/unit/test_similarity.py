@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +64,15 @@ def reference_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
     k, l = x @ x.T, y @ y.T
     norms = reference_hsic(k, k, estimator) * reference_hsic(l, l, estimator)
     return reference_hsic(k, l, estimator) / math.sqrt(norms)
+
+
+def reference_sums(batches: Iterable[tuple[np.ndarray, np.ndarray]], estimator: str) -> float:
+    """Quotient of sums of each batch's HSIC."""
+    sums = np.zeros(3)
+    for u, v in batches:
+        k, l = u @ u.T, v @ v.T
+        sums += [reference_hsic(*pair, estimator) for pair in ((k, l), (k, k), (l, l))]
+    return float(sums[0] / math.sqrt(sums[1] * sums[2]))
 
 
 def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
@@ -652,11 +661,7 @@ class Gate(nn.Module):
 
 def of_batches(u: np.ndarray, v: np.ndarray, size: int) -> float:
     """1 - delta, the quotient of sums of biased HSIC."""
-    sums = np.zeros(3)
-    for start in range(0, len(u), size):
-        k, l = (f[start : start + size] @ f[start : start + size].T for f in (u, v))
-        sums += [reference_hsic(*pair, "biased") for pair in ((k, l), (k, k), (l, l))]
-    return float(1 - sums[0] / math.sqrt(sums[1] * sums[2]))
+    return 1 - reference_sums(((u[k : k + size], v[k : k + size]) for k in range(0, len(u), size)), "biased")
 
 
 @pytest.mark.parametrize("images", [1, 4, 16], ids="pieces of {}".format)
@@ -740,13 +745,10 @@ def test_small_batches_join_the_one_before(estimator: str, sizes: list[int], vec
     u, v = features(a, vectors), features(b, vectors)
     result = layerwise_cka(a, b, vectors.split([5, 5, 2]), estimator=f"minibatch_{estimator}")
     for name, value in result.items():
-        sums = np.zeros(3)
-        start = 0
-        for size in sizes:
-            k, l = (f[name][start : start + size] @ f[name][start : start + size].T for f in (u, v))
-            sums += [reference_hsic(*pair, estimator) for pair in ((k, l), (k, k), (l, l))]
-            start += size
-        assert value.delta == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-4)
+        parts = np.split(np.arange(12), np.cumsum(sizes)[:-1])
+        assert value.delta == pytest.approx(
+            reference_sums(((u[name][p], v[name][p]) for p in parts), estimator), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -977,11 +979,8 @@ def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor)
     report = site.report_anchor(run, a, b)
     u, v = features(a, vectors), features(b, vectors)
     for name, delta in zip(report["layers"], report["cka"], strict=True):
-        sums = np.zeros(3)
-        for rows in np.split(np.arange(12), 1 if kind == "full" else 2):
-            k, l = (f[name][rows] @ f[name][rows].T for f in (u, v))
-            sums += [reference_hsic(*pair, formula) for pair in ((k, l), (k, k), (l, l))]
-        assert delta == pytest.approx(sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-5)
+        parts = np.split(np.arange(12), 1 if kind == "full" else 2)
+        assert delta == pytest.approx(reference_sums(((u[name][p], v[name][p]) for p in parts), formula), rel=1e-5)
 
 
 # --- batch norms that are known from the layer in front ---------------------------------------------------
@@ -1253,14 +1252,7 @@ def passes_report(models: tuple[nn.Module, nn.Module], data: Counted, **given: A
 
 def passes_reference(models: tuple[nn.Module, nn.Module], images: Tensor, batches: list[list[int]]) -> dict[str, float]:
     u, v = (features(model, images) for model in models)
-    found = {}
-    for name in u:
-        sums = np.zeros(3)
-        for rows in batches:
-            k, l = (f[name][rows] @ f[name][rows].T for f in (u, v))
-            sums += [reference_hsic(*pair, "unbiased") for pair in ((k, l), (k, k), (l, l))]
-        found[name] = 1 - sums[0] / math.sqrt(sums[1] * sums[2])
-    return found
+    return {n: 1 - reference_sums(((u[n][rows], v[n][rows]) for rows in batches), "unbiased") for n in u}
 
 
 def three_passes(images: int) -> list[list[int]]:
@@ -1367,13 +1359,11 @@ def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:
     report = passes_report(models, data)  # type: ignore[arg-type]
     assert data.passes == 3
     for name, wanted in (("0", convs), ("1", models)):
-        sums = np.zeros(3)
-        for rows in three_passes(10):
-            with torch.no_grad():
-                u, v = (model(data.images[rows]).flatten(1).double().numpy() for model in wanted)
-            k, l = u @ u.T, v @ v.T
-            sums += [reference_hsic(*pair, "unbiased") for pair in ((k, l), (k, k), (l, l))]
-        assert report[name] == pytest.approx(1 - sums[0] / math.sqrt(sums[1] * sums[2]), rel=1e-4)
+        with torch.no_grad():
+            made = [
+                [model(data.images[rows]).flatten(1).double().numpy() for model in wanted] for rows in three_passes(10)
+            ]
+        assert report[name] == pytest.approx(1 - reference_sums(made, "unbiased"), rel=1e-4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("few", [100, 0])

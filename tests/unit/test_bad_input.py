@@ -24,7 +24,6 @@ from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
 
 STATE = {"w": torch.ones(2)}
-NET = torch.nn.Sequential(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairflare.base import checks
 
@@ -144,15 +142,6 @@ def test_same_names():
         checks.same_names("a", "x", "b", "qp", of="layer")
     with pytest.raises(ValueError, match=r"only in b: 'A', 'B', 'C' and 2 more$"):
         checks.same_names("a", "", "b", "EDCBA")
-
-
-@given(st.sets(st.sampled_from("ABCDEF")), st.sets(st.sampled_from("ABCDEF")))
-def test_same_names_sees_every_difference(left, right):
-    if left == right:
-        checks.same_names("a", left, "b", right)
-        return
-    with pytest.raises(ValueError, match="must have the same sites; only in"):
-        checks.same_names("a", left, "b", right)
 
 
 # arrays

@@ -18,18 +18,9 @@ from fairflare.reporting.groups import by_group, captions, group_notes, group_ro
 from fairflare.reporting.layout import interval
 from fairflare_lab.compare.group_gaps import gap_lead, has_groups
 from tests.unit.report_runs import read
+from tests.unit.test_group_intervals import made
 
 BINS, SURE = 40, 7
-
-
-def made(classes: int, count: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Labels, probabilities and groups (0, 1, 2) of made-up images; the model is worse in group 1."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, classes, count)
-    groups = rng.integers(0, 3, count)
-    logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(groups == 1, 0.5, 2.0)[:, None]
-    scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    return labels, scores, groups
 
 
 def sums(labels: Any, scores: Any, chosen: Any) -> dict[str, Any]:

@@ -420,13 +420,6 @@ def test_names_of_sites(tmp_path: Path, site: str, called: str | None) -> None:
         assert list(prepare_folders(given, tmp_path / "out")) == [called]
 
 
-def test_two_hospitals_do_not_become_one(tmp_path: Path) -> None:
-    pairs(tmp_path, list("abcd"))
-    place = (tmp_path / "images", tmp_path / "masks")
-    with pytest.raises(DataError, match=r"two sites would have the same folder: a b, a.b"):
-        prepare_folders({"a b": place, "a.b": place}, tmp_path / "out")
-
-
 # --- what is known of people ---------------------------------------------------------------------------------------
 
 

@@ -69,26 +69,8 @@ def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> N
     assert {*row.sure} == {"unseen", "gain"}
 
 
-def test_the_gap_of_one_seed_is_over_the_same_patients() -> None:
-    """A site's luck with its patients is in seen and unseen alike, so it is not in the gap."""
-    luck = np.random.default_rng(0).normal(0, 0.1, (3, 200))
-    found = runs(1)
-    for results, unseen in found:
-        test = results["test"]
-        draws = {s: (test[s]["dice"] + luck["ABC".index(s)]).tolist() for s in test}
-        results["resampled"] = draws
-        results["resampled_units"] = {site: {"unit": "patients", "count": 10} for site in draws}
-        own = UNSEEN[unseen.site] + luck["ABC".index(unseen.site)]
-        unseen.resampled, unseen.unit, unseen.units = own.tolist(), "patients", 10
-    (row,) = unseen_of(as_read(found)).rows
-    assert row.over == "the test patients of one seed"
-    scatter = float((luck * np.sqrt(10 / 9)).mean(0).std(ddof=1))
-    assert 1.9 * scatter < row.sure["unseen"].half < 2.4 * scatter
-    assert not row.sure["gap"].half > 1e-9
-
-
-def test_the_gain_of_one_seed_is_over_the_same_patients() -> None:
-    """Of a model and the adapted one on the same draws: only what adaptation itself does differently scatters."""
+def test_gap_and_gain_of_one_seed_are_over_the_same_patients() -> None:
+    """A site's luck with its patients is in seen, unseen and adapted alike: only what adaptation does scatters."""
     made = np.random.default_rng(1)
     luck, more = made.normal(0, 0.1, (3, 200)), made.normal(0, 0.02, (3, 200))
     found = runs(1)
@@ -101,6 +83,10 @@ def test_the_gain_of_one_seed_is_over_the_same_patients() -> None:
         unseen.resampled, unseen.unit, unseen.units = (UNSEEN[unseen.site] + luck[at]).tolist(), "patients", 10
         unseen.adapted_resampled = (0.6 + luck[at] + more[at]).tolist()
     (row,) = unseen_of(as_read(found)).rows
+    assert row.over == "the test patients of one seed"
+    scatter = float((luck * np.sqrt(10 / 9)).mean(0).std(ddof=1))
+    assert 1.9 * scatter < row.sure["unseen"].half < 2.4 * scatter
+    assert not row.sure["gap"].half > 1e-9
     assert row.sure["gain"].mean == pytest.approx(0.1)
     scatter = float((more * np.sqrt(10 / 9)).mean(0).std(ddof=1))
     assert 1.9 * scatter < row.sure["gain"].half < 2.4 * scatter

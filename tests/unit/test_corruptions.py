@@ -80,6 +80,13 @@ def test_motion_blur_by_the_definition() -> None:
         assert np.abs(blurred - expected).max() <= 0.5 + 1e-3
 
 
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_a_constant_image_is_not_changed_by_blur(severity: int) -> None:
+    for value in (0, 1, 127, 200, 255):
+        image = np.full((48, 64, 3), value, np.uint8)
+        np.testing.assert_array_equal(motion_blur(image, severity, np.random.default_rng(severity)), image)
+
+
 def test_colour_channels_are_blurred_alike_and_shapes_kept() -> None:
     grey = PICTURE[:, :, 0]
     colour = np.repeat(grey[:, :, None], 3, axis=2)

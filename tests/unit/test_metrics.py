@@ -131,6 +131,11 @@ def test_one_class_has_no_area() -> None:
     assert found["accuracy"] == found["balanced_accuracy"] == found["recall_c1"] == 0.75
 
 
+def test_right_everywhere_is_1_everywhere() -> None:
+    found = metrics_of([0, 1, 2, 2, 1], one_hot([0, 1, 2, 2, 1], 3), groups={"a": [0], "b": [1, 2]})
+    assert set(found.values()) == {1.0}
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_every_metric_lies_in_0_to_1_and_weighted_recall_is_accuracy(seed: int) -> None:
     rng = np.random.default_rng(seed)

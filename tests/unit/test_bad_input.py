@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fairflare.cli import app
+from fairflare.cli.commands import app
 from fairflare.cli.run.folder import refuse_to_replace_run
 from fairflare.core.fairness import summarize
 from fairflare.core.similarity import linear_cka

@@ -934,7 +934,7 @@ def test_answers_without_tensors_import_none_of_the_large_packages(line: str, sa
     """Nor does TAB, which asks the same of the methods."""
     code = (
         "import sys\n"
-        "from fairflare.cli.commands import main\n"
+        "from fairflare.cli import main\n"
         "try:\n"
         "    main()\n"
         "finally:\n"

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from fairflare.base.disk.files import system_error
-from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.base.own_errors import lacking_package
 from fairflare.base.plugins import COMMANDS, plugged
 from fairflare.cli.data.check import check_data
@@ -15,7 +14,6 @@ from fairflare.cli.data.doctor import doctor
 from fairflare.cli.data.policies import policies
 from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
-from fairflare.cli.later import import_later
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.predict import predict
@@ -23,8 +21,6 @@ from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import show
-
-ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -68,7 +64,6 @@ for name, more in plugged(COMMANDS).items():
 
 def main() -> None:
     """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
-    import_later()
     try:
         app()
     except Exception as error:
@@ -77,7 +72,3 @@ def main() -> None:
             raise
         say(said, mark="[red]error[/red]: ")
         raise SystemExit(2) from error
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites
 from fairflare.cli.screen import console, say, user_errors
+from fairflare.federation.plan.run_settings import BY_OPTION, RUN, SAME, SITES_THAT_FAIL, TRAINING, RunSettings
 from fairflare.reporting.layout import listed
 
 FIRST_PAPER = "default"  # what --paper says without a name
@@ -23,19 +24,25 @@ VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for n
 
 OWN_IMAGES = "On own images (--data) image_size and in_channels follow the images unless they are given."
 
-#: Groups of options in the help, below those that are used most.
-TRAINING, SITES_THAT_FAIL, RUN, TABLES = "Task and training", "Sites that fail or come late", "The run", "Tables"
+TABLES = "Tables"  # a group of options in the help
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
 #: Options that users try, although no command (or not the one they call) has them.
 OF_SITES = {"--gpu": "The device stands", "--device": "The device stands", "--data": "Where the data are stands"}
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries along, which has no public name
 
+
+def option_of(setting: str) -> Any:
+    """Return the option that a setting of the run declares, see :class:`ByOption`."""
+    of = BY_OPTION[setting]
+    return typer.Option(
+        *of.flags, min=of.low, metavar=of.metavar, help=of.help, rich_help_panel=of.panel,
+        show_default=of.metavar is not None,
+    )  # fmt: skip
+
+
 Method = Annotated[str, typer.Argument(help="A name that `fairflare list` prints.", autocompletion=completion.methods)]
-Rounds = Annotated[
-    int | None,
-    typer.Option("--rounds", "-r", min=1, metavar="N", help="Communication rounds; default: the method's quick job."),
-]
+Rounds = Annotated[int | None, option_of("num_rounds")]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -193,7 +200,6 @@ def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") ->
 
 def plan_options(
     method: Method,
-    rounds: Rounds = None,
     sites: Annotated[
         str | None,
         typer.Option(
@@ -216,55 +222,13 @@ def plan_options(
             rich_help_panel=TRAINING,
         ),
     ] = None,
-    min_sites: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Usable results that a round needs.", rich_help_panel=SITES_THAT_FAIL),
-    ] = 2,
-    require_all_sites: Annotated[
-        bool,
-        typer.Option(
-            " /--no-require-all-sites",
-            help="Go on without a site whose data or settings cannot be used; default: the run ends before training.",
-            rich_help_panel=SITES_THAT_FAIL,
-            show_default=False,
-        ),
-    ] = True,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the initial model and of all training.")] = 0,
-    experiment: Annotated[
-        str,
-        typer.Option(metavar="ID", help="Id under which a stopped run can be continued.", rich_help_panel=RUN),
-    ] = "",
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="What tables call the run, and its folder; default: the method's name.",
-            rich_help_panel=RUN,
-        ),
-    ] = None,
-    initial_ckpt: Annotated[
-        str,
-        typer.Option(
-            "--initial-ckpt",
-            metavar="FILE",
-            help="Model file to start from: a state dict or an FL_global_model.pt.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = "",
     settings: Settings = None,
     task_file: TaskFile = None,
     monai_bundle: MonaiBundle = None,
     timeout: Annotated[
         float, typer.Option(metavar="S", help="Seconds a phase may take.", rich_help_panel=SITES_THAT_FAIL)
     ] = 3600.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            help="Seconds for late sites once enough answered; 0: the whole timeout.",
-            rich_help_panel=SITES_THAT_FAIL,
-        ),
-    ] = 0.0,
+    **of_run: Any,
 ) -> dict[str, Any]:
     """Return the options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
     return {
@@ -272,40 +236,44 @@ def plan_options(
         "task": task,
         **which_paper(paper),
         "train_like": train_like,
-        "num_rounds": rounds,
         "sites": "default" if sites is None else parse_sites(sites),
-        "min_sites": min_sites,
-        "require_all_sites": require_all_sites,
-        "seed": seed,
-        "experiment": experiment,
-        "initial_ckpt": initial_ckpt,
-        **({} if label is None else {"label": label}),
         "phase_timeout": timeout,
-        "straggler_grace": grace,
         "settings": parse_settings(settings),
         "task_file": task_file,
         "monai_bundle": monai_bundle,
+        **{name: value for name, value in of_run.items() if value is not None},
     }
 
 
+def run_options(command: str) -> list[inspect.Parameter]:
+    """Return the parameters of a command that settings of the run declare, see :class:`ByOption`."""
+    usual, hints, found = RunSettings(), get_type_hints(RunSettings), []
+    for name, of in BY_OPTION.items():
+        if of.help and of.only in ("", command):
+            default = getattr(usual, name) if of.default is SAME else of.default
+            kind: Any = Annotated[hints[name] | None if default is None else hints[name], option_of(name)]
+            found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return found
+
+
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of :func:`plan_options` in front of its own, and their result as ``plan``."""
-    shared = inspect.signature(plan_options).parameters
-    own = {k: p for k, p in inspect.signature(command).parameters.items() if k != "plan"}
+    """Give a command the options that say what is run in front of its own, and their result as ``plan``."""
+    of_run = run_options(command.__name__)
+    shared = [p for p in inspect.signature(plan_options).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "plan"]
+    first = {p.name for p in (*shared, *of_run)}
 
     @wraps(command)
     def run(**given: Any) -> None:
         with user_errors():
-            plan = plan_options(**{key: given.pop(key) for key in shared})
+            plan = plan_options(**{key: given.pop(key) for key in first})
         command(plan=plan, **given)
 
     hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
-    run.__annotations__ = {key: hints[key] for key in (*shared, *own)} | {"return": None}
-    keyword = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
-        for p in (*shared.values(), *own.values())
-    ]
-    run.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
+    written = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)]
+    parameters = [*written, *of_run]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from fairflare.base.own_errors import lacking_for_pages
-from fairflare.cli.options import RUN, Data, Overwrite, takes_plan, write_job
+from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
 from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
 from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
+from fairflare.federation.plan.run_settings import RUN
 
 
 @takes_plan
@@ -37,10 +38,6 @@ def run(
             "--threads", "-t", min=1, metavar="N", help="Simulator workers; default: one per site.", rich_help_panel=RUN
         ),
     ] = None,
-    keep_local_models: Annotated[
-        bool,
-        typer.Option("--keep-local-models", help="Keep every round's local models.", rich_help_panel=RUN),
-    ] = False,
     in_process: Annotated[
         bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
     ] = False,
@@ -76,7 +73,7 @@ def run(
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
-        plan.update(sites=run_sites(plan["sites"], local), keep_local_models=keep_local_models)
+        plan.update(sites=run_sites(plan["sites"], local))
         plan.update(kind_by_manifest(site_file, plan))
         made = partial(PlanHere, apart=jobs > 1)  # without FLARE, so that a refusal does not wait for its import
         own = without_phantom(lambda more: made(**{**plan, "settings": {**more, **plan["settings"]}}), local)
@@ -84,7 +81,7 @@ def run(
         recipe: Any = made(**plan)
         quick = plan["small"] and not plan["task_file"]
         more = suited(
-            recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan["num_rounds"] is None
+            recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan.get("num_rounds") is None
         )
         if more:
             plan["settings"] = {**plan["settings"], **more}

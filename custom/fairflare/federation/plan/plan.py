@@ -16,7 +16,7 @@ from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.sent_tensors import ALL
-from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings, usual_waits
+from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
@@ -33,17 +33,12 @@ from fairflare.methods.base.papers import Paper
 from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
-#: Settings that users pass with --set although the command line has an option for them, of the name given here.
-OPTIONS = {
-    **dict.fromkeys(("num_rounds", "rounds"), "--rounds"),
-    **dict.fromkeys((*usual_waits(), "phase_timeout", "timeout"), "--timeout"),
-    "min_sites": "--min-sites",
-    **dict.fromkeys(("straggler_grace", "grace"), "--grace"),
-    **dict.fromkeys(("max_missed", "check_timeout"), ""),  # of a recipe only
-    "sites": "--sites",
-    "require_all_sites": "--no-require-all-sites",
-    "keep_local_models": "--keep-local-models of `fairflare run`",
+#: Options of the run by the names that users pass with --set all the same; empty: of a recipe only.
+OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
+    name: "".join(of.flags[:1]).strip(" /") + f" of `fairflare {of.only}`" * bool(of.only)
+    for name, of in BY_OPTION.items()
 }
+OPTIONS |= {words.strip("-"): words for words in OPTIONS.values() if words}
 #: Settings that users pass with --set although each site sets them itself, in its local/fairflare.json.
 OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
 
@@ -416,9 +411,8 @@ def route_settings(
         for part in takers:
             part[key] = value
         if not takers:
-            if key in OPTIONS or key in field_names(RunSettings):
-                option = OPTIONS.get(key, f"--{key.replace('_', '-')}")
-                where = f"{option} on the command line" if option else "an argument of the recipe"
+            if key in OPTIONS:
+                where = f"{OPTIONS[key]} on the command line" if OPTIONS[key] else "an argument of the recipe"
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run: {where}")
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             if owner in OF_SITES:

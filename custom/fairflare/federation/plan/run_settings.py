@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import Field
 
@@ -27,13 +27,36 @@ from fairflare.exchange.anchor_forms import MODEL, AnchorAs
 from fairflare.exchange.sent_tensors import ALL, check_exchange
 from fairflare.federation.plan.bounds import Bounds
 
-#: Options of the run that are given like a method's settings.
-LIKE_SETTINGS = (
-    *field_names(Bounds), "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration",
-    "exchange", "update_dtype", "anchor_as", "crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent",
-    "min_cases", "groups", "group_bins", "calibration_bins",
-)  # fmt: skip
 RESULTS_FOLDER = "fairflare"  # in the run directory
+#: Groups of options in a command's help.
+TRAINING, SITES_THAT_FAIL, RUN = "Task and training", "Sites that fail or come late", "The run"
+SAME: Any = object()  # a command's default is the class's
+
+
+@dataclass(frozen=True)
+class ByOption:
+    """Say how commands and recipes take a setting of the run that ``--set`` does not take.
+
+    Args:
+        flags: of the command line's option; empty: only a recipe has the setting.
+        help: of the option; empty: it is for several settings.
+        metavar: what stands for the value in help.
+        panel: group of options in help; ``None``: those that are used most.
+        low: least value.
+        default: of commands and recipes, where it is not the class's; ``None``: the method's own.
+        only: the one command that has the option; empty: all that take a run.
+    """
+
+    flags: tuple[str, ...] = ()
+    help: str = ""
+    metavar: str | None = None
+    panel: str | None = None
+    low: int | None = None
+    default: Any = SAME
+    only: str = ""
+
+
+OF_RECIPES, TIMEOUT = ByOption(), ByOption(("--timeout",))
 
 
 @settings
@@ -106,21 +129,59 @@ class RunSettings(Bounds):
         "crt_mask_absent": only_with("crt_rounds"),
     }
 
-    num_rounds: PositiveInt = 5
-    min_sites: PositiveInt = 1
-    seed: Whole = 0
-    experiment: str = ""
-    check_timeout: Positive = 600.0
-    require_all_sites: Flag = True
-    train_timeout: Positive = 3600.0
-    anchor_timeout: Positive = 3600.0
-    norms_timeout: Positive = 3600.0
-    validate_timeout: Positive = 3600.0
-    straggler_grace: NonNegative = 0.0
-    max_missed: PositiveInt = 2
-    keep_local_models: Flag = False
-    initial_ckpt: str = ""
-    label: str = ""
+    num_rounds: Annotated[
+        PositiveInt,
+        ByOption(
+            ("--rounds", "-r"), "Communication rounds; default: the method's quick job.", "N", low=1, default=None
+        ),
+    ] = 5
+    min_sites: Annotated[
+        PositiveInt,
+        ByOption(("--min-sites",), "Usable results that a round needs.", "N", SITES_THAT_FAIL, low=1, default=2),
+    ] = 1
+    seed: Annotated[Whole, ByOption(("--seed",), "Of the initial model and of all training.", "N", low=0)] = 0
+    experiment: Annotated[
+        str, ByOption(("--experiment",), "Id under which a stopped run can be continued.", "ID", RUN)
+    ] = ""
+    check_timeout: Annotated[Positive, OF_RECIPES] = 600.0
+    require_all_sites: Annotated[
+        Flag,
+        ByOption(
+            (" /--no-require-all-sites",),
+            "Go on without a site whose data or settings cannot be used; default: the run ends before training.",
+            panel=SITES_THAT_FAIL,
+        ),
+    ] = True
+    train_timeout: Annotated[Positive, TIMEOUT] = 3600.0
+    anchor_timeout: Annotated[Positive, TIMEOUT] = 3600.0
+    norms_timeout: Annotated[Positive, TIMEOUT] = 3600.0
+    validate_timeout: Annotated[Positive, TIMEOUT] = 3600.0
+    straggler_grace: Annotated[
+        NonNegative,
+        ByOption(
+            ("--grace",), "Seconds for late sites once enough answered; 0: the whole timeout.", "S", SITES_THAT_FAIL
+        ),
+    ] = 0.0
+    max_missed: Annotated[PositiveInt, OF_RECIPES] = 2
+    keep_local_models: Annotated[
+        Flag, ByOption(("--keep-local-models",), "Keep every round's local models.", panel=RUN, only="run")
+    ] = False
+    initial_ckpt: Annotated[
+        str,
+        ByOption(
+            ("--initial-ckpt",), "Model file to start from: a state dict or an FL_global_model.pt.", "FILE", TRAINING
+        ),
+    ] = ""
+    label: Annotated[
+        str,
+        ByOption(
+            ("--label",),
+            "What tables call the run, and its folder; default: the method's name.",
+            "NAME",
+            RUN,
+            default=None,
+        ),
+    ] = ""
     best_by: Literal["mean", "worst", "mean_minus_std", "median"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1
@@ -130,7 +191,7 @@ class RunSettings(Bounds):
     groups: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     group_bins: Annotated[int, Field(strict=True, ge=2, le=1000)] = 100
     calibration_bins: Annotated[int, Field(strict=True, ge=2, le=100)] = 15
-    norm_statistics: Literal["average", "recalibrated"] = "average"
+    norm_statistics: Annotated[Literal["average", "recalibrated"], OF_RECIPES] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     exchange: str = ALL
     update_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -158,11 +219,21 @@ class RunSettings(Bounds):
             raise ValueError(f"groups must name each attribute once, got {self.groups}")
 
 
+BY_OPTION: Mapping[str, ByOption] = {
+    name: mark
+    for name, hint in get_type_hints(RunSettings, include_extras=True).items()
+    for mark in getattr(hint, "__metadata__", ())
+    if isinstance(mark, ByOption)
+}
+#: Settings of the run that are given like a method's.
+LIKE_SETTINGS = tuple(name for name in field_names(RunSettings) if name not in BY_OPTION)
+
+
 def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:
     """Return the settings of a run from what a user says of all phases: at least two sites, an hour a phase."""
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
-        "min_sites": 2 if min_sites is None else min_sites,
+        "min_sites": BY_OPTION["min_sites"].default if min_sites is None else min_sites,
         **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
         "check_timeout": min(RunSettings().check_timeout, timeout),
     }

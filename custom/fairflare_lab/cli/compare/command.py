@@ -14,9 +14,7 @@ import typer
 from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
-    RUN,
     TABLES,
-    TRAINING,
     Data,
     MonaiBundle,
     Paper,
@@ -32,6 +30,7 @@ from fairflare.cli.run.folder import site_settings
 from fairflare.cli.run.here import stopped_by_signals
 from fairflare.cli.run.words import say_what_is_shared, say_what_lacks, say_what_was_left, say_whose_setting
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
+from fairflare.federation.plan.run_settings import RUN, TRAINING
 from fairflare_lab.cli.compare.tables import command_line, report
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -134,6 +135,56 @@ def test_a_volume_that_cannot_be_read(task: MonaiBundleTask, tmp_path: Path) -> 
         list(data.batches("training", batch_size=1))
     assert "training1" not in refused.value.public
     assert "an image of split 'training' cannot be prepared by the MONAI bundle's transforms" in refused.value.public
+
+
+PLACED = np.diag([1.0, 1.0, 2.0, 1.0])
+FROM_BEHIND = np.array([[-1.0, 0, 0, 19], [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, 1]])  # the first axis runs back
+
+
+def mask_with(folder: Path, affine: Any, turned: bool) -> dict[str, Any]:
+    """Write volumes whose first training mask has this affine; turned: its voxels are stored as the affine says."""
+    settings = write_volumes(folder)
+    for kind, of in (("images", PLACED), ("labels", affine)):
+        file = folder / kind / "training0.nii"
+        array = np.array(nibabel.load(file).dataobj)  # a copy: the file is written anew
+        back = turned and kind == "labels"
+        nibabel.save(nibabel.Nifti1Image(array[::-1] if back else array, of), file)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("affine", "turned", "message"),
+    [
+        (PLACED, False, None),
+        (FROM_BEHIND, True, "the label's axes run otherwise than the image's; `Orientationd` on both keys brings them"),
+        (np.eye(4), False, "the label is not where the image is"),
+        (PLACED + np.array([[0, 0, 0, 0], [0, 0, 0, 3], [0] * 4, [0] * 4]), False, "the label is not where the image"),
+    ],
+)
+def test_a_label_that_does_not_lie_on_its_image(
+    task: MonaiBundleTask, tmp_path: Path, affine: Any, turned: bool, message: str | None
+) -> None:
+    """A bundle's transforms leave it as it lies, and learn and measure voxel on voxel."""
+    data = task.open_site("site-1", mask_with(tmp_path, affine, turned))
+    if message is None:
+        assert len(gone_through(data)) == 4
+        return
+    with pytest.raises(DataError, match=message) as refused:
+        gone_through(data)
+    assert "training0" in str(refused.value)
+
+
+def test_a_bundle_that_turns_image_and_label_takes_both_ways_of_storing_one(tmp_path: Path) -> None:
+    config = train_config()
+    config["train"]["deterministic_transforms"][1:1] = [
+        {"_target_": "EnsureChannelFirstd", "keys": ["image", "label"]},
+        {"_target_": "Orientationd", "keys": ["image", "label"], "axcodes": "RAS"},
+    ]
+    del config["train"]["deterministic_transforms"][3]
+    task = task_of(tmp_path / "b", config)
+    plain = task.open_site("site-1", mask_with(tmp_path / "plain", PLACED, turned=False))
+    back = task.open_site("site-1", mask_with(tmp_path / "back", FROM_BEHIND, turned=True))
+    assert same(gone_through(plain), gone_through(back))
 
 
 def test_what_a_site_may_not_list_or_set(task: MonaiBundleTask, tmp_path: Path) -> None:

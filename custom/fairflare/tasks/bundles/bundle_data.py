@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from monai.data import MetaTensor
 
 from fairflare.base import checks
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import Batches, SiteData
 from fairflare.data.datalist import DataError, Datalist
+from fairflare.data.geometry.misfits import Misfit
+from fairflare.data.geometry.pairs import Grid, fit
+from fairflare.data.orientation import PLAIN
 from fairflare.tasks.bundles.bundle_config import first_cause
 
 if TYPE_CHECKING:
@@ -185,6 +189,8 @@ class BundleData(SiteData):
             for key in self.keys:
                 if not isinstance(found.get(key), (torch.Tensor, np.ndarray)):
                     raise self._refused(split, index, f"the transforms leave no array under {key!r}")
+        if problem := _misplaced(*(found.get(key) for key in self.keys)):
+            raise self._refused(split, index, problem)
         return found
 
     def _applied(self, split: str, index: int, transform: Compose, item: Item, **part: Any) -> Any:
@@ -210,6 +216,26 @@ class BundleData(SiteData):
             f"site '{self.datalist.site}': the training images have different sizes behind the MONAI bundle's "
             "transforms; they need one, or batch_size=1",
         )
+
+
+def _misplaced(image: Any, label: Any) -> str:
+    """Return why a prepared label does not lie on its image, voxel on voxel, by their affines; empty: it does.
+
+    Nothing is said of arrays without an affine, nor of a label that has another size than the image.
+    """
+    placed = isinstance(image, MetaTensor) and isinstance(label, MetaTensor) and image.shape[1:] == label.shape[1:]
+    if not placed or image.ndim > 4 or {image.affine.shape, label.affine.shape} != {(4, 4)}:
+        return ""
+    rows, columns, slices = (*image.shape[1:], 1, 1)[:3]
+    grids = [Grid((rows, columns, slices), (("its affine", x.affine.cpu().numpy()),)) for x in (image, label)]
+    found = fit(*grids)
+    if isinstance(found, Misfit):
+        return f"behind them, {found.cause}: the label is not where the image is; {found}"
+    if np.array_equal(found.turn, PLAIN):
+        return ""
+    return (
+        "behind them, the label's axes run otherwise than the image's; `Orientationd` on both keys brings them together"
+    )
 
 
 class _Batches:

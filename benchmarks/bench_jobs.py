@@ -28,6 +28,7 @@ from fairflare.methods.base.training import LocalTraining
 LEAST = 0.9
 WHY = {
     "fed_bn": "every site has norms of its own, which few images have trained",
+    "fair_lora": "adapters of a random encoder; see docs/fair_lora.md for one that was trained before",
     "cgsv": "a model moves at most cgsv_gamma a round",
 }
 

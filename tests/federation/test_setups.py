@@ -228,6 +228,9 @@ def test_what_is_the_method_stays() -> None:
     assert make_plan("fed_ism", train_like="bsm_fl").training.criterion == "task"  # its own job's, too
     assert make_plan("fed_ism", train_like="bsm_fl", small=False).training.criterion == "logit_adjusted"
     assert make_plan("fed_avg", train_like="fed_mas").training.criterion == "task"
+    plain, like = make_plan("fed_avg").task, make_plan("fed_avg", train_like="fair_lora").task
+    assert like.adapters == plain.adapters  # type: ignore[attr-defined]  # with nothing that is set of FairLoRA's
+    assert like.attributes is True  # type: ignore[attr-defined]
     assert make_plan("fed_mas", train_like="fed_ism").task.projector_dim == 96  # type: ignore[attr-defined]
     assert make_plan("fed_ism", train_like="fed_mas").training.rho == 0.05  # type: ignore[attr-defined]
     assert make_plan("fed_avg", train_like="fed_ism", settings={"batch_size": 5}).training.batch_size == 5

@@ -368,7 +368,8 @@ def _shared_setup(
     training = build(model.training, {**model.site, **site})
     found = {name: getattr(training, name) for name in field_names(LocalTraining)}
     found |= {**(model.learns if own_task else {}), **learns}
-    return {name: value for name, value in found.items() if name not in (*chosen.keeps, *model.keeps)}
+    kept = (*chosen.keeps, *model.keeps)  # with what is set of them
+    return {name: value for name, value in found.items() if name.partition(".")[0] not in kept}
 
 
 def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fairflare.core.aggregation.clipping import COUNTERS, VARIANCES, Clip, clipped_states
@@ -45,11 +45,9 @@ class Influence:
         for site, count in sorted(claimed.items()):
             has, most = self.known.get(site, math.inf), self.bounds.max_samples or math.inf
             used[site] = min(count, has, most)
-            if used[site] == count:
-                continue
             why = "max_samples" if most < has else "the training images that it had before the first round"
             text = f"claims {count:.10g} samples, counted as {used[site]:.10g} ({why})"
-            self._warn(site, "max_samples" if most < has else "num_samples", count, used[site], text)
+            self._warn_cut(site, "max_samples" if most < has else "num_samples", count, used[site], text)
         return used
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
@@ -71,12 +69,11 @@ class Influence:
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
         """Return weights that a rule is going to remember."""
-        return self._bounded(weights, ", remembered", "weight", " before it is remembered")
+        return self._of_sites(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
         """Return weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
-        limits = self._limits(weights)
-        return self._tempered(capped_weights(weights, limits) if limits else weights)
+        return self._tempered(self._capped(weights, self._limit(len(weights))))
 
     def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
         """Return reported numbers that decide more than a weight.
@@ -95,9 +92,9 @@ class Influence:
             return kept
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)
-            if used != value and name:
+            if name:
                 text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
-                self._warn(site, f"max_update_norm, {name}", value, used, text)
+                self._warn_cut(site, f"max_update_norm, {name}", value, used, text)
         return kept
 
     def weighed(self, weighing: Weighing) -> Weighing:
@@ -106,84 +103,95 @@ class Influence:
         Warn of each site that has more than half of the weight of the round, or of some layers.
         """
         if weighing.layers is not None:
-            return self._layers(weighing, weighing.layers)
+            layers = self._bounded(weighing.layers, what="weight up to", count=len(weighing.layers), majority=True)
+            if layers == weighing.layers:
+                return weighing
+            record = {
+                layer: {site: {**found, "weight": layers[layer][site]} for site, found in by.items()}
+                for layer, by in weighing.record.items()
+            }
+            return replace(weighing, layers=layers, record=record)
         if weighing.sites is None:
             return weighing
-        sites = self._bounded(weighing.sites)
-        for site, weight in sorted(sites.items()):
-            if weight > MAJORITY and len(sites) != 2:  # of two one nearly always holds more
-                self._warn(site, "majority", weight, weight, f"weight {weight:.4g}, more than all others together")
-        if weighing.buffers is None:
-            return replace(weighing, sites=sites)
-        buffers = self._bounded(weighing.buffers, ", buffers", "weight of its buffers")
+        sites, buffers = self._of_sites(weighing.sites, majority=True), weighing.buffers
+        if buffers is not None:
+            buffers = self._of_sites(buffers, ", buffers", "weight of its buffers")
         return replace(weighing, sites=sites, buffers=buffers)
 
     # -- pieces
 
-    def _layers(self, weighing: Weighing, given: LayerWeights) -> Weighing:
-        sites, count = sorted(next(iter(given.values()), {})), len(given)
-        limits = self._limits(sites)
-        capped = {name: capped_weights(by, limits) if limits else by for name, by in given.items()}
-        layers = {name: self._tempered(by) for name, by in capped.items()}
-        for site in sites:
-            before = [by.get(site, 0.0) for by in given.values()]  # a rule that forgets one is told so by the sum
-            limit = limits.get(site, 1.0)
-            cut = [weight for weight in before if weight > limit + CAP_TOLERANCE]
-            if cut:
-                text = f"weight up to {max(cut):.4g} cut to {limit:.4g} in {len(cut)} of {count} layers (max_weight)"
-                self._warn(site, "max_weight", max(cut), limit, text, len(cut))
-            held = [by[site] for by in layers.values() if by.get(site, 0.0) > MAJORITY]
-            if held and len(sites) != 2:
-                text = f"weight up to {max(held):.4g}, more than all others together in {len(held)} of {count} layers"
-                self._warn(site, "majority", max(held), max(held), text, len(held))
-        self._warn_of_excess(capped.values(), layers=count)
-        if all(layers[name] == by for name, by in given.items()):
-            return weighing
-        record = {
-            layer: {site: {**found, "weight": layers[layer][site]} for site, found in by.items()}
-            for layer, by in weighing.record.items()
-        }
-        return replace(weighing, layers=layers, record=record)
+    def _of_sites(
+        self, weights: SiteWeights, of: str = "", what: str = "weight", when: str = "", *, majority: bool = False
+    ) -> SiteWeights:
+        return self._bounded({"": weights}, of, what, when, majority=majority)[""]
 
-    def _bounded(self, weights: SiteWeights, of: str = "", what: str = "weight", when: str = "") -> SiteWeights:
-        """Return the weights within the bounds, and a word about each that was at work."""
-        limits = self._limits(weights)
-        for site, weight in sorted(weights.items()):
-            limit = limits.get(site, 1.0)
-            if weight > limit + CAP_TOLERANCE:
-                text = f"{what} {weight:.4g} cut to {limit:.4g}{when} (max_weight)"
-                self._warn(site, f"max_weight{of}", weight, limit, text)
-        capped = capped_weights(weights, limits) if limits else weights
-        self._warn_of_excess([capped], of)
-        return self._tempered(capped)
+    def _bounded(
+        self,
+        given: LayerWeights,
+        of: str = "",
+        what: str = "weight",
+        when: str = "",
+        *,
+        count: int | None = None,
+        majority: bool = False,
+    ) -> dict[str, SiteWeights]:
+        """Return the weights of each layer within the bounds, and warn of each bound that was at work.
+
+        Args:
+            given: by layer; of whole models in one layer.
+            of, what, when: what they are and when they are cut, for the warnings.
+            count: number of layers; ``None``: they are of whole models.
+            majority: warn also of a site that has more than half.
+        """
+        sites, most = sorted(next(iter(given.values()), {})), self.bounds.max_excess
+        limit = self._limit(len(sites))
+        capped = {name: self._capped(by, limit) for name, by in given.items()}
+        bounded = {name: self._tempered(by) for name, by in capped.items()}
+        for site in sites if limit is not None else ():
+            held = [by.get(site, 0.0) for by in given.values()]  # a rule that forgets one is told so by the sum
+            text = f"{what} {{}} cut to {limit:.4g}{when}{{}} (max_weight)"
+            self._warn_above(site, f"max_weight{of}", held, limit, text, count)
+        if most is not None:
+            text = f"weights above the equal share, {{}} together, brought to {most:.4g}{{}} (max_excess)"
+            self._warn_above("", f"max_excess{of}", [excess_of(by) for by in capped.values() if by], most, text, count)
+        for site in sites if majority and len(sites) != 2 else ():  # of two one nearly always holds more
+            held = [by.get(site, 0.0) for by in bounded.values()]
+            self._warn_above(site, "majority", held, None, f"{what} {{}}, more than all others together{{}}", count)
+        return bounded
+
+    def _capped(self, weights: SiteWeights, limit: float | None) -> SiteWeights:
+        return weights if limit is None else capped_weights(weights, limit)
 
     def _tempered(self, capped: SiteWeights) -> SiteWeights:
         excess = self.bounds.max_excess
         return capped if excess is None or not capped else tempered_weights(capped, excess)
 
-    def _limits(self, sites: Collection[str]) -> dict[str, float]:
-        """Return the largest weight of each site; empty: no bound."""
+    def _limit(self, sites: int) -> float | None:
+        """Return the largest weight of one of so many sites; ``None``: no bound."""
         wanted = self.bounds.max_weight
         if not sites or wanted is None:
-            return {}
+            return None
         if wanted == AUTO:
-            wanted = auto_share(max(self.num_sites, len(sites)))
-        bound = feasible_bound(len(sites), float(wanted))
+            wanted = auto_share(max(self.num_sites, sites))
+        bound = feasible_bound(sites, float(wanted))
         if bound > float(wanted) + CAP_TOLERANCE:
-            text = f"max_weight {wanted:g} cannot hold with {len(sites)} site(s), 1/{len(sites)} is used"
+            text = f"max_weight {wanted:g} cannot hold with {sites} site(s), 1/{sites} is used"
             self._warn("", "max_weight", float(wanted), bound, text)
-        return dict.fromkeys(sites, bound)
+        return bound
 
-    def _warn_of_excess(self, capped: Iterable[SiteWeights], of: str = "", layers: int | None = None) -> None:
-        most = self.bounds.max_excess
-        if most is None:
-            return
-        found = [excess_of(by) for by in capped if by]
-        over = [excess for excess in found if excess > most + CAP_TOLERANCE]
-        if over:
-            where = "" if layers is None else f" in {len(over)} of {layers} layers"
-            text = f"weights above the equal share, {max(over):.4g} together, brought to {most:.4g}{where} (max_excess)"
-            self._warn("", f"max_excess{of}", max(over), most, text, None if layers is None else len(over))
+    def _warn_above(
+        self, site: str, kind: str, values: Iterable[float], limit: float | None, text: str, count: int | None
+    ) -> None:
+        """Warn of the values above a limit (``None``: of a majority), of ``count`` layers in how many."""
+        least = MAJORITY if limit is None else limit + CAP_TOLERANCE
+        if over := [value for value in values if value > least]:
+            where = "" if count is None else f" in {len(over)} of {count} layers"
+            used, layers = max(over) if limit is None else limit, None if count is None else len(over)
+            self._warn(site, kind, max(over), used, text.format(f"{max(over):.4g}", where), layers)
+
+    def _warn_cut(self, site: str, kind: str, value: float, used: float, text: str) -> None:
+        if used != value:
+            self._warn(site, kind, value, used, text)
 
     def _warn(self, site: str, kind: str, value: float, used: float, text: str, layers: int | None = None) -> None:
         if (warning := Warned(site, kind, value, used, text, layers)) not in self.warnings:

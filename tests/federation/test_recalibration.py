@@ -448,7 +448,7 @@ def test_what_a_site_reports_is_what_the_server_reads(tmp_path: Path) -> None:
     model = at_site(tmp_path).task.build_model()
     widths = {name: len(norm.running_mean) for name, norm in running_norms(model).items()}
     found = read_norms("site-1", encode_reply(reply, 1), 1, widths)
-    assert set(found.names) == set(widths)
+    assert set(found.values) == set(widths)
     assert found.values["conv_0.conv_0.adn.N"] == found.images * 32 * 32
     assert not found.more
 

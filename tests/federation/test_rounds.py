@@ -719,11 +719,11 @@ def test_nothing_is_taken_once_the_exchange_is_over(broken: bool) -> None:
 
     net = Ended(good)
     net.abort = True
-    exchange = Exchange(net, Roster(net, 2, 1), 1, 0.0, lambda kind, **details: None)
+    exchange = Exchange(RunSettings(), net, Roster(net, 2, 1), 0.0, lambda kind, **details: None)
     phase = Phase("train", 0, ["site-1"])
     task = Message(params={"w": torch.zeros(1)})
     with pytest.raises(ConnectionError) if broken else contextlib.nullcontext():
-        exchange.run(phase, task, 1.0, 1, lambda _, site, message: taken.append(site) or {})
+        exchange.fill(phase, task, 1.0, lambda _, site, message: taken.append(site) or {})
     assert asked[0].hand_over("site-1", Message()) is False
     assert taken == []
     assert phase.good == {}

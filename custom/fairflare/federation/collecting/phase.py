@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fairflare.base.checks import listed
-from fairflare.exchange.messages import Message, num_bytes
+from fairflare.exchange.messages import Message, SiteTask, encode_task, num_bytes
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Question, Transport
-from fairflare.federation.site.replies import printable
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.replies import printable, reasons
 from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import State
 from fairflare.reporting.results import PhaseRecord
 
 SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
@@ -33,6 +36,10 @@ class RoundFailed(RuntimeError):
     def __init__(self, text: str, phase: Phase | None = None) -> None:
         super().__init__(text)
         self.phase = phase
+
+
+class NobodyCould(RoundFailed):
+    """Sites answered, and not one could use the model: most likely it is the model."""
 
 
 class Stopped(Exception):
@@ -98,30 +105,74 @@ class Phase:
         )
 
 
+Use = Callable[[Phase, str, Message], dict[str, float]]
+
+
 @dataclass
 class Exchange:
-    """Asks the sites and sorts what comes back.
+    """Asks the sites a task of this run and sorts what comes back.
 
     Args:
+        run: settings that every task carries.
         transport, roster: how, and whom.
-        min_sites, grace: late sites get ``grace`` seconds once ``min_sites`` answered well; 0: the whole timeout.
+        grace: late sites get so many seconds once ``min_sites`` answered well; 0: the whole timeout.
         tell: event log, ``tell(kind, **details)``.
+        form: fields that every task has: the run's id, and which tensors travel.
     """
 
+    run: RunSettings
     transport: Transport
     roster: Roster
-    min_sites: int
     grace: float
     tell: Callable[..., None]
+    form: dict[str, Any] = field(default_factory=dict)
 
-    def run(
+    def __call__(
         self,
-        phase: Phase,
-        task: Message,
+        name: str,
+        current_round: int,
+        state: State,
+        sites: Sequence[str],
         timeout: float,
-        num_rounds: int,
-        use: Callable[[Phase, str, Message], dict[str, float]],
+        use: Use,
+        **told: Any,
     ) -> Phase:
+        """Perform one exchange.
+
+        Args:
+            name: of the task.
+            current_round: that it is of.
+            state: the model; empty: none is sent.
+            sites: that are asked.
+            timeout: seconds.
+            use: see :meth:`fill`.
+            told: further fields of :class:`fairflare.exchange.messages.SiteTask`.
+
+        Raises:
+            ServerFault: from whatever ``use`` raised.
+            Stopped: the transport says so.
+        """
+        run, doubtful = self.run, self.roster.doubtful(sites)
+        common: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form}
+        task = SiteTask(name, dict(state), current_round, run.num_rounds, run.seed, **common, **told)
+        phase = Phase(name, current_round, sorted(sites), doubtful=doubtful)
+        if phase.asked:
+            self.fill(phase, encode_task(task), timeout, use)
+        if why := self.transport.stopped():
+            raise Stopped(why if isinstance(why, str) else ABORTED)
+        return phase
+
+    def too_few(self, phase: Phase) -> RoundFailed:
+        """Return the error of a phase with fewer than ``min_sites`` usable answers; gives every site's reason."""
+        answered, least = len(phase.asked) - len(phase.unheard), self.run.min_sites
+        kind = NobodyCould if not phase.good and answered >= least else RoundFailed
+        return kind(
+            f"round {phase.current_round}, {phase.name}: {len(phase.good)} usable result(s) of {len(phase.asked)} "
+            f"asked, min_sites={least}. Left out: {reasons(phase.left_out.items()) or 'none'}",
+            phase,
+        )
+
+    def fill(self, phase: Phase, task: Message, timeout: float, use: Use) -> None:
         """Send ``task`` to ``phase.asked`` and fill ``phase``.
 
         Args:
@@ -131,24 +182,22 @@ class Exchange:
         Raises:
             ServerFault: from whatever ``use`` raised.
         """
-        if not phase.asked:
-            return phase
-        lock = threading.Lock()
-        started = time.monotonic()
-        fault: list[Exception] = []
-        over: list[bool] = []
-        enough_since: list[float] = []
-        rest_since: list[float] = []
-        says_at = [SAYS_AFTER]
-        self.tell(
-            "phase", phase=phase.name, current_round=phase.current_round, num_rounds=num_rounds, sites=phase.asked
-        )
-        phase.bytes_out = num_bytes(task.params) * len(phase.asked)
-        task = _counted(task, phase, lock)
+        lock, fault, over = threading.Lock(), list[Exception](), False
+        started, says_at = time.monotonic(), SAYS_AFTER
+        enough_since = rest_since = math.inf  # not yet
+        number, sites = phase.current_round, phase.asked
+        self.tell("phase", phase=phase.name, current_round=number, num_rounds=self.run.rounds_in_all, sites=sites)
+        phase.bytes_out = num_bytes(task.params) * len(sites)
+
+        def counted(site: str) -> Mapping[str, Any]:  # tensors that are other ones for every site
+            made = task.each(site) if task.each else {}
+            with lock:
+                phase.bytes_out += num_bytes(made)
+            return made
 
         def hand_over(site: str, answer: Message | str) -> bool:
             with lock:
-                if over or fault or site not in phase.asked or site in phase.good or site in phase.left_out:
+                if over or fault or site not in phase.silent:
                     return False
                 self.roster.answered(site, phase.name)
                 try:
@@ -161,55 +210,37 @@ class Exchange:
                 return not fault and site in phase.good
 
         def enough() -> bool:
-            waited = time.monotonic() - started
-            if waited > says_at[0]:
-                says_at[0] = 2 * waited
-                self._say_silent(phase, waited, timeout)
-            if len(phase.good) >= self.min_sites and not enough_since:
-                enough_since.append(time.monotonic())
-            late = self.grace > 0 and bool(enough_since) and time.monotonic() > enough_since[0] + self.grace
-            if phase.doubtful and not phase.waits and not rest_since and len(phase.good) >= self.min_sites:
-                rest_since.append(time.monotonic())
+            nonlocal says_at, enough_since, rest_since
+            now = time.monotonic()
+            if now - started > says_at:
+                says_at = 2 * (now - started)
+                self._say_silent(phase, now - started, timeout)
+            if len(phase.good) >= self.run.min_sites:
+                enough_since = min(enough_since, now)
+                rest_since = min(rest_since, now if phase.doubtful and not phase.waits else math.inf)
             # Wait for dropped sites, but only as long again as the other sites took.
-            hopeless = bool(rest_since) and time.monotonic() - rest_since[0] > rest_since[0] - started
-            return bool(fault) or late or hopeless
+            return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:
-            self.transport.ask(Question(phase.name, task, phase.asked, timeout, enough, hand_over))
+            asked = replace(task, each=task.each and counted)
+            self.transport.ask(Question(phase.name, asked, sites, timeout, enough, hand_over))
         finally:
             with lock:
-                over.append(True)  # what comes now is of a round that is done, or of a run that was stopped
-        with lock:
-            phase.seconds = time.monotonic() - started
-            if fault:
-                raise ServerFault(
-                    f"round {phase.current_round}, {phase.name}: the server could not take an answer: "
-                    f"{type(fault[0]).__name__}: {fault[0]}"
-                ) from fault[0]
-            if not self.transport.stopped():
-                self._close(phase)
-        return phase
-
-    def unless_stopped(self, phase: Phase) -> Phase:
-        """Return ``phase``, which :meth:`run` has filled.
-
-        Raises:
-            Stopped: the transport says so.
-        """
-        if why := self.transport.stopped():
-            raise Stopped(why if isinstance(why, str) else ABORTED)
-        return phase
-
-    def _close(self, phase: Phase) -> None:
-        for site in phase.silent:
+                over = True  # what comes now is of a round that is done, or of a run that was stopped
+                phase.seconds = time.monotonic() - started
+        if fault:
+            raise ServerFault(
+                f"round {number}, {phase.name}: the server could not take an answer: {type(fault[0]).__name__}: "
+                f"{fault[0]}"
+            ) from fault[0]
+        for site in phase.silent if not self.transport.stopped() else ():
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
             phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
-            self.roster.missed(site, phase.name, phase.current_round)
+            self.roster.missed(site, phase.name, number)
 
     def _say_silent(self, phase: Phase, waited: float, timeout: float) -> None:
-        silent = phase.silent
-        if silent:
+        if silent := phase.silent:
             self.transport.say(
                 f"round {phase.current_round}, {phase.name}: {len(phase.asked) - len(silent)} of {len(phase.asked)} "
                 f"site(s) have answered after {waited:.0f} s; waiting for {listed(silent, NAMED)}, "
@@ -229,24 +260,7 @@ class Exchange:
         )
 
 
-def _counted(task: Message, phase: Phase, lock: threading.Lock) -> Message:
-    """Return a message whose tensors are other ones for every site, each counted when it is made."""
-    each = task.each
-    if each is None:
-        return task
-
-    def counted(site: str) -> Mapping[str, Any]:
-        made = each(site)
-        with lock:
-            phase.bytes_out += num_bytes(made)
-        return made
-
-    return replace(task, each=counted)
-
-
-def _take(
-    phase: Phase, site: str, answer: Message | str, use: Callable[[Phase, str, Message], dict[str, float]]
-) -> None:
+def _take(phase: Phase, site: str, answer: Message | str, use: Use) -> None:
     try:
         if isinstance(answer, str):
             raise ReportError(answer)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.base.task import SPLIT_GLOBAL, SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message
-from fairflare.federation.collecting.asking import Asking
-from fairflare.federation.collecting.phase import Phase, RoundFailed
+from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.facts import GLOBAL_LIST, OTHER_IMAGES
 from fairflare.federation.site.groups import NAMES
@@ -150,14 +149,14 @@ class Check:
         self,
         task: Task,
         run: RunSettings,
-        ask: Asking,
+        ask: Exchange,
         journal: Journal,
         metrics: dict[str, Metric] | None = None,
     ) -> None:
         self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
-        self.roster, self.journal = ask.exchange.roster, journal
+        self.roster, self.journal = ask.roster, journal
         # grace=0: sites get the whole timeout, because opening the data may take long.
-        self.ask = replace(ask, exchange=replace(ask.exchange, grace=0.0))
+        self.ask = replace(ask, grace=0.0)
         self.facts: dict[str, dict[str, Any]] = {}
         self.synthetic: bool | None = None
 

@@ -60,10 +60,6 @@ class FirstModel:
     still: list[str]
     said: list[tuple[str, bool]] = field(default_factory=list)
 
-    def form(self, run: RunSettings, makes: tuple[str, ...]) -> dict[str, Any]:
-        """Return the part of every task for the sites that says which tensors travel."""
-        return {"exchange": run.exchange, "makes": makes, "rest": self.rest}
-
     def check_norms(self, norm_statistics: str) -> None:
         """Raise ``ValueError`` when statistics are to be measured of norms that do not travel."""
         if norm_statistics == "recalibrated" and self.still:

@@ -21,10 +21,9 @@ import torch
 from fairflare.base.checks import few
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
-from fairflare.exchange.messages import TASK_NORMS, Message
-from fairflare.federation.collecting.asking import Asking
+from fairflare.exchange.messages import TASK_NORMS, Message, num_bytes
 from fairflare.federation.collecting.influence import Influence
-from fairflare.federation.collecting.phase import Phase
+from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
 from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from fairflare.federation.record.journal import Journal
 
 BYTES = 8  # of a number in a report
+KINDS = (MEAN, VARIANCE)
 SHOWN = 5  # names of norms in a line
 
 
@@ -46,29 +46,22 @@ class NormReport:
     """A site's checked answer.
 
     Attributes:
-        names: of the norms, in the site's order.
-        values: of a channel, by norm.
-        means, variances: (channels,) float64 by norm, the variances biased.
+        values: of a channel, by norm, in the site's order.
+        state: the norms' means and (biased) variances, float64, under the names that the model has for them. Under
+            these names ``max_update_norm`` sees statistics as it sees those of an update.
         images: that the site says it measured on.
         more: whether further norms come later.
     """
 
-    names: tuple[str, ...]
     values: dict[str, int]
-    means: dict[str, torch.Tensor]
-    variances: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
     images: int
     more: bool
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
         """What all sites must agree on: which norms, and whether there are more."""
-        return tuple(sorted(self.names)), self.more
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its numbers."""
-        return BYTES * (len(self.values) + 2 * sum(len(mean) for mean in self.means.values()))
+        return tuple(sorted(self.values)), self.more
 
 
 def read_norms(site: str, message: Message, current_round: int, pending: Mapping[str, int]) -> NormReport:
@@ -100,10 +93,12 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
                 len(found[key]) != sum(widths) for key in sums
         },
     })  # fmt: skip
-    split = (torch.tensor(found[key], dtype=torch.float64).split(widths) for key in sums)
-    means, variances = (dict(zip(names, tensors, strict=True)) for tensors in split)
+    state: dict[str, torch.Tensor] = {}
+    for key, kind in zip(sums, KINDS, strict=True):
+        tensors = torch.tensor(found[key], dtype=torch.float64).split(widths)
+        state |= {f"{name}.{kind}": tensor for name, tensor in zip(names, tensors, strict=True)}
     values = {name: int(value) for name, value in zip(names, found["values"], strict=True)}
-    return NormReport(tuple(names), values, means, variances, int(images), found["more"])
+    return NormReport(values, state, int(images), found["more"])
 
 
 @dataclass
@@ -133,11 +128,11 @@ class Recalibration:
         self,
         task: Task,
         run: RunSettings,
-        ask: Asking,
+        ask: Exchange,
         journal: Journal,
     ) -> None:
         self.task, self.run = task, run
-        self.ask, self.roster, self.journal = ask, ask.exchange.roster, journal
+        self.ask, self.roster, self.journal = ask, ask.roster, journal
         self._told: set[str] = set()
 
     def __call__(self, state: State, record: RoundRecord) -> State:
@@ -162,9 +157,8 @@ class Recalibration:
         total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
         pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}
         chain = _Chain(dict(state), pending, total)
-        more = True
-        while more and chain.pending:
-            more = self._exchange(chain)
+        while chain.pending and self._exchange(chain):
+            pass
         self._note(chain, record)
         return chain.state
 
@@ -192,7 +186,7 @@ class Recalibration:
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             reports[site] = read_norms(site, message, phase.current_round, chain.pending)
-            phase.bytes_in += reports[site].num_bytes
+            phase.bytes_in += BYTES * len(reports[site].values) + num_bytes(reports[site].state)
             return {}
 
         _add(total, self.ask(TASK_NORMS, total.current_round, state, live, run.norms_timeout, use, directives=told))
@@ -211,24 +205,21 @@ class Recalibration:
     def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
         """Return the norms of these answers, which are of the same norms."""
         influence = Influence(self.run, len(self.roster.known()))
-        names = sorted(next(iter(reports.values())).names)
+        names = sorted(next(iter(reports.values())).values)
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
         weights = influence.weighed(Weighing(layers=weights)).layers or {}
         received = {key: chain.state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
-        states = influence.states({site: _as_state(said) for site, said in reports.items()}, received)
+        states = influence.states({site: said.state for site, said in reports.items()}, received)
         for name in names:
             total = sum(counts[name].values())
             if total >= 2:  # one value has no variance
-                means, variances = (
-                    {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in (MEAN, VARIANCE)
-                )
+                own = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
                 for alias in self._norms[name]:
-                    mean, variance = pooled(means, variances, weights[name], total)
-                    chain.new[f"{alias}.{MEAN}"] = mean.to(received[f"{name}.{MEAN}"].dtype, copy=True)
-                    chain.new[f"{alias}.{VARIANCE}"] = variance.to(received[f"{name}.{VARIANCE}"].dtype, copy=True)
-            chain.done.append(name)
+                    for kind, made in zip(KINDS, pooled(own[MEAN], own[VARIANCE], weights[name], total), strict=True):
+                        chain.new[f"{alias}.{kind}"] = made.to(received[f"{name}.{kind}"].dtype, copy=True)
             del chain.pending[name]
+        chain.done += names
         chain.state.update(chain.new)
         for found in [*warnings, *(w for w in influence.warnings if w.kind != "majority")]:
             chain.warnings.setdefault((found.site, found.kind), replace(found, kind=f"{TASK_NORMS}, {found.kind}"))
@@ -272,20 +263,11 @@ def bounded_counts(
     for by in counts.values():
         limit = max(1, math.floor(most * statistics.median_low([n / reports[site].images for site, n in by.items()])))
         for site, claimed in sorted(by.items()):
+            by[site] = min(claimed, limit)
+            text = f"claims {claimed} values a channel, counted as {limit} (max_samples)"
             if claimed > limit:
-                by[site] = limit
-                text = f"claims {claimed} values a channel, counted as {limit} (max_samples)"
                 warnings.setdefault(site, Warned(site, "max_samples", claimed, limit, text))
     return counts, list(warnings.values())
-
-
-def _as_state(said: NormReport) -> dict[str, torch.Tensor]:
-    """Return the statistics of a report under the names that the model has for them.
-
-    Under these names ``max_update_norm`` sees statistics as it sees those of an update.
-    """
-    found = {f"{name}.{MEAN}": mean for name, mean in said.means.items()}
-    return found | {f"{name}.{VARIANCE}": variance for name, variance in said.variances.items()}
 
 
 def _agreed(reports: Mapping[str, NormReport]) -> tuple[tuple[str, ...], bool]:
@@ -297,7 +279,7 @@ def _agreed(reports: Mapping[str, NormReport]) -> tuple[tuple[str, ...], bool]:
 def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> str:
     if said.group[0] == agreed[0]:
         return f"site {site!r}: field 'more' is {said.more}, at most sites {agreed[1]}"
-    odd = sorted(set(said.names) ^ set(agreed[0]))
+    odd = sorted(set(said.values) ^ set(agreed[0]))
     return f"site {site!r}: field 'norms' differs from that of most sites in {len(odd)} norm(s), such as {odd[0]!r:.80}"
 
 

@@ -22,10 +22,9 @@ from fairflare.exchange.messages import (
     clean_state,
 )
 from fairflare.exchange.sent_tensors import ALL
-from fairflare.federation.collecting.asking import Asking, NobodyCould
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.collecting.final_test import FinalTest, Tested
-from fairflare.federation.collecting.phase import Exchange, Phase
+from fairflare.federation.collecting.phase import Exchange, NobodyCould, Phase
 from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
 from fairflare.federation.collecting.phase import Stopped as Stopped
 from fairflare.federation.collecting.roster import Roster
@@ -86,8 +85,7 @@ class Rounds:
         self.retraining = Retraining(rule, run)
         self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
         rule.memory_folder = self.experiment.memory
-        exchange = Exchange(transport, self.roster, run.min_sites, run.straggler_grace, self.journal.tell)
-        self.asking = Asking(run, exchange, self.experiment)
+        self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
         parts = len(task.outcome_names()) if run.groups else 0
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
         self.check = Check(task, run, self.asking, self.journal, self.metrics)
@@ -144,7 +142,6 @@ class Rounds:
         self.retraining.check(self.task, state)
         self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
         self.collector.products = products_of(self.task)
-        self.asking.form.update(first.form(run, makes))
         sites = sorted(self.transport.sites())
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, sites, self.transport.expected(), config)
@@ -153,6 +150,7 @@ class Rounds:
         info["measured"] = self.at_home.measured
         self.files.noted = {**self.at_home.noted, **first.note(run)}
         found = self.experiment.begin(state, config, info)
+        self.asking.form.update(run=self.experiment.run_id, exchange=run.exchange, makes=makes, rest=first.rest)
         check_present(info["sites"], sites, run.min_sites, self.transport.say)
         return found
 

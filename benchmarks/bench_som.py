@@ -51,7 +51,7 @@ def run_case(case: str, folder: Path) -> dict[str, float]:
 
     from fairflare.core.som import SelfOrganizingMap
     from fairflare.exchange.staging import Staging
-    from fairflare.exchange.tensor_folder import TensorFolders
+    from fairflare.exchange.tensor_folder import KeptTensors
 
     torch.set_num_threads(1)
     states = Staging(folder / "staging").open_all()
@@ -60,7 +60,7 @@ def run_case(case: str, folder: Path) -> dict[str, float]:
     SelfOrganizingMap().step({"A": warm}, warm)
     som, on_disk = SelfOrganizingMap(), 0
     with PeakMemory() as memory, tempfile.TemporaryDirectory(dir=folder) as root:
-        neurons = TensorFolders(Path(root))
+        neurons = KeptTensors("som", "the neurons of {} are", Path(root))
         kept = keep = None
         if case == "kept":
             som.step(states, received, keep=neurons.begin(1))

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
 
 import pytest
 import torch
@@ -152,8 +151,8 @@ def test_a_second_put_replaces_the_first(staging):
 def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
     staging.put("A", {"w": torch.zeros(3)})
 
-    def half_written(file: IO[bytes], *_: object) -> None:
-        file.write(b"half")
+    def half_written(path: Path, *_: object) -> None:
+        path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_tensors", half_written)

@@ -8,11 +8,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from fairflare.exchange.tensor_folder import TensorFolders
+from fairflare.exchange.tensor_folder import KeptTensors
+
+
+def kept_in(folder: Path | None) -> KeptTensors:
+    return KeptTensors("", "the tensors of {} are", folder)
 
 
 def test_tensors_come_back(tmp_path):
-    folders = TensorFolders(tmp_path / "a" / "b")
+    folders = kept_in(tmp_path / "a" / "b")
     keep = folders.begin(3)
     base = torch.arange(12.0).reshape(3, 4)
     given = {
@@ -25,7 +29,7 @@ def test_tensors_come_back(tmp_path):
     }
     for name, tensor in given.items():
         keep(name, tensor)
-    found = TensorFolders(tmp_path / "a" / "b").at(3)
+    found = kept_in(tmp_path / "a" / "b").at(3)
     assert list(found) == sorted(given)
     assert len(found) == len(given)
     for name, tensor in given.items():
@@ -43,19 +47,19 @@ def test_tensors_come_back(tmp_path):
 
 
 def test_the_two_newest_numbers_are_kept(tmp_path):
-    folders = TensorFolders(tmp_path)
+    folders = kept_in(tmp_path)
     for number in range(1, 6):
         folders.begin(number)("w", torch.tensor([number]))
         assert sorted(p.name for p in tmp_path.iterdir()) == [f"{n:06d}" for n in range(max(1, number - 1), number + 1)]
         for kept in range(max(1, number - 1), number + 1):
             assert folders.at(kept)["w"].tolist() == [kept]
-    with pytest.raises(FileNotFoundError, match="000003"):
+    with pytest.raises(RuntimeError, match=r"the tensors of 3 are not in .*; start a new experiment"):
         folders.at(3)
 
 
 def test_a_number_begun_again_is_empty(tmp_path):
     """What an interrupted attempt left, whole files and a part of one, is not mixed with the next one."""
-    folders = TensorFolders(tmp_path)
+    folders = kept_in(tmp_path)
     folders.begin(1)("w", torch.zeros(1))
     keep = folders.begin(2)
     keep("w", torch.ones(1))
@@ -71,7 +75,7 @@ def test_a_number_begun_again_is_empty(tmp_path):
 
 
 def test_a_temporary_folder_goes_with_its_object():
-    folders = TensorFolders(None)
+    folders = kept_in(None)
     folders.begin(1)("w", torch.ones(1))
     root = folders.root
     assert folders.at(1)["w"].item() == 1
@@ -82,7 +86,7 @@ def test_a_temporary_folder_goes_with_its_object():
 
 def test_a_tensor_is_replaced_at_once(tmp_path):
     """The new file takes the place of the old one, which is not written into: a link to it shows that."""
-    keep = TensorFolders(tmp_path).begin(1)
+    keep = kept_in(tmp_path).begin(1)
     keep("w", torch.zeros(3))
     file, link = tmp_path / "000001" / "w.safetensors", tmp_path / "link"
     link.hardlink_to(file)
@@ -92,14 +96,14 @@ def test_a_tensor_is_replaced_at_once(tmp_path):
 
 
 def test_nothing_is_made_before_something_is_written(tmp_path):
-    folders = TensorFolders(tmp_path / "new")
-    with pytest.raises(FileNotFoundError):
+    folders = kept_in(tmp_path / "new")
+    with pytest.raises(RuntimeError):
         folders.at(0)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path, monkeypatch):
-    folders = TensorFolders(tmp_path)
+    folders = kept_in(tmp_path)
     keep = folders.begin(1)
     for name in "abc":
         keep(name, torch.ones(3))
@@ -113,7 +117,7 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
-    keep = TensorFolders(tmp_path).begin(1)
+    keep = kept_in(tmp_path).begin(1)
     keep("w", torch.zeros(3))
 
     def half_written(tensors: object, file: Path, metadata: object) -> None:
@@ -125,7 +129,7 @@ def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             keep("w", torch.ones(3))
     assert [path.name for path in (tmp_path / "000001").iterdir()] == ["w.safetensors"]
-    assert TensorFolders(tmp_path).at(1)["w"].tolist() == [0, 0, 0]
+    assert kept_in(tmp_path).at(1)["w"].tolist() == [0, 0, 0]
     (tmp_path / "000001" / "w.safetensors").unlink()
     (tmp_path / "000001").rmdir()
     with pytest.raises(OSError, match=r"tensor 'w' cannot be written to .*000001"):
@@ -134,7 +138,7 @@ def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["cut", "header", "foreign"])
 def test_a_damaged_file_is_named(tmp_path, damage):
-    folders = TensorFolders(tmp_path)
+    folders = kept_in(tmp_path)
     folders.begin(1)("w", torch.ones(100))
     file = tmp_path / "000001" / "w.safetensors"
     content = file.read_bytes()
@@ -149,4 +153,4 @@ def test_a_damaged_file_is_named(tmp_path, damage):
 @pytest.mark.parametrize("name", ["", "x" * 300, None])
 def test_unusable_names(tmp_path, name):
     with pytest.raises(ValueError, match=r"tensor name must be a non-empty string|tensor name 'x.*longer than"):
-        TensorFolders(tmp_path).begin(1)(name, torch.ones(1))
+        kept_in(tmp_path).begin(1)(name, torch.ones(1))

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
-from fairflare.exchange.tensor_file import Layout, LazyState, can_be_written, dtype_of, write_tensors
+from fairflare.exchange.tensor_file import DTYPES, NAME_OF, Layout, LazyState, layout_of, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 SHARE = 0.25  # of the free memory, where nobody says how much
@@ -47,13 +47,12 @@ class Staging:
         self._memory = memory
         self._budget: float | None = None
         self._held: dict[str, Mapping[str, torch.Tensor]] = {}
-        self._sizes: dict[str, int] = {}  # bytes, of those
 
     def fits(self, layout: Layout, site: str = "") -> bool:
         """Return whether a state like this would stay in memory, in place of the one of ``site``, if there is one."""
         if self._budget is None:
             self._budget = SHARE * free_memory() if self._memory is None else self._memory
-        taken = sum(self._sizes[other] for other in self._held if other != site)
+        taken = sum(_num_bytes(layout_of(state)) for other, state in self._held.items() if other != site)
         return taken + _num_bytes(layout) <= self._budget
 
     def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
@@ -73,18 +72,17 @@ class Staging:
             ValueError: the site name is empty or too long, or a dtype that cannot be staged.
             OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
         """
-        path = self._path(site)
-        layout = _layout(site, state)
+        path, layout = self._path(site), _layout(site, state)
         try:
             if self.fits(layout, site):
                 made = state.made if isinstance(state, LazyState) else {}
                 held = {name: made[name] if name in made else _copy(state[name]) for name in layout}
                 path.unlink(missing_ok=True)
-                self._held[site], self._sizes[site] = held, _num_bytes(layout)
-                return self._sizes[site]
+                self._held[site] = held
+                return _num_bytes(layout)
             # durable=False: after a power cut the round is repeated, so nobody will read this file.
             metadata = {"site": site, "names": json.dumps(list(layout))}
-            write_whole(path, lambda partial: _write(partial, state, layout, metadata), durable=False)
+            write_whole(path, lambda partial: write_tensors(partial, state, layout, metadata), durable=False)
         except OSError as error:
             raise OSError(error.errno, f"the model of site {site!r} cannot be written to {path}: {error}") from error
         self._held.pop(site, None)
@@ -160,7 +158,7 @@ class _StagedState(LazyState):
                 header = json.loads(file.read(self._start - 8))
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
-            self.layout = {n: (dtype_of(e["dtype"]), tuple(e["shape"])) for n, e in self._entries.items()}
+            self.layout = {n: (getattr(torch, DTYPES[e["dtype"]]), tuple(e["shape"])) for n, e in self._entries.items()}
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
                 raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -185,19 +183,16 @@ class _StagedState(LazyState):
 
 def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
     """Return the dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""
-    if isinstance(state, LazyState):
-        layout = state.layout
-    else:
-        layout = {name: _of_tensor(site, name, tensor) for name, tensor in state.items()}
+    for name, tensor in state.items() if not isinstance(state, LazyState) else ():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
+    layout = layout_of(state)
     for name, (dtype, _) in layout.items():
-        if not can_be_written(dtype):
+        if str(dtype) not in NAME_OF:
             raise ValueError(f"site {site!r}: tensor {name!r} has dtype {dtype}, which cannot be staged")
     return layout
-
-
-def _write(path: Path, state: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str]) -> None:
-    with path.open("wb") as file:
-        write_tensors(file, state, layout, metadata)
 
 
 def _num_bytes(layout: Layout) -> int:
@@ -206,14 +201,6 @@ def _num_bytes(layout: Layout) -> int:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
-def _of_tensor(site: str, name: str, tensor: object) -> tuple[torch.dtype, tuple[int, ...]]:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise TypeError(f"site {site!r}: tensor {name!r} must be dense, got {tensor.layout}")
-    return tensor.dtype, tuple(tensor.shape)
 
 
 def _stamp(descriptor: int) -> tuple[int, int, int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from fairflare.base.checks import few
+from fairflare.base.disk.files import private_opener
 
 #: torch's names of dtypes by those of the file format.
 DTYPES = {
@@ -29,7 +31,7 @@ DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
-_NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
+NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 
 Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # by tensor name
 
@@ -57,24 +59,13 @@ class LazyState(Mapping[str, "torch.Tensor"]):
         return len(self.layout)
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype that has this name in the file format; ``KeyError``: none has."""
-    found: torch.dtype = getattr(torch, DTYPES[name])
-    return found
-
-
-def can_be_written(dtype: torch.dtype) -> bool:
-    """Return whether the format has a name for it."""
-    return str(dtype) in _NAME_OF
-
-
 def write_tensors(
-    file: BinaryIO, tensors: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str]
+    path: Path, tensors: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a whole file.
+    """Write a whole file, which only its owner may read.
 
     Args:
-        file: open for writing.
+        path: of the file.
         tensors: dense, of any device and strides; each is asked for once.
         layout: of every tensor; what comes must be like it.
         metadata: texts to keep with them.
@@ -85,20 +76,21 @@ def write_tensors(
     """
     # Wide numbers first: every tensor then begins at a multiple of its numbers' size.
     order = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    header: dict[str, object] = {"__metadata__": dict(metadata or {})}
     end = 0
     for name in order:
         dtype, shape = layout[name]
         start, end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _NAME_OF[str(dtype)], "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": NAME_OF[str(dtype)], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        tensor = tensors[name].detach()
-        if (tensor.dtype, tuple(tensor.shape)) != layout[name]:
-            raise ValueError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, announced was {layout[name]}")
-        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    with open(path, "wb", opener=private_opener) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            tensor = tensors[name].detach()
+            if (found := (tensor.dtype, tuple(tensor.shape))) != layout[name]:
+                raise ValueError(f"tensor {name!r} is {found[0]} {found[1]}, announced was {layout[name]}")
+            file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:

@@ -63,19 +63,29 @@ def save_tensors(
         raise OSError(f"{whose} cannot be written to {path.parent}: {error}") from error
 
 
-class TensorFolders:
+class KeptTensors:
     """Tensors by name under a number, such as the number of a round; the two newest numbers are kept.
 
-    The one before the newest is what a round needs that is repeated after a crash.
+    The one before the newest is what a round needs that is repeated after a crash. The tensors are in a folder that
+    outlives the process, else they travel in the state of the rule that keeps them.
 
     Args:
-        root: folder for them, made when something is written and used by nobody else; ``None``: a temporary one, gone
-            with this object.
+        name: of the folder below ``memory_folder``.
+        what: they are, with a place for the number: ``"the mean of {} model(s) is"``.
+        memory_folder: made when something is written, and used by nobody else below ``name``; ``None``: a temporary
+            one, gone with this object. To be set before the first tensor and before :meth:`take_back`.
     """
 
-    def __init__(self, root: Path | None) -> None:
-        self._temporary = OwnedFolder("memory") if root is None else None
-        self.root = self._temporary.path / "tensors" if self._temporary is not None else Path(root or "")
+    def __init__(self, name: str, what: str, memory_folder: Path | None = None) -> None:
+        self.name, self.what, self.memory_folder = name, what, memory_folder
+
+    @cached_property
+    def root(self) -> Path:
+        """Folder of all numbers."""
+        if self.memory_folder is not None:
+            return self.memory_folder / self.name
+        self._temporary = OwnedFolder("memory")
+        return self._temporary.path / "tensors"
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
         """Start a number anew and forget all others but the one before.
@@ -84,10 +94,9 @@ class TensorFolders:
             What writes a tensor under its name; the writer raises OSError when the disk is full.
         """
         folder = self._of(number)
-        if self.root.is_dir():
-            for other in self.root.iterdir():
-                if other != self._of(number - 1):
-                    shutil.rmtree(other)
+        for other in self.root.iterdir() if self.root.is_dir() else ():
+            if other != self._of(number - 1):
+                shutil.rmtree(other)
         private_folder(folder)
 
         def keep(name: str, tensor: torch.Tensor) -> None:
@@ -104,48 +113,12 @@ class TensorFolders:
         """Return tensors under a number, by name (sorted); a tensor is read when it is asked for, and not kept.
 
         Raises:
-            FileNotFoundError: there is none. Reading a tensor raises ValueError when its file is damaged.
+            RuntimeError: they are not there any more. Reading a tensor raises ValueError when its file is damaged.
         """
         folder = self._of(number)
         if not folder.is_dir():
-            raise FileNotFoundError(f"there is no {folder}")
+            raise RuntimeError(f"{self.what.replace('{}', str(number))} not in {self.root}; start a new experiment")
         return _Folder(folder)
-
-    def _of(self, number: int) -> Path:
-        return self.root / f"{number:06d}"
-
-
-class KeptTensors:
-    """Tensors that a rule keeps under a number: in a folder that outlives the process, else they travel in its state.
-
-    Args:
-        name: of the folder below ``memory_folder``.
-        what: they are, with a place for the number: ``"the mean of {} model(s) is"``.
-
-    Attributes:
-        memory_folder: ``None``: a temporary one. To be set before the first tensor and before :meth:`take_back`.
-    """
-
-    def __init__(self, name: str, what: str) -> None:
-        self.name, self.what = name, what
-        self.memory_folder: Path | None = None
-
-    @cached_property
-    def folders(self) -> TensorFolders:
-        """Of all numbers."""
-        return TensorFolders(None if self.memory_folder is None else self.memory_folder / self.name)
-
-    def at(self, number: int) -> Mapping[str, torch.Tensor]:
-        """Return those under a number.
-
-        Raises:
-            RuntimeError: they are not there any more.
-        """
-        try:
-            return self.folders.at(number)
-        except FileNotFoundError:
-            told = f"{self.what.replace('{}', str(number))} not in {self.folders.root}; start a new experiment"
-            raise RuntimeError(told) from None
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
         """Return what goes into a state; ``None``: there is none yet, or it outlives the process by itself."""
@@ -154,9 +127,12 @@ class KeptTensors:
     def take_back(self, number: int, tensors: Mapping[str, torch.Tensor] | None) -> None:
         """Take what :meth:`travelling` gave."""
         if tensors is not None:
-            keep = self.folders.begin(number)
+            keep = self.begin(number)
             for name, tensor in tensors.items():
                 keep(name, tensor)
+
+    def _of(self, number: int) -> Path:
+        return self.root / f"{number:06d}"
 
 
 class _Folder(Mapping[str, "torch.Tensor"]):

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.disk.files import private_opener
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
 from fairflare.exchange.tensor_file import layout_of, write_tensors
@@ -25,8 +24,6 @@ from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
 
 if TYPE_CHECKING:
-    import torch
-
     from fairflare.federation.plan.plan import Plan
 
 POLL = 0.2  # seconds between two looks whether to stop
@@ -68,7 +65,7 @@ class ProcessTransport(LocalTransport):
         model = self._folder.path / MODEL
         shared = question.task.each is None and bool(question.task.params)
         if shared:
-            _save(question.task.params, model)
+            write_tensors(model, question.task.params, layout_of(question.task.params))
         stopping: float | None = None  # when it was asked for
         while True:
             if stopping is None and self.stopped():
@@ -102,11 +99,6 @@ class ProcessTransport(LocalTransport):
             return refusal(site, question.name, error)
         if model is None and request.state:
             model = Path(self._folder.name) / f"{MODEL}-{self.names.index(site)}"
-            _save(request.state, model)
+            write_tensors(model, request.state, layout_of(request.state))
         child.begin(arguments, replace(request, state={}), model)
         return None
-
-
-def _save(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    with open(path, "wb", opener=private_opener) as file:
-        write_tensors(file, state, layout_of(state), {})

@@ -72,7 +72,7 @@ class ModelAverage(KeptTensors):
     def add(self, state: State) -> None:
         """Take a model in; integer tensors are left out."""
         before = self.at(self.count) if self.count else None
-        keep = self.folders.begin(self.count + 1)
+        keep = self.begin(self.count + 1)
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 keep(name, self._mixed(before, name, tensor))

@@ -95,7 +95,7 @@ class BySom(MapSettings, Weighting):
         received = inputs.changing(inputs.received)
         rounds = self._map.rounds
         before = self._kept().at(rounds) if rounds else None
-        found = self._map.step(states, received, kept=before, keep=self._kept().folders.begin(rounds + 1))
+        found = self._map.step(states, received, kept=before, keep=self._kept().begin(rounds + 1))
         details = {
             "u_matrix": found.u_matrix.tolist(),
             "bmu": {site: list(cell) for site, cell in found.bmu.items()},

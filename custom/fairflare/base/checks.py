@@ -188,6 +188,11 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
         raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
 
 
+def first_of(problems: Mapping[str, bool]) -> str:
+    """Return the first of these problems that there is; empty: there is none."""
+    return next((text for text, there in problems.items() if there), "")
+
+
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
     """Return the name as a tuple, when there is one at least and none comes twice.
 

@@ -266,16 +266,12 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
     Raises:
         NotSendable: a value of another type, an integer over 64 bits (names its place).
     """
-    if value is None or (isinstance(value, (str, bytes, bool, float)) and not isinstance(value, np.generic)):
-        return value
-    if isinstance(value, np.generic):
-        return clean_meta(value.item(), where)
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise NotSendable(f"{where}: integer {value} needs more than 64 bits")
-        return value
-    if isinstance(value, (torch.Tensor, np.ndarray)):
+    if isinstance(value, (np.generic, np.ndarray, torch.Tensor)):
         return clean_meta(value.tolist(), where)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise NotSendable(f"{where}: integer {value} needs more than 64 bits")
+    if value is None or isinstance(value, (str, bytes, bool, int, float)):
+        return value
     if isinstance(value, Mapping):
         return {str(key): clean_meta(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):

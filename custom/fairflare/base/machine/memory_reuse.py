@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,17 +12,13 @@ from functools import cache
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 MOST = 2**31 - 1  # bytes; mallopt takes an int
 AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
-IDLE = 2.0  # seconds without work, after which what is free goes back: the next task often follows at once
-
-_lock, _at_work, _waiting = threading.Lock(), list[object](), list[threading.Timer]()
 
 
 @contextmanager
 def reused_memory(device: str) -> Iterator[None]:
     """Hand freed blocks of memory of up to 2 GiB out again without a page fault, inside the context.
 
-    The blocks are free again two seconds behind the end of the context, unless other work has begun by then: tasks that
-    follow each other in one process touch their memory once.
+    What is free goes back to the kernel at the end of the context.
 
     glibc maps a large block anew for every tensor and gives it back when the tensor dies, so that a training step on a
     CPU touches each page of its activations for the first time, again and again. All three of glibc's limits must be
@@ -37,19 +32,11 @@ def reused_memory(device: str) -> Iterator[None]:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...
     """
     libc = _adjusted() if device == "cpu" else None
-    with _lock:
-        _at_work.append(me := object())
-        while _waiting:
-            _waiting.pop().cancel()
     try:
         yield
     finally:
-        with _lock:
-            _at_work.remove(me)
-            if libc is not None and not _at_work:
-                _waiting.append(timer := threading.Timer(IDLE, libc.malloc_trim, (0,)))
-                timer.daemon = True
-                timer.start()
+        if libc is not None:
+            libc.malloc_trim(0)
 
 
 @cache

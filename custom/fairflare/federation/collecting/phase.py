@@ -82,11 +82,6 @@ class Phase:
         """Sites that said nothing."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
-    @property
-    def waits(self) -> bool:
-        """For a site that is more than doubtful."""
-        return not self.doubtful.issuperset(self.silent)
-
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out after all."""
         self.good.pop(site, None)
@@ -217,7 +212,8 @@ class Exchange:
                 self._say_silent(phase, now - started, timeout)
             if len(phase.good) >= self.run.min_sites:
                 enough_since = min(enough_since, now)
-                rest_since = min(rest_since, now if phase.doubtful and not phase.waits else math.inf)
+                if phase.doubtful and phase.doubtful.issuperset(phase.silent):
+                    rest_since = min(rest_since, now)
             # Wait for dropped sites, but only as long again as the other sites took.
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, first_of
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.states import State, local_tensor
 from fairflare.exchange.messages import Message, clean_tensor
@@ -83,19 +83,18 @@ class LikeReceived:
 
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
         received = self.received
-        for name in message.params:
-            if name not in received:
-                raise ValueError(f"site {site!r}: tensor {shortened(name)} is unexpected, the global model has none")
+        unknown = [name for name in message.params if name not in received]
         params = {name: value for name, value in message.params.items() if name not in self.stays}
         due = [name for name in received if name not in self.stays]
-        absent = [name for name in due if name not in params]
-        if not params and due:
-            raise ValueError(f"site {site!r} sent no model; does a filter at the site exclude every tensor?")
-        if due and not any(received[name].is_floating_point() for name in params):
-            raise ValueError(
-                f"site {site!r} sent no tensor that is averaged, only {in_words(list(params))}; does a filter at the "
-                "site exclude the others?"
-            )
+        averaged = any(received[name].is_floating_point() for name in params if name in received)
+        if problem := first_of({
+            f"site {site!r}: tensor {shortened(next(iter(unknown), ''))} is unexpected, the global model has none":
+                bool(unknown),
+            f"site {site!r} sent no model; does a filter at the site exclude every tensor?": not params and bool(due),
+            f"site {site!r} sent no tensor that is averaged, only {in_words(list(params))}; does a filter at the site "
+            "exclude the others?": bool(due) and not averaged,
+        }):  # fmt: skip
+            raise ValueError(problem)
 
         def make(name: str) -> torch.Tensor:
             if name not in params:
@@ -105,10 +104,9 @@ class LikeReceived:
 
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
         notes = _filtered(site, message)
-        kept = [name for name in message.params if name in self.stays]
-        if kept:
+        if kept := [name for name in message.params if name in self.stays]:
             notes.append(f"site {site!r}: {in_words(kept)} came that the job's method keeps at the sites; not used")
-        if absent:
+        if absent := [name for name in due if name not in params]:
             notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
         made: dict[str, torch.Tensor] = {}
         below = []
@@ -117,7 +115,7 @@ class LikeReceived:
         for name in params:
             tensor = make(name)  # and so it is checked
             moved = moved or (is_trained(name, tensor) and not torch.equal(tensor, received[name]))
-            if _has_negative_variance(name, tensor):
+            if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
                 below.append(name)
             if keep:
                 made[name] = tensor
@@ -150,10 +148,6 @@ def _filtered(site: str, message: Message) -> list[str]:
             total, left = total + tensor.numel(), left + int(torch.count_nonzero(tensor))
         text += f"; {100 * left / max(total, 1):.3g} % of the numbers in its update are not 0"
     return [text]
-
-
-def _has_negative_variance(name: str, tensor: torch.Tensor) -> bool:
-    return name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any())
 
 
 class Conformed(LazyState):

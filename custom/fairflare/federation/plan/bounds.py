@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field as Range
 
+from fairflare.base.checks import first_of
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
 from fairflare.core.features.adapting import products_of
 from fairflare.core.states import Aggregate
@@ -67,12 +68,13 @@ class Bounds:
         Raises:
             ValueError: says why.
         """
-        if self.aggregate != "mean" and rule.only_mean:
-            raise ValueError(
-                f"aggregate={self.aggregate!r} does not go with {type(rule).__name__}: {rule.only_mean}; leave it out"
-            )
-        if self.trim is not None and self.aggregate != "trimmed_mean":
-            raise ValueError(f"trim={self.trim:g} is of aggregate='trimmed_mean', not {self.aggregate!r}; leave it out")
+        how, name = f"aggregate={self.aggregate!r}", type(rule).__name__
+        if problem := first_of({
+            f"{how} does not go with {name}: {rule.only_mean}": self.aggregate != "mean" and bool(rule.only_mean),
+            f"trim={self.trim or 0:g} is of aggregate='trimmed_mean', not {self.aggregate!r}":
+                self.trim is not None and self.aggregate != "trimmed_mean",
+        }):  # fmt: skip
+            raise ValueError(f"{problem}; leave it out")
 
     def check_products(self, rule: Rule, task: Task | None) -> None:
         """Refuse the average of adapters by their products where a method needs each tensor's mean by itself.
@@ -80,16 +82,13 @@ class Bounds:
         Raises:
             ValueError: says why, and what to set.
         """
-        if task is None or products_of(task) is None:
-            return
-        why = ""
-        if isinstance(rule, SendsParts):
-            why = f"{type(rule).__name__} gives every site a model of its own"
-        elif type(rule).move is not Rule.move:
-            why = f"{type(rule).__name__} makes a step of its own from the mean change"
-        elif self.aggregate != "mean":
-            why = f"aggregate={self.aggregate!r} works number by number"
-        if why:
+        name, of_products = type(rule).__name__, task is not None and products_of(task) is not None
+        why = first_of({
+            f"{name} gives every site a model of its own": isinstance(rule, SendsParts),
+            f"{name} makes a step of its own from the mean change": type(rule).move is not Rule.move,
+            f"aggregate={self.aggregate!r} works number by number": self.aggregate != "mean",
+        })  # fmt: skip
+        if of_products and why:
             raise ValueError(f"adapters.average='product' does not go with it: {why}; set adapters.average=factors")
 
 

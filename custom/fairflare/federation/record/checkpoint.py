@@ -24,6 +24,7 @@ from pydantic import BaseModel, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fairflare.base.checks import first_of
 from fairflare.base.disk.files import private_folder, save_torch, sha256_of, to_disk, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog
 from fairflare.base.settings import NonNegativeInt, by_name
@@ -268,12 +269,11 @@ class CheckpointFolder:
         head = self._head(number)
         check(head.extra)
         path, last = self._state(number), head.results.get("last_round", number - 1)
-        if head.next_round != number:
-            raise CheckpointError(f"{path}: next_round is {head.next_round}, must be {number}; {_REMEDY}")
-        if last != number - 1:
-            raise CheckpointError(
-                f"{path}: next_round is {number}, but the last round in its results is {last}; {_REMEDY}"
-            )
+        if problem := first_of({
+            f"next_round is {head.next_round}, must be {number}": head.next_round != number,
+            f"next_round is {number}, but the last round in its results is {last}": last != number - 1,
+        }):  # fmt: skip
+            raise CheckpointError(f"{path}: {problem}; {_REMEDY}")
         files = head.files
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
         found = Checkpoint(
@@ -362,19 +362,13 @@ def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[s
     Raises:
         CheckpointError: names the settings, or the least number.
     """
-    if next_round > was:
-        raise CheckpointError(
-            f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "
-            f"{_REMEDY}"
-        )
-    if now < next_round:
-        raise CheckpointError(
-            f"experiment {experiment!r} has done {next_round} rounds already, num_rounds is {now}; set it to at least "
-            f"{next_round}, or use another experiment id"
-        )
-    if now != was and following:
-        raise CheckpointError(
-            f"experiment {experiment!r} was begun with num_rounds={was}, is {now}, and {', '.join(following)} "
-            f"depends on it: the rounds that are done would have gone another way. Set num_rounds={was}, or use "
-            "another experiment id"
-        )
+    if problem := first_of({
+        f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "
+        f"{_REMEDY}": next_round > was,
+        f"experiment {experiment!r} has done {next_round} rounds already, num_rounds is {now}; set it to at least "
+        f"{next_round}, or use another experiment id": now < next_round,
+        f"experiment {experiment!r} was begun with num_rounds={was}, is {now}, and {', '.join(following)} depends on "
+        f"it: the rounds that are done would have gone another way. Set num_rounds={was}, or use another experiment id":
+            now != was and bool(following),
+    }):  # fmt: skip
+        raise CheckpointError(problem)

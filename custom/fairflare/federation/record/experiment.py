@@ -6,6 +6,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fairflare.core.states import check_state
 from fairflare.exchange.messages import same_version
 from fairflare.federation.collecting.phase import ServerFault
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
+from fairflare.federation.plan.site_training import training_of
 from fairflare.federation.record.checkpoint import (
     BY_SITES,
     MEMORY_FOLDER,
@@ -28,7 +30,7 @@ from fairflare.federation.record.checkpoint import (
 )
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.record.models import ModelFiles
-from fairflare.federation.record.run_info import following_rounds, knows
+from fairflare.federation.record.run_info import following_rounds
 from fairflare.methods.base.rule import State
 
 if TYPE_CHECKING:
@@ -119,12 +121,9 @@ class Experiment:
         return 0, start
 
     def _load(self) -> Checkpoint | None:
-        if self.folder is None:
-            return None
-        found = self.folder.load(lambda extra: _check_version(extra, self.run.experiment))
-        if found is None:
-            return None
-        if found.next_round == 0 and differing(found.config, self._config):
+        check = partial(_check_version, experiment=self.run.experiment)
+        found = self.folder.load(check) if self.folder is not None else None
+        if found is not None and found.next_round == 0 and differing(found.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None
         return found
@@ -162,7 +161,9 @@ class Experiment:
         if self.journal.synthetic and dealt != deals:
             yield f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images"
         if found.config["num_rounds"] != self.run.num_rounds:
-            unknown = "" if knows(self.place.site_half) else "; whether the sites' training depends on it is not known"
+            unknown = (
+                "" if training_of(self.place.site_half) else "; whether the sites' training depends on it is not known"
+            )
             yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
     def _take_back(self, found: Checkpoint, like: State) -> State:

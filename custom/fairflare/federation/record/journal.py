@@ -106,8 +106,9 @@ class Journal:
         found = {site for site in phase.good if stats[site][AT_HOME]}
         if not found <= self._classes_at_home:
             self._classes_at_home |= found
-            self.store.update_info(classes_at_home=sorted(self._classes_at_home))
-            self.say(f"metrics by class stay at home at: {', '.join(sorted(self._classes_at_home))}")
+            names = sorted(self._classes_at_home)
+            self.store.update_info(classes_at_home=names)
+            self.say(f"metrics by class stay at home at: {', '.join(names)}")
 
     def _trained(self, site: str, found: Training, record: RoundRecord) -> dict[str, Any]:
         said = {
@@ -276,12 +277,14 @@ class Journal:
 
 def _data_in_words(found: Mapping[str, Any]) -> str:
     """Return what a site said of its data."""
-    lists = ", ".join(f"{count} {split}" for split, count in found["images"].items())
-    home = found["suppressed"]
-    parts = [f"{lists} images" if lists else "said nothing about its data"] if lists or not home else []
-    parts += [f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)"] if home else []
-    parts += ["SYNTHETIC"] if found["synthetic"] else []
-    parts += [f"{found['num_classes']} classes"] if found["num_classes"] is not None else []
-    parts += [f"prior {found['prior']}"] if found["prior"] else []
-    parts += [str(found[key]) for key in ("device", "computing") if found[key]]
-    return ", ".join(parts)
+    lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
+    told = {
+        f"{lists} images": lists,
+        "said nothing about its data": not lists and not home,
+        f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)": home,
+        "SYNTHETIC": found["synthetic"],
+        f"{found['num_classes']} classes": found["num_classes"] is not None,
+        f"prior {found['prior']}": found["prior"],
+        **{str(found[key]): found[key] for key in ("device", "computing")},
+    }
+    return ", ".join(text for text, there in told.items() if there)

@@ -135,8 +135,3 @@ def following_rounds(rule: object, site_half: Any) -> list[str]:
     """Return settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
     halves = {"rule": rule, "training": training_of(site_half)}.items()
     return [f"{n}.{s}" for n, half in halves if isinstance(half, FollowsNumRounds) for s in half.follows_num_rounds()]
-
-
-def knows(site_half: Any) -> bool:
-    """Return whether the sites' half can be asked here."""
-    return training_of(site_half) is not None

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import first_of
 from fairflare.base.task import SPLIT_GLOBAL, SiteData
 from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
@@ -374,10 +375,9 @@ def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int
     """
     if missing := sorted(set(named) - set(connected)):
         say(f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True)
-    if not connected:
-        raise RoundFailed("no site is connected")
-    if len(connected) < min_sites:
-        raise RoundFailed(
-            f"{len(connected)} site(s) in the job ({', '.join(connected)}), min_sites={min_sites}; start more sites or "
-            "lower min_sites"
-        )
+    if problem := first_of({
+        "no site is connected": not connected,
+        f"{len(connected)} site(s) in the job ({', '.join(connected)}), min_sites={min_sites}; start more sites or "
+        "lower min_sites": len(connected) < min_sites,
+    }):  # fmt: skip
+        raise RoundFailed(problem)

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
+from fairflare.base.checks import first_of
 from fairflare.base.machine.child import in_child
 from fairflare.base.own_errors import in_one_line
 from fairflare.core.features.adapting import network_of
@@ -134,26 +135,19 @@ def check_network(model: torch.nn.Module, named: str) -> None:
             )
     for name, tensor in model.state_dict().items():
         trained = name in of_parameters and of_parameters[name].requires_grad
-        if tensor.is_complex():
-            raise ValueError(
-                f"{named}: {name!r} is {tensor.dtype}, and only real numbers are averaged; keep a tensor of real and "
-                "imaginary parts (torch.view_as_real) and put them together in forward (torch.view_as_complex)"
-            )
-        if tensor.is_floating_point() and tensor.dtype not in (TRAINED if trained else AVERAGED):
-            raise ValueError(
-                f"{named}: {name!r} is {tensor.dtype}, in which steps and their squares come to 0; keep float32 (no "
-                ".half() in the network) and set precision=bf16, or on a GPU precision=fp16"
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            what = (
-                "is not finite"
-                if name in of_parameters
-                else (
-                    "is a buffer that is not finite (a mask of -inf?); what travels must be: "
-                    "register_buffer(..., persistent=False) keeps it out of the model that is sent"
-                )
-            )
-            raise ValueError(f"{named}: {name!r} {what}")
+        real = tensor.is_floating_point()
+        endless = real and not bool(torch.isfinite(tensor).all())
+        if problem := first_of({
+            f"is {tensor.dtype}, and only real numbers are averaged; keep a tensor of real and imaginary parts "
+            "(torch.view_as_real) and put them together in forward (torch.view_as_complex)": tensor.is_complex(),
+            f"is {tensor.dtype}, in which steps and their squares come to 0; keep float32 (no .half() in the network) "
+            "and set precision=bf16, or on a GPU precision=fp16":
+                real and tensor.dtype not in (TRAINED if trained else AVERAGED),
+            "is not finite": endless and name in of_parameters,
+            "is a buffer that is not finite (a mask of -inf?); what travels must be: register_buffer(..., "
+            "persistent=False) keeps it out of the model that is sent": endless,
+        }):  # fmt: skip
+            raise ValueError(f"{named}: {name!r} {problem}")
     if not any(parameter.requires_grad for parameter in of_parameters.values()):
         raise ValueError(f"{named} has no parameter that is trained; set requires_grad of what is to be learned")
 
@@ -205,14 +199,14 @@ def _made(
 
 
 def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]:
-    part = sent.of(state)
-    if len(part) == len(state):
-        return f"exchange={sent.exchange!r} leaves nothing out: all {len(state)} tensors of the network travel", True
-    text = (
-        f"exchange={sent.exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
-        f"{num_bytes(state)} bytes; the others are built at each site"
+    """Return a line for the log on what travels, and whether it is a warning."""
+    part, how = sent.of(state), f"exchange={sent.exchange!r}"
+    some = (
+        f"{how}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of {num_bytes(state)} bytes; the others "
+        "are built at each site"
     )
-    return text, False
+    none = f"{how} leaves nothing out: all {len(state)} tensors of the network travel"
+    return (none, True) if len(part) == len(state) else (some, False)
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:

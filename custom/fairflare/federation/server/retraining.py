@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import first_of
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
 from fairflare.methods.crt import ClassifierAverage
@@ -41,20 +42,19 @@ class Retraining:
         """Raise ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
         run, rule, name = self.run, self.rule, type(self.rule).__name__
         averaged = isinstance(rule, ReportsMean) and rule.report_average
-        problems = {
-            "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0": run.crt_rounds > 0
-            and (task.has_classes is False or not of_classifier(state)),
+        changed = run.crt_rounds > 0 or run.norm_statistics == "recalibrated"
+        if problem := first_of({
+            "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0":
+                run.crt_rounds > 0 and (task.has_classes is False or not of_classifier(state)),
             f"with {name} every site has a model of its own, and there is no common one whose classifier could be "
             "trained; set crt_rounds=0": run.crt_rounds > 0 and isinstance(rule, SendsParts),
             f"{name} ends with a mean over its rounds, which would hold neither a retrained classifier nor "
-            "recalibrated statistics; set report_average=false, or crt_rounds=0 and norm_statistics=average": averaged
-            and (run.crt_rounds > 0 or run.norm_statistics == "recalibrated"),
-            f"{name} retrains a classifier itself; set crt_rounds=0": run.crt_rounds > 0
-            and isinstance(rule, MakesTensors),
-        }
-        for text, there in problems.items():
-            if there:
-                raise ValueError(text)
+            "recalibrated statistics; set report_average=false, or crt_rounds=0 and norm_statistics=average":
+                averaged and changed,
+            f"{name} retrains a classifier itself; set crt_rounds=0":
+                run.crt_rounds > 0 and isinstance(rule, MakesTensors),
+        }):  # fmt: skip
+            raise ValueError(problem)
 
     def rule_at(self, current_round: int) -> Rule:
         """Return the server half of a round; of the final test the method's."""

@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fairflare.base.cases.floor import Floor, may_leave
@@ -128,19 +129,18 @@ class Gate:
         reply.stats[AT_HOME] = True
 
     def _plain(self, name: str) -> bool:
-        found = self._declared().get(name)
+        found = self._declared.get(name)
         return name in (self.task.primary_metric, "loss") or (found is not None and not found.by_class)
 
     # -- too few cases
 
     def _of_groups(self, reply: SiteReply) -> list[str]:
         """Make the declared sums of the outcomes by group, without what is of too few cases."""
-        table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
-        if table is None:
+        if (table := reply.stats.pop(groups.TABLE, None)) is None:
             return []
         told, held = table.sent(self.floor.least, self.classes)
         reply.stats |= told
-        return held
+        return list(held)
 
     def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         """Remove metrics of too few cases from a reply, and yield what is withheld, measured or not.
@@ -153,19 +153,17 @@ class Gate:
         names = dict.fromkeys(reply.metrics)
         for prefix, split in self._prefixes(request.name).items():
             if split in splits:
-                names |= {prefix + name: None for name in self._declared() if self.classes or self._plain(name)}
+                names |= {prefix + name: None for name in self._declared if self.classes or self._plain(name)}
         for name in names:
             if not self._may_leave(*self._split_and_name(name, request.name)):
                 reply.metrics.pop(name, None)
                 yield IN_METRICS + name
 
     def _may_leave(self, split: str, name: str) -> bool:
-        if not self.floor.holds(split):
-            return False
-        found = self._declared().get(name)
-        if name in (self.task.primary_metric, "loss") or (found and not found.by_class and found.of_classes is None):
-            return True
-        return may_leave(found.of_classes if found else None, self.floor.hidden(split))
+        found = self._declared.get(name)
+        of_classes = found.of_classes if found else None
+        plain = name in (self.task.primary_metric, "loss") or (found and not found.by_class and of_classes is None)
+        return self.floor.holds(split) and bool(plain or may_leave(of_classes, self.floor.hidden(split)))
 
     def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
@@ -174,9 +172,10 @@ class Gate:
             half = type(getattr(self.training, "training", self.training))
             fields = of_norms if request.name == TASK_NORMS else fields_of(half)
         for name, value in list(reply.report.items()):
-            splits = self.training.made_of(name) if name in fields else None
-            if splits is None:
-                splits = fields[name].of if name in fields else None
+            splits = None
+            if name in fields:
+                splits = self.training.made_of(name)
+                splits = fields[name].of if splits is None else splits
             if isinstance(value, ByClass):
                 splits = (value.split,)
                 enough = self.floor.classes(value.split)
@@ -218,11 +217,12 @@ class Gate:
 
     # -- pieces
 
+    @cached_property
     def _declared(self) -> dict[str, Metric]:
         return {metric.name: metric for metric in self.task.declared_metrics()}
 
     def _mean_of_images(self) -> bool:
-        own = self._declared().get(self.task.primary_metric)
+        own = self._declared.get(self.task.primary_metric)
         return own is not None and own.mean_of_images
 
     def _prefixes(self, task: str) -> dict[str, str]:
@@ -233,8 +233,7 @@ class Gate:
         return {"": SPLIT_TEST, VALIDATED: SPLIT_VALIDATION, **further}
 
     def _split_and_name(self, name: str, task: str) -> tuple[str, str]:
-        prefixes = self._prefixes(TASK_VALIDATE)
-        for prefix, split in prefixes.items():
+        for prefix, split in self._prefixes(TASK_VALIDATE).items():
             if prefix and name.startswith(prefix):
                 return split, name.removeprefix(prefix)
         return self._prefixes(task)[""], name

@@ -32,7 +32,8 @@ from fairflare.core.statistics.group_sums import (
     shapes,
     sums_of,
 )
-from fairflare.methods.base.reports import MAX_ENTRIES, Field, ReportError
+from fairflare.federation.site.sampling import refuse_if
+from fairflare.methods.base.reports import MAX_ENTRIES, Field
 from fairflare.methods.base.training import SiteError
 
 if TYPE_CHECKING:
@@ -238,43 +239,39 @@ def read_groups(
         ReportError: other groups than were asked for and declared, vectors of another length, or sums that so many
             images do not have (names site and field).
     """
-    names = stats[NAMES]
-    if names is None or stats[SUMS[IMAGES]] is None:  # of too few test cases none came
+    names, tables = stats[NAMES], {key: stats[field] for key, field in SUMS.items()}
+    if names is None or tables[IMAGES] is None:  # of too few test cases none came
         return None
+    form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(tables[IMAGES]) == FOLDS * len(names) else 1
+    told = {key: values for key, values in tables.items() if values is not None}
+    sizes = {key: len(names) * folds * int(np.prod(form[key])) for key in told}
     strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
-    if strange or len(set(names)) != len(names):
-        told = strange[0] if strange else "one name twice"
-        raise ReportError(f"site {site!r}: field {NAMES!r} must name groups of {', '.join(asked)}, got {told!r:.80}")
-    if declared is not None and list(names) != list(declared):
-        odd = next(iter(set(names) ^ set(declared)), "another order")
-        raise ReportError(
-            f"site {site!r}: field {NAMES!r} must name the {len(declared)} groups that the datalists declare, it has "
-            f"{len(names)}: {odd!r:.80}"
-        )
-    found: dict[str, dict[str, Array]] = {name: {} for name in names}
-    form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(stats[SUMS[IMAGES]]) == FOLDS * len(names) else 1
-    for key, field in SUMS.items():
-        if stats[field] is None:
-            continue
-        wanted = len(names) * folds * int(np.prod(form[key]))
-        if len(stats[field]) != wanted:
-            raise ReportError(f"site {site!r}: field {field!r} has {len(stats[field])} entries, expected {wanted}")
-        for name, own in zip(
-            names, np.asarray(stats[field], float).reshape(len(names), folds, *form[key]), strict=True
-        ):
-            found[name][key] = own
-    for lacking, beside in ((one, other) for pair in TOGETHER for one, other in (pair, pair[::-1])):
-        if stats[SUMS[lacking]] is None and stats[SUMS[beside]] is not None:
-            raise ReportError(f"site {site!r}: field {SUMS[lacking]!r} is missing beside {SUMS[beside]!r}")
+    odd = next(iter(set(names) ^ set(declared or names)), "another order")
+    refuse_if(site, {
+        f"field {NAMES!r} must name groups of {', '.join(asked)}, got {next(iter(strange), 'one name twice')!r:.80}":
+            bool(strange) or len(set(names)) != len(names),
+        f"field {NAMES!r} must name the {len(declared or ())} groups that the datalists declare, it has {len(names)}: "
+        f"{odd!r:.80}": declared is not None and list(names) != list(declared),
+        **{
+            f"field {SUMS[key]!r} has {len(values)} entries, expected {sizes[key]}": len(values) != sizes[key]
+            for key, values in told.items()
+        },
+        **{
+            f"field {SUMS[one]!r} is missing beside {SUMS[other]!r}": one not in told and other in told
+            for pair in TOGETHER for one, other in (pair, pair[::-1])
+        },
+    })  # fmt: skip
+    arrays = {key: np.asarray(told[key], float).reshape(len(names), folds, *form[key]) for key in told}
+    found = {name: {key: array[row] for key, array in arrays.items()} for row, name in enumerate(names)}
     for name, sums in found.items():
-        if wrong := impossible(sums):
-            told = float(np.nansum(sums[IMAGES]))
-            raise ReportError(f"site {site!r}: field {SUMS[wrong]!r} of {name!r:.80} cannot be of {told:.0f} images")
+        wrong, count = impossible(sums), float(np.nansum(sums[IMAGES]))
+        refuse_if(site, {
+            f"field {SUMS.get(wrong)!r} of {name!r:.80} cannot be of {count:.0f} images": bool(wrong)
+        })  # fmt: skip
     for attribute in asked:
-        own = [of[IMAGES] for name, of in found.items() if name.partition("=")[0] == attribute]
-        if images is not None and (told := sum(float(np.nansum(of)) for of in own)) > images + 0.5:
-            raise ReportError(
-                f"site {site!r}: field {SUMS[IMAGES]!r} counts {told:.0f} images by {attribute!r:.80}, it has "
-                f"{images:.0f} in test"
-            )
+        count = sum(float(np.nansum(of[IMAGES])) for name, of in found.items() if name.partition("=")[0] == attribute)
+        refuse_if(site, {
+            f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
+                images is not None and count > images + 0.5,
+        })  # fmt: skip
     return found

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare import __version__
+from fairflare.base.checks import first_of
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
@@ -117,18 +118,18 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
     meta = message.meta
     if not isinstance(meta, Mapping):
         raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shortened(meta)}")
-    version = meta.get("version")
-    if not isinstance(version, str) or not same_version(version):
-        raise ReportError(f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}")
-    status = meta.get("status")
-    if not isinstance(status, str) or status != STATUS_OK:
-        reason = meta.get("reason")
-        if isinstance(reason, str) and reason.strip():
-            raise ReportError(_quoted(site, printable(reason)))
-        raise ReportError(f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}")
-    answered = message.current_round
-    if answered is not None and not (isinstance(answered, int) and answered == current_round):
-        raise ReportError(f"site {site!r} answered for round {shortened(answered)}, asked for round {current_round}")
+    version, status, reason, answered = *map(meta.get, ("version", "status", "reason")), message.current_round
+    ready = isinstance(status, str) and status == STATUS_OK
+    told = printable(reason) if isinstance(reason, str) and reason.strip() else ""
+    if problem := first_of({
+        f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}":
+            not isinstance(version, str) or not same_version(version),
+        _quoted(site, told): not ready and bool(told),
+        f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}": not ready,
+        f"site {site!r} answered for round {shortened(answered)}, asked for round {current_round}":
+            answered is not None and not (isinstance(answered, int) and answered == current_round),
+    }):  # fmt: skip
+        raise ReportError(problem)
     return meta
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflare.base.cases.sampling import BINS
+from fairflare.base.checks import first_of
 from fairflare.methods.base.reports import Field, ReportError
 
 MOST = 10**6  # test cases of a site that are believed
@@ -57,9 +58,8 @@ def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
     Raises:
         ReportError: it is one (names the site).
     """
-    for text, there in problems.items():
-        if there:
-            raise ReportError(f"site {site!r}: {text}")
+    if text := first_of(problems):
+        raise ReportError(f"site {site!r}: {text}")
 
 
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import first_of, nearest
 from fairflare.base.settings import values_of
 from fairflare.base.task import Task
 from fairflare.core.features.norms import LoneSample, lone_samples
@@ -167,7 +167,7 @@ class ScriptSite:
         """Do a task; ``None``: it is to train, and the loop may do so until :meth:`finish`."""
 
         def work() -> None:
-            self.worker.use(self.model)
+            self.worker.network.use(self.model)
             self._tell.put(self.worker.perform(request))
 
         # A daemon: of a script that ended in the middle of a round nothing must stay.
@@ -266,13 +266,11 @@ def check_used(training: LocalTraining, loop: Loop) -> None:
     """
     kind, site = type(training), loop.run.site
     own_loss, own_step = needs(training)
-    if own_loss and not loop.batches:
-        raise SiteError(
-            f"site {site!r}: the script trained with a loss of its own, but {kind.__name__} has one; take "
-            "site.loss(inputs, targets) in the script"
-        )
-    if own_step and (not loop.batches or loop.steps != loop.batches):
-        raise SiteError(
-            f"site {site!r}: the script made {loop.steps} of {loop.batches} steps with {kind.__name__}, which has its "
-            "own; take site.loss(inputs, targets) and, for optimizer.step(), site.step(optimizer) in the script"
-        )
+    if problem := first_of({
+        f"trained with a loss of its own, but {kind.__name__} has one; take site.loss(inputs, targets) in the script":
+            own_loss and not loop.batches,
+        f"made {loop.steps} of {loop.batches} steps with {kind.__name__}, which has its own; take "
+        "site.loss(inputs, targets) and, for optimizer.step(), site.step(optimizer) in the script":
+            own_step and (not loop.batches or loop.steps != loop.batches),
+    }):  # fmt: skip
+        raise SiteError(f"site {site!r}: the script {problem}")

@@ -123,10 +123,6 @@ class SiteWorker:
         self._data: SiteData | None = None
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
-    def use(self, model: torch.nn.Module) -> None:
-        """Set the network to load models into, in place of one of the task's."""
-        self.network.use(model)
-
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
         """Perform one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
 
@@ -174,7 +170,7 @@ class SiteWorker:
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
-        """Return a job can only raise what the site has set."""
+        """Return the least number of cases of which something leaves: a job can only raise what the site has set."""
         return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
@@ -313,13 +309,9 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
         log.info("site %s, task %s: %s", site, task, error)
         return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
     # SiteError and DataError carry a text for the server; of anything else only the kind may leave the site.
-    public = getattr(error, "public", None)
-    if lacking := lacking_package(error):
-        public = f"site {site!r}: {lacking}"
-    if public:
-        log.warning("%s", error)
-    else:
-        log.warning("site %s, task %s failed", site, task, exc_info=error)
+    lacking = lacking_package(error)
+    public = f"site {site!r}: {lacking}" if lacking else getattr(error, "public", None)
+    log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
     tell = tells_all and not isinstance(error, OSError)
     told = in_one_line(error) if tell else f"{_kind(error)} (details in the site's log)"
     kind = f"site {site!r}: {task} failed with {told}"
@@ -331,8 +323,7 @@ def _kind(error: Exception) -> str:
 
     Of the system's, what the system says without the file's name, and what to do.
     """
-    name = type(error).__name__
-    if not isinstance(error, OSError) or not error.errno:
+    name, number = type(error).__name__, error.errno if isinstance(error, OSError) else None
+    if not number:
         return name
-    remedy = REMEDIES.get(error.errno)
-    return f"{name}: {os.strerror(error.errno)}" + (f"; {remedy}" if remedy else "")
+    return f"{name}: {os.strerror(number)}" + (f"; {REMEDIES[number]}" if number in REMEDIES else "")

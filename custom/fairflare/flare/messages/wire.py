@@ -14,7 +14,7 @@ from nvflare.fuel.utils import fobs
 from safetensors import safe_open
 
 from fairflare.exchange.messages import Message
-from fairflare.exchange.tensor_file import dtype_of
+from fairflare.exchange.tensor_file import DTYPES
 
 fobs.register(TensorDecomposer)  # needed in both processes before the first tensor travels
 
@@ -39,7 +39,7 @@ class OnDisk:
         """Of the tensor, from the file's header."""
         with safe_open(self._reference.file_path, framework="pt") as file:
             part = file.get_slice(self._reference.key)
-            return math.prod(part.get_shape()) * dtype_of(part.get_dtype()).itemsize
+            return math.prod(part.get_shape()) * getattr(torch, DTYPES[part.get_dtype()]).itemsize
 
 
 def to_model(message: Message, num_rounds: int | None = None) -> FLModel:

@@ -232,21 +232,15 @@ def check_state(state: State, like: State, site: str) -> None:
 def _average(
     states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
-    """Return the average; ``floor``: it is of models, and what belongs together in a model does so again."""
-    average = _means(states, sites, weights_of, floor, how, movement)
-    return average | singular_vectors(average) if floor else average
-
-
-def _means(
-    states: States, sites: set[str], weights_of: WeightsOf, floor: bool, how: Aggregate, movement: Movement | None
-) -> dict[str, torch.Tensor]:
     """Return the mean of every tensor, for either form of the states (by site, or a stream).
 
-    All tensors in one pass over the sites, or a pass for every tensor.
+    All tensors in one pass over the sites, or a pass for every tensor. ``floor``: it is of models, and what belongs
+    together in a model does so again.
     """
     if not isinstance(states, Mapping):
         if movement is None:
-            return _one_pass(states, sites, weights_of, floor, True, how)
+            average = _one_pass(states, sites, weights_of, floor, True, how)
+            return average | singular_vectors(average) if floor else average
         raise ValueError("a movement needs every tensor by itself: give the states by site, not a stream")
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
@@ -271,7 +265,8 @@ def _means(
     if movement is not None and movement.products is not None:
         factors = movement.products.averaged(opened, weights_of)
         makers |= dict.fromkeys(factors, factors.pop)
-    return {name: makers.get(name, mean)(name) for name in first}
+    average = {name: makers.get(name, mean)(name) for name in first}
+    return average | singular_vectors(average) if floor else average
 
 
 def _one_pass(

@@ -108,8 +108,6 @@ class SentTensors:
         Raises:
             ValueError: a tensor is not (names it).
         """
-        if self.exchange == ALL:
-            return
         changed = [n for n, tensor in self.rest(after).items() if not torch.equal(tensor, before[n].to(tensor.device))]
         if changed:
             raise ValueError(
@@ -120,14 +118,15 @@ class SentTensors:
 
 def check_exchange(exchange: str) -> None:
     """Raise ``ValueError`` for what is neither ``all`` nor ``trainable`` nor a regular expression."""
+    problem = "" if exchange.strip() else "it is empty"
     try:
-        if exchange.strip():
-            re.compile(exchange)
-            return
-        error: object = "it is empty"
-    except re.error as raised:
-        error = raised
-    raise ValueError(f"exchange must be 'all', 'trainable' or a regular expression, got {exchange!r:.200}: {error}")
+        re.compile(exchange)
+    except re.error as error:
+        problem = str(error)
+    if problem:
+        raise ValueError(
+            f"exchange must be 'all', 'trainable' or a regular expression, got {exchange!r:.200}: {problem}"
+        )
 
 
 def fingerprint(tensors: State) -> str:
@@ -182,12 +181,9 @@ def rebuilt(
 def _changing_buffers(model: torch.nn.Module) -> frozenset[str]:
     modes = {module: module.training for module in model.modules()}
     model.train()
-    names: Iterable[str] = [*running_statistics(model), *_spectral_vectors(model)]
+    vectors = [n for n in model.state_dict() if "parametrizations." in n and n.rpartition(".")[2] in (LEFT, RIGHT)]
+    names: Iterable[str] = [*running_statistics(model), *vectors]
     found = frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)
     for module, mode in modes.items():
         module.training = mode
     return found
-
-
-def _spectral_vectors(model: torch.nn.Module) -> list[str]:
-    return [n for n in model.state_dict() if "parametrizations." in n and n.rpartition(".")[2] in (LEFT, RIGHT)]

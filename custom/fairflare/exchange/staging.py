@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 import torch
@@ -76,7 +77,8 @@ class Staging:
         try:
             if self.fits(layout, site):
                 made = state.made if isinstance(state, LazyState) else {}
-                held = {name: made[name] if name in made else _copy(state[name]) for name in layout}
+                form: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+                held = {n: made[n] if n in made else state[n].detach().to("cpu", **form) for n in layout}
                 path.unlink(missing_ok=True)
                 self._held[site] = held
                 return _num_bytes(layout)
@@ -197,10 +199,6 @@ def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
 
 def _num_bytes(layout: Layout) -> int:
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _stamp(descriptor: int) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
 from fairflare.exchange.tensor_file import Layout, in_words, layout_of
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
-from fairflare.federation.collecting.received_state import Conformed, Incoming, is_trained
+from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
@@ -112,7 +112,7 @@ class AsSent:
                 _ = conformed[name]
 
     def collected(self, state: State) -> State:
-        return Conformed(state, self.common) if layout_of(state) != self.common else state
+        return conformed(state, self.common) if layout_of(state) != self.common else state
 
 
 @settings

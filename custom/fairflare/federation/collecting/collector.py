@@ -8,7 +8,7 @@ disk) is the server's fault and is never booked on a site.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,10 @@ from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
-from fairflare.exchange.tensor_file import Layout, layout_of
+from fairflare.exchange.tensor_file import layout_of
 from fairflare.federation.collecting.influence import Influence
-from fairflare.federation.collecting.received_state import Incoming, Shape
 from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
+from fairflare.federation.collecting.received_state import Shape
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import (
     COUNTS,
@@ -213,7 +213,13 @@ class Collector:
         report = self.rule.check_report(report, site, counts["num_steps"])
         self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
-        state = _or_refused(site, self._shape, message, self.staging.fits)
+        try:
+            state = self._shape.read(message, site, self.staging.fits)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever a tensor does that is none of ours is its site's fault
+            text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+            raise ReportError(named(site, printable(text))) from error
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
         if not state.moved and not counts["num_steps"]:
@@ -319,7 +325,9 @@ class Collector:
             weighing = self._influence.weighed(decided)
         if not weighing.reports:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
-        movement = self._movement(inputs, weighing)
+        layout = layout_of(self._first()).items()
+        types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
+        movement = Movement(self._moved, types, partial(inputs.start, rule), weighing.buffers, self.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         if weighing.layers is not None:
             state = layerwise_average(inputs.states, weighing.layers, inputs.owner, **form)
@@ -336,26 +344,24 @@ class Collector:
         state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
-    def _movement(self, inputs: RoundInputs, weighing: Weighing) -> Movement:
-        """Return the rule's :meth:`Rule.move` on the tensors that are trained."""
-
-        def move(change: State) -> State:
-            with one_thread():
-                return self.rule.move(change)
-
-        layout = layout_of(self._first()).items()
-        types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
-        return Movement(move, types, partial(inputs.start, self.rule), weighing.buffers, self.products)
+    def _moved(self, change: State) -> State:
+        with one_thread():
+            return self.rule.move(change)
 
     def inputs(self) -> RoundInputs:
         """Return what the rule is going to see."""
         sites, trained, owner = self.accepted, self._round.trained, layers_of(self._first())
+        given = self._round.counts
+        if not given:
+            told = {site: trained[site].num_samples for site in sites}
+            given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
+        self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
         return RoundInputs(
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
             sites=sites,
-            num_samples=self._counts(sites),
+            num_samples=self._round.counts,
             reports={site: trained[site].report for site in sites},
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
@@ -376,14 +382,6 @@ class Collector:
         """Return what the sites of this round are weighed by, in place of the samples that they tell."""
         self._round.counts = counts
 
-    def _counts(self, sites: Sequence[str]) -> Counts:
-        given = self._round.counts
-        if not given:
-            told = {site: self._round.trained[site].num_samples for site in sites}
-            given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
-        self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
-        return self._round.counts
-
     def _states(self) -> dict[str, State]:
         """Return the local models as they count in the aggregation; a tensor is read when it is asked for."""
         return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
@@ -399,14 +397,3 @@ class Collector:
 
 def _report(site: str, meta: Mapping[str, Any], stats: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, Any]:
     return read_report(meta.get("report"), fields, site, suppressed=suppressed_in(stats, IN_REPORT))
-
-
-def _or_refused(site: str, shape: Shape, message: Message, fits: Callable[[Layout], bool]) -> Incoming:
-    """Return the state to collect; whatever a tensor does that is none of ours is its site's fault."""
-    try:
-        return shape.read(message, site, fits)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
-        raise ReportError(named(site, printable(text))) from error

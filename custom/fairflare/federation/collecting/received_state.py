@@ -150,15 +150,12 @@ def _filtered(site: str, message: Message) -> list[str]:
     return [text]
 
 
-class Conformed(LazyState):
-    """A staged state in another layout: absent tensors are 0 (of an update: unchanged), other types are cast."""
+def conformed(state: State, layout: Layout) -> Incoming:
+    """Return a staged state in another layout: absent tensors are 0 (of an update: unchanged), other types are cast."""
 
-    def __init__(self, state: State, layout: Layout) -> None:
-        self._state, self.layout = state, layout
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        dtype, shape = self.layout[name]
+    def make(name: str) -> torch.Tensor:
+        dtype, shape = layout[name]
         zero = torch.zeros((), dtype=dtype).expand(shape)
-        if name not in self._state:
-            return zero
-        return local_tensor(self._state[name], zero, f"tensor {name!r}", is_update=False)
+        return local_tensor(state[name], zero, f"tensor {name!r}", is_update=False) if name in state else zero
+
+    return Incoming(layout, make)

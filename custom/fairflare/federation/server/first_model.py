@@ -61,14 +61,6 @@ class FirstModel:
     still: list[str]
     said: list[tuple[str, bool]] = field(default_factory=list)
 
-    def check_norms(self, norm_statistics: str) -> None:
-        """Raise ``ValueError`` when statistics are to be measured of norms that do not travel."""
-        if norm_statistics == "recalibrated" and self.still:
-            raise ValueError(
-                f"norm_statistics='recalibrated' measures every batch norm anew, and {self.still[0]!r} is in a part of "
-                "the network that does not travel; set norm_statistics=average, or exchange=all"
-            )
-
     def note(self, run: RunSettings) -> dict[str, Any]:
         """Return a note about the tensors that travel, for results and model files; empty: all travels."""
         if not self.rest:
@@ -182,7 +174,11 @@ def _made(
             "exchange=all"
         )
     if exchange != ALL:
-        said.append(_told(sent, state))
+        part, every, how = sent.of(state), len(state), f"exchange={exchange!r}"
+        some = f"{how}: {len(part)} of {every} tensors travel, {num_bytes(part)} of {num_bytes(state)} bytes"
+        none = f"{how} leaves nothing out: all {every} tensors of the network travel"
+        of_all = len(part) == every
+        said.append((none if of_all else f"{some}; the others are built at each site", of_all))
     home = at_home(site_half, model, lambda text, warning=False: said.append((text, warning)))
     return FirstModel(
         state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
@@ -196,17 +192,6 @@ def _made(
         still=[name for name in running_statistics(model) if name in rest],
         said=said,
     )
-
-
-def _told(sent: SentTensors, state: dict[str, torch.Tensor]) -> tuple[str, bool]:
-    """Return a line for the log on what travels, and whether it is a warning."""
-    part, how = sent.of(state), f"exchange={sent.exchange!r}"
-    some = (
-        f"{how}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of {num_bytes(state)} bytes; the others "
-        "are built at each site"
-    )
-    none = f"{how} leaves nothing out: all {len(state)} tensors of the network travel"
-    return (none, True) if len(part) == len(state) else (some, False)
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:

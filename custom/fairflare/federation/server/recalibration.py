@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -101,20 +101,6 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
     return NormReport(values, state, int(images), found["more"])
 
 
-@dataclass
-class _Chain:
-    """The exchanges of one round."""
-
-    state: dict[str, torch.Tensor]
-    pending: dict[str, int]  # channels, by name
-    total: Phase  # all exchanges as one
-    done: list[str] = field(default_factory=list)
-    new: dict[str, torch.Tensor] = field(default_factory=dict)  # statistics, by the state's names
-    exchanges: int = 0
-    images: dict[str, int] = field(default_factory=dict)
-    warnings: dict[tuple[str, str], Warned] = field(default_factory=dict)
-
-
 class Recalibration:
     """Brings the running statistics of a new global model in order.
 
@@ -148,19 +134,64 @@ class Recalibration:
             RoundFailed: fewer than ``min_sites`` usable answers in one of the exchanges.
             ServerFault, Stopped: as in any exchange.
         """
-        if self.run.norm_statistics != "recalibrated" or not self._norms:
+        run, number = self.run, record.current_round
+        if run.norm_statistics != "recalibrated" or not self._norms:
             return state
-        sites = self.roster.willing(record.accepted, TASK_NORMS, record.current_round)
-        if len(sites) < self.run.min_sites:  # as for training: rather late ones than none
+        sites = self.roster.willing(record.accepted, TASK_NORMS, number)
+        if len(sites) < run.min_sites:  # as for training: rather late ones than none
             sites = sorted(record.accepted)
-        total = Phase(TASK_NORMS, record.current_round, sites)
+        total = Phase(TASK_NORMS, number, sites)  # all exchanges as one
         total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
-        pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}
-        chain = _Chain(dict(state), pending, total)
-        while chain.pending and self._exchange(chain):
-            pass
-        self._note(chain, record)
-        return chain.state
+        pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}  # channels
+        done, images, exchanges, more = list[str](), dict[str, int](), 0, True
+        whole, new = dict(state), dict[str, torch.Tensor]()  # statistics, by the state's names
+        warnings: dict[tuple[str, str], Warned] = {}
+        reports: dict[str, NormReport] = {}
+
+        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            reports[site] = read_norms(site, message, number, pending)
+            phase.bytes_in += BYTES * len(reports[site].values) + num_bytes(reports[site].state)
+            return {}
+
+        while more and pending:
+            told = {DONE: list(done), EXCHANGE: exchanges, ONE_PASS: run.recalibration == "one_pass"}
+            live = [site for site in total.asked if site not in total.left_out]
+            reports.clear()
+            sent = new if exchanges else whole
+            _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=told))
+            # What most sites say; of as many, what the first of them by name says.
+            said_by = Counter(reports[site].group for site in sorted(reports)).most_common(1)
+            agreed = said_by[0][0] if said_by else ((), False)
+            for site, said in sorted(reports.items()):
+                if said.group != agreed:
+                    total.refuse(site, _odd(site, said, agreed))
+            usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
+            if len(usable) < run.min_sites or not usable:
+                raise self.ask.too_few(total)
+            names, more = agreed
+            found, warned = self._pooled(names, usable, whole)
+            new |= found
+            whole |= found
+            done += names
+            pending = {name: width for name, width in pending.items() if name not in names}
+            images = {site: said.images for site, said in usable.items()}
+            exchanges += 1
+            for one in warned:
+                warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
+        self.journal.left_out(total, record)
+        self.journal.warned(warnings.values(), record, f", {TASK_NORMS}")
+        measured = {"measured": len(done), "exchanges": exchanges, "images": images}
+        record.details = {**record.details, TASK_NORMS: measured}
+        self.journal.say(
+            f"round {number}: statistics of {len(done)} batch norms from {len(total.good)} site(s) in {exchanges} "
+            f"exchange(s), {total.seconds:.1f} s"
+        )
+        if left := sorted(pending.keys() - self._told):
+            self._told |= set(left)
+            self.journal.say(
+                f"norm_statistics: not in the way of an image, their statistics are averaged: {_some(left)}"
+            )
+        return whole
 
     @cached_property
     def _norms(self) -> dict[str, list[str]]:
@@ -174,82 +205,30 @@ class Recalibration:
             self.journal.say(f"norm_statistics: no batch norms, their running statistics are averaged: {_some(others)}")
         return norms
 
-    # -- one exchange
-
-    def _exchange(self, chain: _Chain) -> bool:
-        """Ask for the next norms and sets them; whether there are more."""
-        total, run = chain.total, self.run
-        live = [site for site in total.asked if site not in total.left_out]
-        told = {DONE: list(chain.done), EXCHANGE: chain.exchanges, ONE_PASS: run.recalibration == "one_pass"}
-        state = chain.new if chain.exchanges else chain.state
-        reports: dict[str, NormReport] = {}
-
-        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            reports[site] = read_norms(site, message, phase.current_round, chain.pending)
-            phase.bytes_in += BYTES * len(reports[site].values) + num_bytes(reports[site].state)
-            return {}
-
-        _add(total, self.ask(TASK_NORMS, total.current_round, state, live, run.norms_timeout, use, directives=told))
-        agreed = _agreed(reports)
-        for site, said in sorted(reports.items()):
-            if said.group != agreed:
-                total.refuse(site, _odd(site, said, agreed))
-        usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
-        if len(usable) < run.min_sites or not usable:
-            raise self.ask.too_few(total)
-        chain.exchanges += 1
-        chain.images = {site: said.images for site, said in usable.items()}
-        self._set(chain, usable)
-        return agreed[1]
-
-    def _set(self, chain: _Chain, reports: Mapping[str, NormReport]) -> None:
-        """Return the norms of these answers, which are of the same norms."""
-        influence = Influence(self.run, len(self.roster.known()))
-        names = sorted(next(iter(reports.values())).values)
+    def _pooled(
+        self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
+    ) -> tuple[dict[str, torch.Tensor], list[Warned]]:
+        """Return the new statistics of these norms under all their names, and who claimed or sent too much."""
+        influence, new = Influence(self.run, len(self.roster.known())), dict[str, torch.Tensor]()
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
         weights = influence.weighed(Weighing(layers=weights)).layers or {}
-        received = {key: chain.state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
+        received = {key: state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
         states = influence.states({site: said.state for site, said in reports.items()}, received)
         for name in names:
             total = sum(counts[name].values())
-            if total >= 2:  # one value has no variance
-                own = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
-                for alias in self._norms[name]:
-                    for kind, made in zip(KINDS, pooled(own[MEAN], own[VARIANCE], weights[name], total), strict=True):
-                        chain.new[f"{alias}.{kind}"] = made.to(received[f"{name}.{kind}"].dtype, copy=True)
-            del chain.pending[name]
-        chain.done += names
-        chain.state.update(chain.new)
-        for found in [*warnings, *(w for w in influence.warnings if w.kind != "majority")]:
-            chain.warnings.setdefault((found.site, found.kind), replace(found, kind=f"{TASK_NORMS}, {found.kind}"))
-
-    # -- what is told
-
-    def _note(self, chain: _Chain, record: RoundRecord) -> None:
-        total = chain.total
-        self.journal.left_out(total, record)
-        self.journal.warned(chain.warnings.values(), record, f", {TASK_NORMS}")
-        record.details = {
-            **record.details,
-            TASK_NORMS: {"measured": len(chain.done), "exchanges": chain.exchanges, "images": chain.images},
-        }
-        self.journal.say(
-            f"round {record.current_round}: statistics of {len(chain.done)} batch norms from {len(total.good)} site(s) "
-            f"in {chain.exchanges} exchange(s), {total.seconds:.1f} s"
-        )
-        if left := sorted(chain.pending.keys() - self._told):
-            self._told |= set(left)
-            self.journal.say(
-                f"norm_statistics: not in the way of an image, their statistics are averaged: {_some(left)}"
-            )
+            own = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
+            for alias in self._norms[name] if total >= 2 else ():  # one value has no variance
+                for kind, made in zip(KINDS, pooled(own[MEAN], own[VARIANCE], weights[name], total), strict=True):
+                    new[f"{alias}.{kind}"] = made.to(received[f"{name}.{kind}"].dtype, copy=True)
+        return new, [*warnings, *(warned for warned in influence.warnings if warned.kind != "majority")]
 
 
 # ------------------------------------------------------------------------------------------------ pieces
 
 
 def bounded_counts(
-    reports: Mapping[str, NormReport], names: list[str], most: int | None
+    reports: Mapping[str, NormReport], names: Sequence[str], most: int | None
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
     """Return the values of a channel as they count, by norm and site; and who claimed more.
 
@@ -268,12 +247,6 @@ def bounded_counts(
             if claimed > limit:
                 warnings.setdefault(site, Warned(site, "max_samples", claimed, limit, text))
     return counts, list(warnings.values())
-
-
-def _agreed(reports: Mapping[str, NormReport]) -> tuple[tuple[str, ...], bool]:
-    """Return what most sites say; of as many, what the first of them by name says."""
-    said = Counter(reports[site].group for site in sorted(reports))
-    return said.most_common(1)[0][0] if said else ((), False)
 
 
 def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> str:

@@ -138,7 +138,11 @@ class Rounds:
         for text, warning in first.said:
             self.transport.say(text, warning=warning)
         state: State = first.state
-        first.check_norms(run.norm_statistics)
+        if run.norm_statistics == "recalibrated" and first.still:
+            raise ValueError(
+                f"norm_statistics='recalibrated' measures every batch norm anew, and {first.still[0]!r} is in a part "
+                "of the network that does not travel; set norm_statistics=average, or exchange=all"
+            )
         self.retraining.check(self.task, state)
         self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
         self.collector.products = products_of(self.task)

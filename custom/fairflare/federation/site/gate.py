@@ -186,30 +186,21 @@ class Gate:
                 yield IN_REPORT + name
 
     def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
-        fields = {field.name: field for field in STATS}
+        fields, few = {field.name: field for field in STATS}, self.floor.least > 1
+        hidden = self.floor.hidden(SPLIT_TEST) if request.name == TASK_VALIDATE else None
+        # A class has too few cases, or nobody knows: none is too few, and a count of 0 tells it.
+        odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden[0])))
+        if not self._mean_of_images():  # the draws could be solved for a class with few cases
+            solved = hidden[1] if hidden is not None else self.task.has_classes is not False
+            odd |= dict.fromkeys(OF_DRAWS, few and solved)
         for name in list(reply.stats):
-            held = self._hold(fields[name].of if name in fields else None)
-            if held and name in (CLASSES, SUPPORT):
-                held = not self._hides_one(SPLIT_TEST)
-            elif held and name in OF_DRAWS and not self._mean_of_images():
-                held = not self._has_few(SPLIT_TEST)
-            if not held:
+            if odd.get(name) or not self._hold(fields[name].of if name in fields else None):
                 del reply.stats[name]
                 yield IN_STATS + name
         counted = {TASK_VALIDATE: (SPLIT_TEST,), TASK_NORMS: TRAINING}.get(request.name, ())
         if not self._hold(counted):
             reply.num_samples = None
             yield "num_samples"
-
-    def _has_few(self, split: str) -> bool:
-        """Return whether the draws could be solved for a class with few cases, or nobody knows."""
-        hidden = self.floor.hidden(split)
-        return self.floor.least > 1 and (hidden[1] if hidden is not None else self.task.has_classes is not False)
-
-    def _hides_one(self, split: str) -> bool:
-        """Return whether a class has too few cases, or nobody knows: none is too few, and a count of 0 tells it."""
-        hidden = self.floor.hidden(split)
-        return self.floor.least > 1 and (hidden is None or bool(hidden[0]))
 
     def _hold(self, splits: tuple[str, ...] | None) -> bool:
         every = (*TRAINING, *VALIDATION, *self.data.test_splits)

@@ -152,7 +152,11 @@ class GroupTable:
         if not by_class:
             out = (CELLS, CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
             wanted = [name for name in wanted if name not in out]
-        whose, part_of = self._parts()
+        members = units_of(self.cases, len(self.cases)).members
+        whose = np.empty(len(self.cases), np.int64)  # number of each image's case
+        for case, images in enumerate(members):
+            whose[images] = case
+        part_of = (seeded(self.site, len(members)).permutation(len(members)) % FOLDS)[whose]
         largest = max(int(np.prod(form[name])) for name in wanted) * len(self.names) * FOLDS
         folds = 1 if least > 1 or largest > MAX_ENTRIES else FOLDS
         rows: dict[str, list[Array]] = {name: [] for name in wanted}
@@ -176,14 +180,6 @@ class GroupTable:
                     rows[name].append(kept)
         told = {SUMS[name]: np.stack(values).reshape(-1).tolist() for name, values in rows.items()}
         return {NAMES: self.names, **told}, held
-
-    def _parts(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
-        """Return (n,) number of each image's case, and in which part this is."""
-        members = units_of(self.cases, len(self.cases)).members
-        whose = np.empty(len(self.cases), np.int64)
-        for case, images in enumerate(members):
-            whose[images] = case
-        return whose, (seeded(self.site, len(members)).permutation(len(members)) % FOLDS)[whose]
 
 
 def table_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,20 @@ class SiteNetwork:
         self.sent = None
         if exchange == ALL:
             return self.computing.apply(network_of(task).to(self.device), self.device)
-        model = self._seeded(lambda: with_weights(task, self.weights), seed)
+        try:
+            model: torch.nn.Module = seeded(lambda: with_weights(task, self.weights), seed)
+        except (MemoryError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            lacking, why = lacking_package(error), getattr(error, "public", None) or type(error).__name__
+            partly = (
+                f"its network, of which only a part is sent, cannot be built here ({why}); give this site the "
+                "encoder's file (initial_weights in its local/fairflare.json), or let all tensors travel (exchange=all)"
+            )
+            raise SiteError(
+                f"site {self.site!r}: its network cannot be built: {lacking or in_one_line(error)}",
+                public=f"site {self.site!r}: {f'its network cannot be built: {lacking}' if lacking else partly}",
+            ) from error
         self.sent = SentTensors(model, exchange, makes)
         own = fingerprint(self.sent.rest(model.state_dict()))
         if own != rest:
@@ -107,23 +120,6 @@ class SiteNetwork:
                 "file (initial_weights) and the same versions as the server, or let all tensors travel (exchange=all)"
             )
         return self.computing.apply(model.to(self.device), self.device)
-
-    def _seeded(self, build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-        try:
-            model: torch.nn.Module = seeded(build, seed)
-        except (MemoryError, torch.cuda.OutOfMemoryError):
-            raise
-        except Exception as error:
-            if lacking := lacking_package(error):
-                raise SiteError(f"site {self.site!r}: its network cannot be built: {lacking}") from error
-            why = getattr(error, "public", None) or type(error).__name__
-            raise SiteError(
-                f"site {self.site!r}: its network cannot be built: {in_one_line(error)}",
-                public=f"site {self.site!r}: its network, of which only a part is sent, cannot be built here ({why}); "
-                "give this site the encoder's file (initial_weights in its local/fairflare.json), or let all tensors "
-                "travel (exchange=all)",
-            ) from error
-        return model
 
 
 def whole_anchor(request: SiteTask, store: SiteStore, site: str) -> SiteTask:

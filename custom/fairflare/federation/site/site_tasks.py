@@ -72,46 +72,42 @@ def _lists(data: SiteData) -> str:
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Measure the received model, train it, and report."""
     try:
-        return _trained(worker, request, store)
+        run, model = worker.open(request, store)
+        if not worker.trains_below and not run.floor.holds("training"):
+            raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
+        if not (lists := store.folder / LISTS).exists():
+            write_whole(lists, lambda path: path.write_text(_lists(run.data), "utf-8"))
+        home = worker.training.home
+        received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(home.measured(run, received))
+        metrics = run.metrics = worker.evaluate(model, run, "validation")
+        model.load_state_dict(of_site(worker.task, received, worker.settings))
+        training = ClassifierRetraining.told(worker.training, run.directives)
+        trained = training.train(run, model)
+        trained.check_moved(run, model, received)
+        local = clean_state(model.state_dict())
+        worker.network.check_unchanged(received, local)
+        report = training.report(run, model)
+        stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
+        if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
+            store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
+        store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
+        update = worker.network.part(home.finish(run, model, received, local))
+        sent = {name: update[name] for name in training.sends(update)}
+        return SiteReply(
+            STATUS_OK,
+            update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
+            metrics=metrics,
+            report=report,
+            stats=stats,
+            num_samples=trained.num_samples,
+            num_steps=trained.num_steps,
+        )
     except BaseException as error:  # the server has no such round of this site
         stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
         store.forget(request.current_round, half_done=not stopped)
         worker.network.forget()
         raise
-
-
-def _trained(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    run, model = worker.open(request, store)
-    if not worker.trains_below and not run.floor.holds("training"):
-        raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
-    if not (lists := store.folder / LISTS).exists():
-        write_whole(lists, lambda path: path.write_text(_lists(run.data), "utf-8"))
-    home = worker.training.home
-    received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    model.load_state_dict(home.measured(run, received))
-    metrics = run.metrics = worker.evaluate(model, run, "validation")
-    model.load_state_dict(of_site(worker.task, received, worker.settings))
-    training = ClassifierRetraining.told(worker.training, run.directives)
-    trained = training.train(run, model)
-    trained.check_moved(run, model, received)
-    local = clean_state(model.state_dict())
-    worker.network.check_unchanged(received, local)
-    report = training.report(run, model)
-    stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-    if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
-        store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
-    store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
-    update = worker.network.part(home.finish(run, model, received, local))
-    sent = {name: update[name] for name in training.sends(update)}
-    return SiteReply(
-        STATUS_OK,
-        update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
-        metrics=metrics,
-        report=report,
-        stats=stats,
-        num_samples=trained.num_samples,
-        num_steps=trained.num_steps,
-    )
 
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:

@@ -103,10 +103,8 @@ def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
 def in_words(run: Bounds, num_sites: int | None) -> str:
     """Return the bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
     found = bounds_of(run, num_sites or 0)
-    auto = run.max_weight == AUTO
-    rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
-    numbers = {name: value for name, value in found.items() if name in FOR_HOSPITALS}
-    shown = {name: f"{value:g}" for name, value in numbers.items() if isinstance(value, (int, float))}
-    if auto:
+    shown = {name: f"{found[name]:g}" for name in FOR_HOSPITALS if isinstance(found[name], (int, float))}
+    if run.max_weight == AUTO:
+        rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
         shown["max_weight"] = rule if not num_sites else f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)"
     return ", ".join(f"{name} {shown[name]}" for name in FOR_HOSPITALS if name in shown)

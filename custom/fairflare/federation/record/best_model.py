@@ -82,14 +82,14 @@ class BestModel:
         return new >= old if self.higher else new <= old
 
     def _criterion(self, scores: Mapping[str, float]) -> float:
-        if self.run.best_by == "median":
-            return statistics.median(scores.values())
         found = summarize(scores, higher_is_better=self.higher)
-        if self.run.best_by == "worst":
-            return found.worst
-        if self.run.best_by == "mean_minus_std":
-            return found.mean - (1 if self.higher else -1) * self.run.best_lambda * found.std
-        return found.mean
+        less = (1 if self.higher else -1) * self.run.best_lambda * found.std
+        return {
+            "mean": found.mean,
+            "worst": found.worst,
+            "mean_minus_std": found.mean - less,
+            "median": statistics.median(scores.values()),
+        }[self.run.best_by]
 
     def doubts(self, scores: Mapping[int, Mapping[str, float]], width: float) -> list[str]:
         """Return sentences about sites whose doubtful scores make another model the best.

@@ -189,7 +189,16 @@ class Journal:
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
-        doubts = self._doubts(rounds, last, best, width)
+        # What is odd in the choice of the best model, which one site can make.
+        said = {record.current_round - 1: record.validation for record in rounds}
+        said[last.phase.current_round - 1] = last.validation
+        scores = {
+            made: {site: of[self.metric] for site, of in by_site.items() if of.get(self.metric) is not None}
+            for made, by_site in said.items()
+        }
+        doubts = best.doubts(scores, width)
+        for doubt in doubts:
+            self.say(f"best model: {doubt}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
         further = {
@@ -219,19 +228,6 @@ class Journal:
         self.say("fairness on the sites' test splits\n" + fairness_table(read_results(self.store.folder)))
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
-
-    def _doubts(self, rounds: Sequence[RoundRecord], last: Tested, best: BestModel, width: float) -> list[str]:
-        """Say what is odd in the choice of the best model, which one site can make."""
-        said = {record.current_round - 1: record.validation for record in rounds}
-        said[last.phase.current_round - 1] = last.validation
-        scores = {
-            made: {site: of[self.metric] for site, of in by_site.items() if of.get(self.metric) is not None}
-            for made, by_site in said.items()
-        }
-        doubts = best.doubts(scores, width)
-        for doubt in doubts:
-            self.say(f"best model: {doubt}", warning=True)
-        return doubts
 
     def _last_rounds(
         self, rounds: Sequence[RoundRecord], last: Tested, number: int, most: int

@@ -316,7 +316,7 @@ class Check:
             among: those that are compared; ``None``: all that answered.
             wanted: what it has to be; ``None``: what more than half of those say that say something.
         """
-        by_value = _by_value({site: self._said(site, key) for site in among or self.facts})
+        by_value = _by_value({site: self.facts[site].get(key) for site in among or self.facts})
         if len(by_value) < 2:
             return
         if "{}" in problem:
@@ -333,10 +333,6 @@ class Check:
             for site in (site for value, sites in by_value.items() if value != wanted for site in sites):
                 self._leave_out(phase, site, reason)
 
-    def _said(self, site: str, key: str) -> Any:
-        found = self.facts[site].get(key)
-        return (tuple(found) or None) if isinstance(found, list) else found
-
     def _leave_out(self, phase: Phase, site: str, reason: str) -> None:
         """Leave a site out for the whole run: it is not asked again."""
         self.roster.excluded[site] = f"site {site!r}: {reason}"
@@ -351,8 +347,8 @@ class Check:
 def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
     for site, value in sorted(values.items()):
-        if value is not None:
-            found.setdefault(value, []).append(site)
+        if value not in (None, []):
+            found.setdefault(tuple(value) if isinstance(value, list) else value, []).append(site)
     return found
 
 

@@ -63,10 +63,9 @@ class FirstModel:
 
     def note(self, run: RunSettings) -> dict[str, Any]:
         """Return a note about the tensors that travel, for results and model files; empty: all travels."""
-        if not self.rest:
-            return {}
         about = {"setting": run.exchange, "seed": run.seed, "sent": len(self.state), "tensors": self.tensors}
-        return {"exchange": {**about, "bytes": num_bytes(self.state), "fingerprint": self.rest}}
+        about |= {"bytes": num_bytes(self.state), "fingerprint": self.rest}
+        return {"exchange": about} if self.rest else {}
 
 
 def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ...] = ()) -> FirstModel:

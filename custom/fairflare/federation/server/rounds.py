@@ -197,7 +197,11 @@ class Rounds:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
         if self.settings.tests(current_round):
-            self._test_on_the_way(record, next_state)
+            tested = self.test(next_state, current_round + 1)  # who fails is left out, and the run goes on
+            record.test = tested.test
+            record.global_test = (self._of_all(next_state, current_round + 1, tested) or {}).get("metrics")
+            record.phases += tested.phases
+            record.left_out += tested.left_out
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
             self._keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
@@ -261,14 +265,6 @@ class Rounds:
         of_best = None if untested else self.test(self.files.load_best(), number)
         with writing("the final results", self.place.run_dir):
             self.journal.tested(last, best, of_best, metric.high - metric.low)
-
-    def _test_on_the_way(self, record: RoundRecord, state: State) -> None:
-        """Test a model on the way; who fails is left out of its figures, and the run goes on."""
-        tested = self.test(state, record.current_round + 1)
-        record.test = tested.test
-        record.global_test = (self._of_all(state, record.current_round + 1, tested) or {}).get("metrics")
-        record.phases += tested.phases
-        record.left_out += tested.left_out
 
     def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
         """Return what the common model is worth on the images that belong to no site alone.

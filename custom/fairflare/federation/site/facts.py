@@ -34,7 +34,9 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
     told = [split for split in splits if floor.holds(split)]
     groups = None if data.class_groups is None else data.class_groups.items()
     # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
-    last = sends_classes and len(told) == len(splits) and _has_many(data.num_classes, floor)
+    enough, count = floor.classes("training") if floor.least > 1 else None, data.num_classes
+    many = floor.least <= 1 if enough is None or count is None else count <= len(enough) and bool(enough[count - 1])
+    last = sends_classes and len(told) == len(splits) and many
     facts = {
         "splits": told,
         "images": [data.num_samples(split) for split in told],
@@ -45,13 +47,6 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in told else None,
         "class_names": None if data.class_names is None else list(data.class_names),
         "class_groups": None if groups is None else [f"{name} {number}" for name, own in groups for number in own],
-        "num_classes": data.num_classes if last or data.class_names is not None else None,
+        "num_classes": count if last or data.class_names is not None else None,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _has_many(num_classes: int | None, floor: Floor) -> bool:
-    enough = floor.classes("training") if floor.least > 1 else None
-    if enough is None or num_classes is None:
-        return floor.least <= 1
-    return num_classes <= len(enough) and bool(enough[num_classes - 1])

@@ -102,8 +102,12 @@ class Gate:
             return
         if not self.classes:
             self._keep_classes_home(reply)
+        table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
+        # The declared sums of the outcomes by group, without what is of too few cases.
+        told, of_groups = ({}, []) if table is None else table.sent(self.floor.least, self.classes)
+        reply.stats |= told
         held = [
-            *self._of_groups(reply),
+            *of_groups,
             *self._of_metrics(request, reply),
             *self._of_report(request, reply),
             *self._of_stats(request, reply),
@@ -133,14 +137,6 @@ class Gate:
         return name in (self.task.primary_metric, "loss") or (found is not None and not found.by_class)
 
     # -- too few cases
-
-    def _of_groups(self, reply: SiteReply) -> list[str]:
-        """Make the declared sums of the outcomes by group, without what is of too few cases."""
-        if (table := reply.stats.pop(groups.TABLE, None)) is None:
-            return []
-        told, held = table.sent(self.floor.least, self.classes)
-        reply.stats |= told
-        return list(held)
 
     def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         """Remove metrics of too few cases from a reply, and yield what is withheld, measured or not.

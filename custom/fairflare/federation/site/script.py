@@ -81,10 +81,6 @@ class Loop:
     last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # inputs, targets, loss
     answered: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def samples(self) -> int:
-        return sum(seen for _, seen in self.epochs.values())
-
 
 class _Lent:
     """A method's site half whose training is done by somebody else."""
@@ -192,7 +188,11 @@ class ScriptSite:
         if loop.failed is not None:
             return self._zero()
         run = loop.run
-        run.epoch = loop.samples // run.data.num_samples("training") if epoch is None else epoch
+        run.epoch = (
+            sum(seen for _, seen in loop.epochs.values()) // run.data.num_samples("training")
+            if epoch is None
+            else epoch
+        )
         inputs, targets = inputs.to(run.device), targets.to(run.device)
         run.batch, run.first_pass = None, True
         try:

@@ -237,9 +237,8 @@ def _end_with_parent() -> None:
 def obituary(site: str, task: str, child: Any) -> str:
     """Return how a process ended, in a sentence."""
     code = child.exitcode
+    how = f"ended with exit code {code}"
     if code is not None and code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
         hint = "; out of memory?" if -code == signal.SIGKILL else ""
-    else:
-        how, hint = f"ended with exit code {code}", ""
-    return f"site {site!r}: the process of task {task!r} {how}{hint}"
+        how = f"was killed by {signal.Signals(-code).name}{hint}"
+    return f"site {site!r}: the process of task {task!r} {how}"

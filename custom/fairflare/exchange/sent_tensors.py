@@ -10,16 +10,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fairflare.base.task import Task
 from fairflare.core.aggregation.spectral import LEFT, RIGHT
 from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.core.features.norms import running_statistics
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 ALL, TRAINABLE = "all", "trainable"
 State = Mapping[str, "torch.Tensor"]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.checks import listed
-from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
@@ -31,9 +31,6 @@ from fairflare.federation.site.replies import (
 from fairflare.federation.site.sampling import read_sampling, refuse_if
 from fairflare.methods.base.reports import read_report
 from fairflare.reporting.documents import LeftOut, PhaseRecord
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Metric
 
 BY_GROUP = "by_group"  # beside a reply's stats: sums by group of people
 SAID = "sampling"  # beside a reply's stats: those about chance, put together

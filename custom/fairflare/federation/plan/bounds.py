@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field as Range
 
 from fairflare.base.checks import first_of
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
+from fairflare.base.task import Task
 from fairflare.core.features.adapting import products_of
 from fairflare.core.states import Aggregate
 from fairflare.methods.base.rule import Rule, SendsParts
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 AUTO = "auto"
 # What a job for a network has unless told otherwise; the reasons are in docs/robustness.md.

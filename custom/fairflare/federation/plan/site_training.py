@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fairflare.base.settings import field_names, values_of
 from fairflare.exchange.tensor_file import in_words
+from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import OwnModel
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
-
-if TYPE_CHECKING:
-    from fairflare.methods.base.catalog import Method
 
 COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
+from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import Tested, mean_of
@@ -26,9 +27,6 @@ from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Metric
 
 
 class Journal:

@@ -7,11 +7,12 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.settings import values_of
+from fairflare.base.task import Metric, Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.messages import FLOAT32
 from fairflare.exchange.sent_tensors import ALL
@@ -22,10 +23,6 @@ from fairflare.federation.record.task_record import origin
 from fairflare.methods.base.catalog import all_methods, method_of
 from fairflare.methods.base.rule import FollowsNumRounds, Rule
 from fairflare.methods.base.training import LocalTraining
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Metric, Task
-
 
 CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # how the classifier is trained anew
 

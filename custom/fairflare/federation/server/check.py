@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.checks import first_of
-from fairflare.base.task import SPLIT_GLOBAL, SiteData
+from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.facts import GLOBAL_LIST, OTHER_IMAGES
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Batches, Metric, Task
-    from fairflare.federation.record.journal import Journal
 
 MAX_LISTS = 100  # of images, at a site
 MAX_WORDS = 100_000  # characters of all names in a report together

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load as load_bytes
@@ -20,6 +20,7 @@ from safetensors.torch import save as save_bytes
 from fairflare.base.checks import first_of
 from fairflare.base.machine.child import in_child
 from fairflare.base.own_errors import in_one_line
+from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
@@ -27,9 +28,6 @@ from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import AtHome, at_home
 from fairflare.federation.plan.task_files import brings
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16)
 AVERAGED = (*TRAINED, torch.float16)

@@ -14,27 +14,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
 from fairflare.base.checks import few
+from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, num_bytes
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
 from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import read_report, shortened
 from fairflare.methods.base.rule import State, Weighing
 from fairflare.reporting.documents import RoundRecord, Warned
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
-    from fairflare.federation.record.journal import Journal
 
 BYTES = 8  # of a number in a report
 KINDS = (MEAN, VARIANCE)

@@ -7,17 +7,15 @@ that they received. So the last model of the method's own rounds is validated li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.checks import first_of
+from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.parts.classifier_retraining import of_classifier
 from fairflare.methods.parts.model_average import ReportsMean
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 
 class Retraining:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fairflare.base.task import LOSS, metric_name
+from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.features.adapting import products_of
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
@@ -46,9 +46,6 @@ from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 
 class Rounds:

@@ -9,18 +9,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from fairflare.base.disk.files import csv_text, private_folder, safe_name, write_whole
 from fairflare.base.stopping import TaskStopped
-from fairflare.exchange.messages import SPLIT_VALIDATION
-from fairflare.methods.base.training import SiteError
-
-if TYPE_CHECKING:
-    import torch
-
-    from fairflare.exchange.messages import SiteTask
-    from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.exchange.messages import SPLIT_VALIDATION, SiteTask
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
 log = logging.getLogger(__name__)
 EXAMPLES = "examples_folder"  # the setting in local/fairflare.json

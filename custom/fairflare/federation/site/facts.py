@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from fairflare.base.cases.floor import Floor
 from fairflare.base.task import SPLIT_GLOBAL, SiteData
-
-if TYPE_CHECKING:
-    import torch
-
-    from fairflare.base.cases.floor import Floor
 
 GLOBAL_LIST = "global_list"
 OTHER_IMAGES = "other_images"

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.cases.floor import Floor, may_leave
-from fairflare.base.task import metric_name
+from fairflare.base.task import Metric, SiteData, Task, metric_name
 from fairflare.exchange.messages import (
     SPLIT_TEST,
     SPLIT_VALIDATION,
@@ -40,9 +40,6 @@ from fairflare.federation.site.sampling import CLASSES, ERROR, SUPPORT
 from fairflare.methods.base.catalog import fields_of
 from fairflare.methods.base.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass, Field
 from fairflare.methods.base.training import SiteError
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Metric, SiteData, Task
 
 log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from fairflare.base.machine.computing import Computing
 from fairflare.base.own_errors import in_one_line, lacking_package
+from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import SiteTask
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
 from fairflare.methods.base.home import RECEIVED_MODEL
 from fairflare.methods.base.site_run import SiteError, SiteStore
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
-
 
 Terms = tuple[str, tuple[str, ...], int, str]  # what travels, what the server makes, seed and checksum of the rest
 WHOLE: Terms = (ALL, (), 0, "")

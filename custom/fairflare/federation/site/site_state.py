@@ -8,14 +8,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fairflare.base.disk.files import private_folder, remove_partials, safe_name
 from fairflare.base.disk.locks import Held, locked
+from fairflare.exchange.messages import SiteTask
 from fairflare.methods.base.site_run import SiteError, SiteStore
-
-if TYPE_CHECKING:
-    from fairflare.exchange.messages import SiteTask
 
 log = logging.getLogger(__name__)
 

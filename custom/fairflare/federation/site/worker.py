@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -28,7 +28,7 @@ from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.settings import NonNegative, PositiveInt
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
-from fairflare.base.task import SPLIT_GLOBAL, Proxy
+from fairflare.base.task import SPLIT_GLOBAL, Proxy, SiteData, Task
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import (
     SPLIT_TEST,
@@ -58,9 +58,6 @@ from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.group_sums import ByPeople
-
-if TYPE_CHECKING:
-    from fairflare.base.task import SiteData, Task
 
 log = logging.getLogger(__name__)
 #: Members of a site's data that are asked for one of its lists.

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.disk.files import safe_name
+from fairflare.base.task import Task
 from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
 from fairflare.federation.collecting.transport import Question
 from fairflare.federation.site.site_file import DECODED_PLACE, own_settings
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.methods.base.training import LocalTraining
-
-if TYPE_CHECKING:
-    from fairflare.base.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import copy
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.base.disk.locks import LOCK_FILE, FolderInUse, FolderLock
@@ -22,17 +22,13 @@ from fairflare.base.disk.temporary import OwnedFolder, sweep
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import Plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.site.site_file import SITE_FILE, own_settings
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.processes import ProcessTransport
 from fairflare.federation.transports.shared_images import refuse_shared_images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from fairflare.federation.plan.plan import Plan
 
 log = logging.getLogger(__name__)
 RUN_DIR = Path("server") / "simulate_job"  # as the simulator lays it out

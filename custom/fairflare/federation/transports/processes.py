@@ -12,19 +12,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
 from fairflare.exchange.tensor_file import layout_of, write_tensors
 from fairflare.federation.collecting.transport import Question
+from fairflare.federation.plan.plan import Plan
 from fairflare.federation.plan.task_files import brings
 from fairflare.federation.site.worker import refusal
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
-
-if TYPE_CHECKING:
-    from fairflare.federation.plan.plan import Plan
 
 POLL = 0.2  # seconds between two looks whether to stop
 MODEL = "model"

@@ -13,7 +13,6 @@ import torch
 from fairflare.base.checks import choice, nearest, unknown
 from fairflare.cli.run.folder import last_errors
 from fairflare.cli.run.words import say_plan
-from fairflare.federation.collecting.transport import RoundRecord
 from fairflare.federation.plan.plan import OF_SITES, make_plan
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.best_model import BestModel
@@ -23,6 +22,7 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.prediction.saved_model import read_model
+from fairflare.reporting.documents import RoundRecord
 from fairflare.reporting.layout import Table, shown
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes

@@ -179,9 +179,6 @@ class _StagedState(LazyState):
         dtype, shape = self.layout[name]
         return data.view(dtype).reshape(shape)
 
-    def __repr__(self) -> str:
-        return f"<staged state of site {self._site!r}, {len(self)} tensors>"
-
 
 def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
     """Return the dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""

@@ -68,24 +68,15 @@ class Tested:
         """Who is not in it, and why."""
         return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
 
-    @property
-    def resampled(self) -> dict[str, list[float]]:
-        """``{site: values}``: the primary metric on draws of the test patients or images, where they came."""
-        return self._said(RESAMPLED)
+    def said(self, name: str) -> dict[str, Any]:
+        """Return ``{site: what it says of that}``, of the sites that say it.
 
-    @property
-    def sampling(self) -> dict[str, dict[str, Any]]:
-        """``{site: what it says of how far chance moves its figures}``, of the sites that say so."""
-        return self._said(SAID)
-
-    def _said(self, name: str) -> dict[str, Any]:
+        Args:
+            name: ``RESAMPLED``: the primary metric on draws of the test patients or images; ``SAID``: how far chance
+                moves its figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``.
+        """
         found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
-
-    @property
-    def group_sums(self) -> dict[str, dict[str, Any]]:
-        """``{site: {"<attribute>=<group>": sums}}`` of the sites that tell them."""
-        return self._said(BY_GROUP)
 
     @property
     def groups_kept(self) -> dict[str, list[str]]:
@@ -103,7 +94,7 @@ class Tested:
     @property
     def units(self) -> dict[str, dict[str, Any]]:
         """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
-        told = {site: self.phase.stats[site] for site in self.resampled}
+        told = {site: self.phase.stats[site] for site in self.said(RESAMPLED)}
         return {
             site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
             for site, stats in told.items()

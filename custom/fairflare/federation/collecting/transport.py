@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from fairflare.exchange.messages import Message
 from fairflare.reporting.documents import RoundRecord
 
-__all__ = ["Listener", "Question", "RoundRecord", "Transport"]
-
 
 @dataclass(frozen=True)
 class Question:

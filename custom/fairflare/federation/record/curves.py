@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.federation.collecting.transport import Listener, RoundRecord
+from fairflare.federation.collecting.transport import Listener
+from fairflare.reporting.documents import RoundRecord
 
 EVENTS_FOLDER = "tb_events"  # as FLARE's receiver calls it, in the run directory
 NO_CURVES = "no curves for TensorBoard: it is not installed (pip install 'fairflare[tensorboard]')"

@@ -12,14 +12,14 @@ from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.collector import Training
-from fairflare.federation.collecting.final_test import Tested, mean_of
+from fairflare.federation.collecting.final_test import SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.site_training import COMMON, PERSONAL
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.run_info import directions_of
 from fairflare.federation.site.facts import OTHER_IMAGES
-from fairflare.federation.site.replies import AT_HOME, printable
+from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
 from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.documents import Warned
@@ -205,9 +205,9 @@ class Journal:
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
             "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),
-            "resampled": last.resampled or None,
+            "resampled": last.said(RESAMPLED) or None,
             "resampled_units": last.units or None,
-            "inequality": standing(last.test, last.sampling, self.info),
+            "inequality": standing(last.test, last.said(SAID), self.info),
             "suppressed": last.suppressed,
             "global_test": last.of_all,
             "groups": last.groups,

@@ -44,13 +44,12 @@ class ModelFiles:
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replace the file atomically."""
+        unscored = name == BEST_MODEL_FILE and self.best.value is None
         conf: dict[str, Any] = {
             "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
+            **({"validated": False} if unscored else {}),
+            **({"what": "the initial model: no round made it"} if current_round < 0 else {}),
         }  # fmt: skip
-        if name == BEST_MODEL_FILE and self.best.value is None:
-            conf["validated"] = False
-        if current_round < 0:
-            conf["what"] = "the initial model: no round made it"
         content = {"model": dict(state), "train_conf": conf}
         write_whole(self.folder / name, lambda path: save_torch(content, path))
 

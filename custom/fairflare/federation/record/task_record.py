@@ -44,9 +44,8 @@ class TaskRecorder:
             "synthetic": bool(info.get("synthetic")),
             "fairflare": __version__,
         }
-        for key in ("in_channels", "image_size", "intensities"):
-            value = getattr(task, key, None)
-            found[key] = list(value) if isinstance(value, tuple) else value
+        shape = {key: getattr(task, key, None) for key in ("in_channels", "image_size", "intensities")}
+        found |= {key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()}
         if own:
             found |= self._kept()
         return found

@@ -23,7 +23,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.collecting.collector import Collector, LikeReceived
-from fairflare.federation.collecting.final_test import FinalTest, Tested
+from fairflare.federation.collecting.final_test import BY_GROUP, SAID, FinalTest, Tested
 from fairflare.federation.collecting.phase import Exchange, NobodyCould, Phase
 from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
 from fairflare.federation.collecting.phase import Stopped as Stopped
@@ -246,7 +246,7 @@ class Rounds:
         last.of_all = self._of_all(state, number, last)
         if self.settings.groups:
             bins = self.settings.group_bins, self.settings.calibration_bins
-            last.groups = by_group(last.group_sums, last.groups_kept, *bins)
+            last.groups = by_group(last.said(BY_GROUP), last.groups_kept, *bins)
         metric = self.metrics[self.task.primary_metric]
         undefined = last.without(metric.name)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:
@@ -276,7 +276,7 @@ class Rounds:
         tested.phases += found.phases
         names = {name for name, metric in self.metrics.items() if metric.mean_of_images or name == LOSS.name}
         told = found.phase.left_out if len(measured) < len(lists) else {}
-        return global_test(found.test, found.sampling, measured, told, self.journal.info, names, self.check.groups)
+        return global_test(found.test, found.said(SAID), measured, told, self.journal.info, names, self.check.groups)
 
     def _keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
         if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):

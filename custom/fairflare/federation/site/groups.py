@@ -92,14 +92,14 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
     Raises:
         SiteError: an attribute that its data do not have, or a task that tells nothing of single images.
     """
-    for attribute in asked:
-        if attribute != EVERYBODY and attribute not in data.attributes:
-            known = ", ".join(data.attributes) or "none"
-            raise SiteError(
-                f"site {site!r}: the run asks for groups={attribute!r}, the data declare: {known}; declare it in "
-                "'attributes' of the datalist, or take it out of groups",
-                public=f"site {site!r}: the run asks for groups={attribute!r}, which its data do not declare",
-            )
+    unknown = [attribute for attribute in asked if attribute != EVERYBODY and attribute not in data.attributes]
+    if unknown:
+        known = ", ".join(data.attributes) or "none"
+        raise SiteError(
+            f"site {site!r}: the run asks for groups={unknown[0]!r}, the data declare: {known}; declare it in "
+            "'attributes' of the datalist, or take it out of groups",
+            public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
+        )
     if asked and not task.outcome_names():
         raise SiteError(f"site {site!r}: groups needs a task that tells of each image; {type(task).__name__} does not")
 

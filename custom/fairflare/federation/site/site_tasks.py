@@ -53,14 +53,14 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     answers = worker.training.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
     groups.check_asked(worker.site, worker.task, run.data, request.groups)
+    lists = store.folder / LISTS
     facts = {
         **facts_of(run.data, worker.device, worker.sends_classes, run.floor),
         "personal": worker.has_its_own(request),
+        **({OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}),
+        **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),
+        **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
-    lists = store.folder / LISTS
-    facts |= {OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}
-    facts |= {"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}
-    facts |= {groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}
     return SiteReply(STATUS_OK, report={**facts, **answers})
 
 
@@ -149,20 +149,18 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
     metrics = worker.evaluate(model, run, "test")
-    for split in run.data.test_splits:
-        if split not in (SPLIT_TEST, SPLIT_GLOBAL):
-            further = worker.evaluate(model, run, split)
-            metrics.update({f"{split.removeprefix('test_')}/{name}": value for name, value in further.items()})
+    splits = [split for split in run.data.test_splits if split not in (SPLIT_TEST, SPLIT_GLOBAL)]
+    further = {f"{split.removeprefix('test_')}/": split for split in splits}
     if SPLIT_VALIDATION in request.measure:
-        further = worker.evaluate(model, run, "validation")
-        metrics.update({VALIDATED + name: value for name, value in further.items()})
+        further[VALIDATED] = "validation"
+    for prefix, split in further.items():
+        metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # of the run's last model
         reply.stats = worker.task.sampling(model, run.data, worker.device)
     if request.groups:
-        table = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
-        reply.stats[groups.TABLE] = table
+        reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
     if request.resample:
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
         draws = worker.task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)

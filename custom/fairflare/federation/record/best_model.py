@@ -61,8 +61,7 @@ class BestModel:
             last: there are no more: it is taken when no other was scored by all.
         """
         found = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
-        self._missed |= {site: self._missed[site] + 1 for site in self._missed}
-        self._missed |= dict.fromkeys(found, 0)
+        self._missed = {site: missed + 1 for site, missed in self._missed.items()} | dict.fromkeys(found, 0)
         if not found and not last:
             return False
         counting = {site for site, missed in self._missed.items() if missed <= self.run.max_missed}

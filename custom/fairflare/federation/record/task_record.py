@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ class TaskRecorder:
 
     def __init__(self, task: Task, info: Callable[[], Mapping[str, Any]], folder: Path) -> None:
         self.task, self.info, self.folder = task, info, folder
-        self._source: dict[str, str] | None = None
 
     def __call__(self) -> dict[str, Any]:
         """Return plain values, see ``docs/predict.md``."""
@@ -47,21 +47,20 @@ class TaskRecorder:
         shape = {key: getattr(task, key, None) for key in ("in_channels", "image_size", "intensities")}
         found |= {key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()}
         if own:
-            found |= self._kept()
+            found |= self._source
         return found
 
-    def _kept(self) -> dict[str, str]:
-        """Copy the file of the task's class beside the results, once."""
-        if self._source is None:
-            self._source = {}
-            cls = type(self.task)
-            module = sys.modules.get(cls.__module__)
-            file = getattr(module, "__file__", None)
-            if cls.__name__ == "Task" and getattr(module, "Task", None) is cls and file and Path(file).is_file():
-                private_folder(self.folder)
-                write_whole(self.folder / TASK_FILE, lambda path: shutil.copyfile(file, path))
-                self._source = {"task_file": TASK_FILE, "task_file_sha256": sha256_of(self.folder / TASK_FILE)}
-        return self._source
+    @cached_property
+    def _source(self) -> dict[str, str]:
+        """Copy of the file of the task's class beside the results, made once: its name and checksum."""
+        cls = type(self.task)
+        module = sys.modules.get(cls.__module__)
+        file = getattr(module, "__file__", None)
+        if cls.__name__ != "Task" or getattr(module, "Task", None) is not cls or not file or not Path(file).is_file():
+            return {}
+        private_folder(self.folder)
+        write_whole(self.folder / TASK_FILE, lambda path: shutil.copyfile(file, path))
+        return {"task_file": TASK_FILE, "task_file_sha256": sha256_of(self.folder / TASK_FILE)}
 
 
 def origin(cls: type) -> tuple[str, list[str]]:

@@ -119,11 +119,11 @@ class Gate:
 
         Values on draws of the test images stay too, unless the primary metric is a mean over images.
         """
-        kept = sorted(name for name in reply.metrics if not self._plain(self._split_and_name(name, TASK_TRAIN)[1]))
-        if kept:  # below what FLARE's log has by default: where a site streams its log, that leaves too
-            shown = {name: reply.metrics[name] for name in kept}
-            log.debug("site %s: metrics that stay at home: %s", self.site, shown)
-            reply.metrics = {name: value for name, value in reply.metrics.items() if name not in shown}
+        plain = {name for name in reply.metrics if self._plain(self._split_and_name(name, TASK_TRAIN)[1])}
+        if kept := {name: value for name, value in sorted(reply.metrics.items()) if name not in plain}:
+            # Below what FLARE's log has by default: where a site streams its log, that leaves too.
+            log.debug("site %s: metrics that stay at home: %s", self.site, kept)
+        reply.metrics = {name: value for name, value in reply.metrics.items() if name in plain}
         # The spread of many resampled values of a metric over classes reveals the class counts.
         for key in (CLASSES, SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
             reply.stats.pop(key, None)

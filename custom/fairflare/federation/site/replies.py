@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -139,9 +140,8 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     Raises:
         ReportError: a value of another kind (names site, field and value).
     """
-    fields: tuple[Field, ...] = STATS
-    if primary is not None:
-        fields = tuple(replace(f, low=primary.low, high=primary.high) if f.name == RESAMPLED else f for f in STATS)
+    of_draws = {} if primary is None else {"low": primary.low, "high": primary.high}
+    fields = [replace(field, **of_draws) if field.name == RESAMPLED else field for field in STATS]
     return read_report(meta.get("stats"), fields, site, "stats")
 
 
@@ -233,10 +233,7 @@ def _quoted(site: str, words: str) -> str:
 
 def is_finite(value: Any) -> bool:
     """Return whether a number is one, also an integer that no float can hold."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
+    return bool(abs(value) <= sys.float_info.max)
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:

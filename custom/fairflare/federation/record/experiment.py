@@ -197,14 +197,15 @@ class Experiment:
         """
         if self.folder is None:
             return
+        best = self.files.best
         extra = {
             "run": self.run_id,
             "sites": self._sites,
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
             "said": self.journal.info.get("said", {}),
-            "best": self.files.best.state_dict(),
-            "best_round": self.files.best_round,
+            "best": best.state_dict(),
+            "best_round": None if best.made is None else best.made + 1,  # that received it
         }
         checkpoint = Checkpoint(
             next_round=next_round,

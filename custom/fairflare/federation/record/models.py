@@ -37,11 +37,6 @@ class ModelFiles:
         self.noted: dict[str, Any] = {}
         self.learned = learned
 
-    @property
-    def best_round(self) -> int | None:
-        """The round that received the best model."""
-        return None if self.best.made is None else self.best.made + 1
-
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replace the file atomically."""
         unscored = name == BEST_MODEL_FILE and self.best.value is None

@@ -180,7 +180,7 @@ class Gate:
 
     def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields, few = {field.name: field for field in STATS}, self.floor.least > 1
-        hidden = self.floor.hidden(SPLIT_TEST) if request.name == TASK_VALIDATE else None
+        hidden = self.floor.hidden(SPLIT_TEST) if few and request.name == TASK_VALIDATE else None
         # A class has too few cases, or nobody knows: none is too few, and a count of 0 tells it.
         odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden[0])))
         if not self._mean_of_images():  # the draws could be solved for a class with few cases

@@ -244,7 +244,7 @@ def test_a_run_that_exchanged_a_part(tmp_path: Path) -> None:
     assert 0 < len(first.state) < len(state)
     own = Site(tmp_path, task_)
     whole = from_shareable(validate(own, state)).data
-    asked = SiteTask("train", first.state, 0, 1, 0, **first.form(run, ()))
+    asked = SiteTask("train", first.state, 0, 1, 0, exchange=run.exchange, rest=first.rest)
     assert own.reply("train", message=encode_task(asked)).meta["status"] == "ok"
     assert from_shareable(validate(own, first.state)).data == whole
     kept = own.executor._workers.popitem()[1].local_model(asked, 0)

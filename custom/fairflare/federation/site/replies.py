@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -233,7 +232,10 @@ def _quoted(site: str, words: str) -> str:
 
 def is_finite(value: Any) -> bool:
     """Return whether a number is one, also an integer that no float can hold."""
-    return bool(abs(value) <= sys.float_info.max)
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:

@@ -139,7 +139,7 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     Raises:
         ReportError: a value of another kind (names site, field and value).
     """
-    of_draws = {} if primary is None else {"low": primary.low, "high": primary.high}
+    of_draws: dict[str, Any] = {} if primary is None else {"low": primary.low, "high": primary.high}
     fields = [replace(field, **of_draws) if field.name == RESAMPLED else field for field in STATS]
     return read_report(meta.get("stats"), fields, site, "stats")
 

@@ -52,19 +52,12 @@ CANDIDATES: dict[str, Candidate] = {
     "mix 0.25": _lwr(mix=0.25),
     "mix 0.5": _lwr(**HALF),
     "mix 0.75": _lwr(mix=0.75),
-    "power 0.5": _lwr(power=0.5),
-    "smooth 0.5": _lwr(smooth=0.5),
-    "unit": _lwr(layer_granularity="unit"),
     "site": _lwr(layer_granularity="model"),
-    "unit, mix 0.5": _lwr(**HALF, layer_granularity="unit"),
     "site, mix 0.5": _lwr(**HALF, layer_granularity="model"),
     "unbiased, mix 0.5": _lwr(**HALF, cka_estimator="full_unbiased"),
-    "unbiased, unit, mix 0.5": _lwr(**HALF, cka_estimator="full_unbiased", layer_granularity="unit"),
-    "unit, mix 0.5, smooth 0.5": _lwr(**HALF, layer_granularity="unit", smooth=0.5),
     "mix 0.5, recalibrated": _lwr(**HALF, **MEASURED),
-    "unit, mix 0.5, smooth 0.5, recalibrated": _lwr(**HALF, **MEASURED, layer_granularity="unit", smooth=0.5),
 }
-QUICK = (BASE, "paper", "mix 0.5", "unit", "unit, mix 0.5", "site, mix 0.5", "unit, mix 0.5, smooth 0.5")
+QUICK = (BASE, "paper", "mix 0.5", "site, mix 0.5")
 FIRST_PHANTOM = 500  # of the development seeds
 
 

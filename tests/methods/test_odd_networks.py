@@ -101,7 +101,6 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("granularity", ["leaf", "unit"])
 @pytest.mark.parametrize(
     ("task", "learns", "batch", "unscored"),
     [
@@ -112,10 +111,9 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
         pytest.param(classifier(Parametrized), CLASSES, 4, [], id="parametrized"),
     ],
 )
-def test_every_layer_has_a_score(tmp_path, task, learns, batch, unscored, granularity):
+def test_every_layer_has_a_score(tmp_path, task, learns, batch, unscored):
     """Two rounds of Fed-LWR, and of every layer a score but of those that never run."""
-    more = {"layer_granularity": granularity, "batch_size": batch, "learning_rate": 1e-3}
-    found = run(tmp_path, "fed_lwr", task, learns, **more)
+    found = run(tmp_path, "fed_lwr", task, learns, batch_size=batch, learning_rate=1e-3)
     for record in found["rounds"]:
         assert record["left_out"] == []
         scored = {

@@ -19,6 +19,7 @@ from fairflare.core.weighting import (
     feasible_bound,
     fedga_weights,
     layer_weights,
+    mixed,
     moving_average,
     normalise,
     power_weights,
@@ -433,6 +434,30 @@ def test_weights_sum_to_one_in_any_order_and_leave_the_input(rule, values):
 def test_examples_in_the_documentation():
     assert doctest.testmod(weighting).failed == 0
     assert doctest.testmod(weighting).attempted > 0
+
+
+# ------------------------------------------------------------------------------------- mixed with uniform ones
+
+
+def test_mixed_by_hand() -> None:
+    # 0.7 * (0.9, 0.1, 0) + 0.3 / 3
+    assert mixed({"a": 0.9, "b": 0.1, "c": 0.0}, 0.3) == pytest.approx({"a": 0.73, "b": 0.17, "c": 0.1}, rel=1e-12)
+    assert mixed({"a": 0.9, "b": 0.1}, 1) == {"a": 0.5, "b": 0.5}
+    with pytest.raises(ValueError, match="share must"):
+        mixed({"a": 1.0}, 1.5)
+    with pytest.raises(ValueError, match="sum"):
+        mixed({"a": 0.5}, 0.5)
+
+
+@given(by_site.map(normalise), st.floats(0, 1))
+def test_mixed_weights_stay_weights_in_the_same_order(given: dict[str, float], share: float) -> None:
+    found = mixed(given, share)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-9)
+    assert min(found.values()) >= 0
+    ranked = [found[site] for site in sorted(given, key=lambda s: given[s])]
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(ranked))
+    assert mixed(given, 0.0) == given
+    assert mixed(given, 1.0) == pytest.approx(uniform_weights(given), rel=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ coalitions

@@ -367,6 +367,32 @@ def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, f
     return {site: equal + most / found * (weight - equal) for site, weight in given.items()}
 
 
+def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
+    r"""Return weights moved towards uniform ones.
+
+    .. math:: w'_k = (1 - m)\, w_k + m / K
+
+    Args:
+        weights: by site, finite, ``>= 0``, sum 1.
+        share: m, in [0, 1]; 0 changes nothing, bit by bit, 1 gives 1 / K.
+
+    Returns:
+        Weights by site, sum 1, none below m / K.
+
+    Raises:
+        ValueError: no site, a weight out of range, another sum, or share out of range.
+
+    Example:
+        >>> mixed({"A": 0.75, "B": 0.25}, 0.5)
+        {'A': 0.625, 'B': 0.375}
+    """
+    share = checks.number("share", share, low=0, high=1)
+    given = checks.shares(weights)
+    if share == 0:
+        return dict(given)
+    return {site: (1.0 - share) * weight + share / len(given) for site, weight in given.items()}
+
+
 def feasible_bound(num_sites: int, bound: float) -> float:
     """Return the bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
 

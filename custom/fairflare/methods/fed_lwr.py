@@ -17,19 +17,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.settings import BelowOne, Fraction, NonNegative, NonNegativeInt, settings
-from fairflare.core.aggregation.stabilise import mixed, smoothed, tempered
+from fairflare.base.settings import Fraction, NonNegativeInt, settings
 from fairflare.core.features.adapting import outline_of
 from fairflare.core.features.layers import layers_of
-from fairflare.core.weighting import dissimilarity_weights, uniform_weights
+from fairflare.core.weighting import dissimilarity_weights, mixed, uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
 from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, Granularity, LayerSimilarityReport, Preset
-from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer, most_common_units
+from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -49,8 +48,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     the other sites'; without any at all: equal weights. A score that is not a number is replaced by the mean of the
     site's others, then by the mean over sites in that layer. Equal scores give equal weights.
 
-    What steadies the weights is ours, and off in the paper's form and the authors'. In this order: moving average of
-    the scores (``smooth``), their mean over the layers of a group (``layer_granularity``), Eq. 5, ``power``, ``mix``.
+    What steadies the weights (``warmup_rounds``, ``mix``) is ours, and off in the paper's form and the authors'.
 
     Args:
         preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
@@ -58,12 +56,8 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         clip_min, clip_max: bounds of delta before Eq. 5.
         warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10.
         mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.75.
-        power: exponent of the weights before they sum to 1 again; below 1 they come closer, 0 makes them uniform; 1.
-        smooth: share of what was in a moving average of each site's scores over the rounds, in [0, 1); an absent site's
-            stays; 0.
         layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
-            parameters is a layer), ``"unit"`` (a convolution or linear map and the norms behind it), ``"block"`` (all
-            under one top-level child), ``"model"`` (all: one weight a site).
+            parameters is a layer), ``"block"`` (all under one top-level child), ``"model"`` (all: one weight a site).
         only_layer: ablation v2: one weight a site, from this layer's score. A name like ``"down_3"`` means the last
             layer inside that block.
 
@@ -79,18 +73,17 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     clip_max: Fraction | None = None
     warmup_rounds: NonNegativeInt | None = None
     mix: Fraction | None = None
-    power: NonNegative | None = None
-    smooth: BelowOne | None = None
     layer_granularity: Granularity | None = None
     only_layer: str | None = None
+
+    _outlive = ("last_scores",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.setting("clip_min"), self.setting("clip_max")
         if not low < high:
             raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: Scores = {}  # 1 - delta, averaged over rounds where ``smooth`` says so
-        self._units: dict[str, str] = {}
+        self._last_scores: Scores = {}  # 1 - delta, also of sites that are absent now
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))
@@ -116,32 +109,13 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         if len(set(names)) != len(names) or set(names) != set(layers):
             odd = [name[:80] for name in sorted(set(names) ^ set(layers))[:3]]
             raise ReportError(f"site {site!r}: field 'layers' does not name the model's layers (differs in {odd})")
-        found = {
-            "cka": dict(zip(names, report["cka"], strict=True)),
-            "dissimilarity": dict(zip(names, report["dissimilarity"], strict=True)),
-        }
-        if self.setting("layer_granularity") == "unit":
-            found["units"] = self._checked_units(names, report["units"], site)
-        return found
-
-    @staticmethod
-    def _checked_units(names: Sequence[str], units: Sequence[str] | None, site: str) -> dict[str, str]:
-        if units is None:
-            raise ReportError(
-                f"site {site!r}: the report lacks the field 'units'; server and sites need the same layer_granularity"
-            )
-        if odd := sorted(set(units) - set(names)):
-            raise ReportError(f"site {site!r}: field 'units' names {odd[0][:80]!r}, which is no layer of the model")
-        return dict(zip(names, units, strict=True))
+        return {name: dict(zip(names, report[name], strict=True)) for name in ("cka", "dissimilarity")}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if not self.asks_about_anchor(inputs.current_round):
             return Weighing(sites=uniform_weights(inputs.sites), values={"warmup": 1.0})
         layers = list(dict.fromkeys(inputs.owner.values()))
-        reported = {site: report["dissimilarity"] for site, report in inputs.anchor_reports.items()}
-        for site, new in reported.items():
-            self._last_scores[site] = smoothed(new, self._last_scores.get(site), self.setting("smooth"))
-        self._learn_units(inputs)
+        self._last_scores |= {site: dict(report["dissimilarity"]) for site, report in inputs.anchor_reports.items()}
         scores = self._scores(inputs, layers)
         weights = self._weights(self._share(scores, layers))
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
@@ -153,52 +127,32 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
         return filled(known, inputs.sites, layers)
 
-    def _learn_units(self, inputs: RoundInputs) -> None:
-        told = {site: report["units"] for site, report in inputs.anchor_reports.items() if "units" in report}
-        if told:
-            self._units, odd = most_common_units(told)
-            if odd:
-                log.warning(
-                    "Fed-LWR, round %d: other units than at most sites: %s", inputs.current_round, ", ".join(odd)
-                )
-
     def _share(self, scores: Scores, layers: list[str]) -> Scores:
         """Return scores after the chosen granularity."""
         if self.only_layer is not None:
             return from_layer(scores, layers, self.only_layer)
-        return by_granularity(scores, layers, self.setting("layer_granularity"), self._units)
+        return by_granularity(scores, layers, self.setting("layer_granularity"))
 
     def _weights(self, scores: Scores) -> LayerWeights:
-        """Return the layer weights of Eq. 5, steadied by ``power`` and ``mix``."""
+        """Return the layer weights of Eq. 5, steadied by ``mix``."""
         found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
-        power, mix = self.setting("power"), self.setting("mix")
-        if power != 1:
-            found = {layer: tempered(by, power) for layer, by in found.items()}
+        mix = self.setting("mix")
         return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
-        """Return scores as they were reported, the average that was used where there is one, and the weights."""
-        record: dict[str, Any] = {layer: {} for layer in weights}
-        for layer, by in record.items():
-            for site in inputs.sites:
-                told = inputs.anchor_reports.get(site, {})
-                used = scores[site][layer]
-                by[site] = {
-                    "cka": told.get("cka", {}).get(layer, math.nan),
-                    "dissimilarity": told.get("dissimilarity", {}).get(layer, used),
-                    "weight": weights[layer][site],
+        """Return scores as they were reported, or as they were filled in, and the weights."""
+        told = {site: inputs.anchor_reports.get(site, {"cka": {}, "dissimilarity": {}}) for site in inputs.sites}
+        return {
+            layer: {
+                site: {
+                    "cka": report["cka"].get(layer, math.nan),
+                    "dissimilarity": report["dissimilarity"].get(layer, scores[site][layer]),
+                    "weight": by[site],
                 }
-                if self.setting("smooth") > 0:
-                    by[site]["smoothed"] = used
-        return record
-
-    def state_dict(self) -> dict[str, Any]:
-        kept: dict[str, Any] = {"last_scores": {site: dict(by) for site, by in self._last_scores.items()}}
-        return {**kept, "units": dict(self._units)} if self._units else kept
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last_scores = {site: dict(by) for site, by in state["last_scores"].items()}
-        self._units = dict(state.get("units", {}))
+                for site, report in told.items()
+            }
+            for layer, by in weights.items()
+        }
 
 
 JOB: dict[str, Any] = {

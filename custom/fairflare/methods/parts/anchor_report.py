@@ -16,7 +16,6 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.features.joint_pass import looks_at_images_alone
 from fairflare.core.features.layers import layers_of
-from fairflare.core.features.units import units
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.weighting import CKA_RANGE
 from fairflare.methods.base.image_batches import ImageBatches
@@ -26,7 +25,7 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 log = logging.getLogger(__name__)
 
 Preset = Literal["paper", "authors", "stable"]
-Granularity = Literal["leaf", "unit", "block", "model"]
+Granularity = Literal["leaf", "block", "model"]
 PAPER: dict[str, Any] = {
     "clip_min": 0.0,
     "clip_max": 1.0,
@@ -36,8 +35,6 @@ PAPER: dict[str, Any] = {
     "layer_granularity": "leaf",
     "warmup_rounds": 0,
     "mix": 0.0,
-    "power": 1.0,
-    "smooth": 0.0,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": PAPER,
@@ -73,12 +70,6 @@ ANCHOR_FIELDS = (
         "dissimilarity", "vector", low=-0.5, high=2.01, nan_ok=True, same_length_as="layers",
         doc="1 - `cka`, precise when small", of=TRAINING,
     ),
-    Field(
-        "units", "names", same_length_as="layers", required=False,
-        doc="of each layer the first one of its unit, from the order in which the network runs; the same at every "
-        "site",
-        keep="every `layer_granularity` but `unit`", of=NO_IMAGES,
-    ),
 )  # fmt: skip
 FEW = 100  # images for each pass: of more the products of all pairs may take longer than the passes
 SPLITS = {"train": "training", "val": "validation"}
@@ -100,8 +91,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
     """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
 
     Args:
-        preset: ``"paper"``, ``"authors"`` or ``"stable"``; fills those of the ``cka_*`` settings, and the granularity,
-            that are ``None``.
+        preset: ``"paper"``, ``"authors"`` or ``"stable"``; fills those of the ``cka_*`` settings that are ``None``.
         similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1).
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
@@ -113,7 +103,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
-        layer_granularity: as at the server; with ``"unit"`` the site reports which layers run one behind the other.
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
@@ -131,7 +120,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
     cka_max_samples: Annotated[int, Bounds(strict=True, ge=2)] | None = None
     cosine_mode: Literal["sample", "matrix"] = "sample"
     cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
-    layer_granularity: Granularity | None = None
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
         return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
@@ -140,8 +128,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         """Report delta_k (Eq. 3) of every layer.
 
         The report has ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
-
-        With units also ``units``: of each layer the first one of its unit.
         """
         # Estimators over all images give the same value in every pass, so one pass is enough.
         minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
@@ -163,16 +149,11 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             scores = layerwise_cosine(local, anchor, images, layers=layers, mode=self.cosine_mode)
         else:
             scores = self._cka(local, anchor, images, layers)
-        report = {
+        return {
             "layers": list(scores),
             "cka": [float(s.delta) for s in scores.values()],
             "dissimilarity": [float(s.dissimilarity) for s in scores.values()],
         }
-        if self.setting("layer_granularity") == "unit":
-            unit = units(anchor, next(iter(ImageBatches(run, "training", 2))))
-            first: dict[str, str] = {}  # of a unit, the first of the layers that are told
-            report["units"] = [first.setdefault(unit[name], name) for name in scores]
-        return report
 
     def _cka(
         self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches, layers: Sequence[str] | None

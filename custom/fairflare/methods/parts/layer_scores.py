@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from fairflare.base.checks import choice
-
 Scores = dict[str, dict[str, float]]  # site -> layer -> value
-GRANULARITIES = ("leaf", "unit", "block", "model")
 
 
 def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
@@ -22,24 +18,18 @@ def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layer
     return {site: dict(by_site.get(site, mean)) for site in sites}
 
 
-def by_granularity(
-    scores: Scores, layers: Sequence[str], granularity: str, units: Mapping[str, str] | None = None
-) -> Scores:
+def by_granularity(scores: Scores, layers: Sequence[str], granularity: str) -> Scores:
     """Return scores where the layers of one group carry their mean.
 
     Args:
         scores: by site and layer.
         layers: of the model.
-        granularity: each layer alone (``"leaf"``), the layers of a unit (``"unit"``), of one top-level child
-            (``"block"``), or all (``"model"``).
-        units: ``{layer: unit}``, see :func:`fairflare.core.features.units.units`; a layer that is not in it stands
-        alone.
+        granularity: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or all
+            (``"model"``).
     """
-    if choice("granularity", granularity, GRANULARITIES) == "leaf":
+    if granularity == "leaf":
         return scores
     group = {layer: "" if granularity == "model" else layer.partition(".")[0] for layer in layers}
-    if granularity == "unit":
-        group = {layer: (units or {}).get(layer, layer) for layer in layers}
     shared: Scores = {}
     for site, by in scores.items():
         means = {name: finite_mean(by[x] for x in layers if group[x] == name) for name in set(group.values())}
@@ -60,18 +50,6 @@ def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
             f"only_layer={name!r} names no layer or block of the model that is sent; its blocks are {blocks}"
         )
     return {site: dict.fromkeys(layers, by[inside[-1]]) for site, by in scores.items()}
-
-
-def most_common_units(reported: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Return the units that most sites report (of two equally common ones, the first site's), and who reports others.
-
-    Args:
-        reported: ``{layer: unit}`` by site, not empty. The same network runs in the same order everywhere, so that they
-            differ only where a site is changed.
-    """
-    forms = {site: tuple(sorted(reported[site].items())) for site in sorted(reported)}
-    (common, _), *_ = Counter(forms.values()).most_common(1)
-    return dict(common), [site for site, form in forms.items() if form != common]
 
 
 def finite_mean(values: Iterable[float]) -> float:

@@ -11,14 +11,13 @@ import pytest
 from fairflare.methods.base import rule as room
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule
-from fairflare.methods.parts.model_average import ReportsMean
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 CAPABILITIES = {
     cls
     for _, cls in inspect.getmembers(room, inspect.isclass)
     if issubclass(cls, Rule) and cls is not Rule and cls.__module__ == room.__name__
-} | {ReportsMean}
+}
 OF_SETTINGS = {"acts"}  # of any class with settings
 
 

@@ -21,7 +21,6 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fair_fed import FairFed, ReportAccuracy
 from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
 from fairflare.tasks.classification import ClassificationTask
-from tests.federation.network import Run, good
 
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
 
@@ -32,9 +31,6 @@ TASK: dict[str, Any] = {
     "phantom_test": 64,
 }  # fmt: skip
 SMALL = {**SEGMENTATION, "local_epochs": 1, "criterion": "task"}
-
-
-NO_MEAN: dict[str, Any] = {"average": {"count": 0, "mean": None}}
 
 
 def weigh(
@@ -83,7 +79,7 @@ def test_afl_against_a_plain_loop():
 
 def test_afl_absent_new_and_without_a_number():
     rule = AFL()
-    rule.load_state_dict({"lambda": {"a": 0.2, "b": 0.3, "c": 0.5}, "losses": {"a": 5.0}, **NO_MEAN})
+    rule.load_state_dict({"lambda": {"a": 0.2, "b": 0.3, "c": 0.5}, "losses": {"a": 5.0}})
     assert weigh(rule, "probe_loss", 1, a=NAN, b=1.0) == near(0.4, 0.6)
     found = rule.state_dict()["lambda"]
     assert found == pytest.approx({"a": 0.4, "b": 0.1, "c": 0.5})  # a: its last, 5; they share 0.5
@@ -93,7 +89,7 @@ def test_afl_absent_new_and_without_a_number():
         0.5 - 1 / 12,
         1 / 3 - 1 / 12,  # d: the mean, then 4/3 are projected
     )
-    rule.load_state_dict({"lambda": {"a": 0.0, "b": 1.0}, "losses": {}, **NO_MEAN})
+    rule.load_state_dict({"lambda": {"a": 0.0, "b": 1.0}, "losses": {}})
     assert weigh(rule, "probe_loss", 3, a=2.0) == near(1)
     assert rule.state_dict()["lambda"] == {"a": 0.0, "b": 1.0}
 
@@ -113,60 +109,6 @@ def test_what_afl_remembers_is_bounded():
     assert rule.state_dict()["lambda"]["d"] == pytest.approx(0.4)
     kinds = {warned.kind for warned in influence.warnings}
     assert kinds == {"max_update_norm, probe_loss", "max_weight, remembered"}
-
-
-def told_losses(site: str, name: str, task: Any) -> Any:
-    reply = good(site, name, task)
-    if name == "train":
-        reply.meta["report"] = {"probe_loss": 0.5 * int(site[-1]) + task.current_round}
-    return reply
-
-
-def test_afl_may_end_with_the_mean_of_all_rounds(tmp_path):
-    plain = Run(tmp_path / "a", told_losses, rule=AFL(), num_rounds=4)()
-    run = Run(tmp_path / "b", told_losses, rule=AFL(report_average=True), num_rounds=4)()
-    trained = [task.params for (name, _), task in zip(run.net.asked, run.net.tasks, strict=True) if name == "train"]
-    tested = [task.params for (name, _), task in zip(run.net.asked, run.net.tasks, strict=True) if name == "validate"]
-    assert all(same(a, b.params) for a, b in zip(trained, plain.net.tasks, strict=False))  # which does not see the mean
-    last = plain.model()["model"]
-    assert len(trained) == 4
-    for name, tensor in run.model()["model"].items():
-        models = [state[name].double() for state in (*trained[1:], last)]
-        torch.testing.assert_close(tensor.double(), sum(models) / 4, rtol=0, atol=1e-6)
-        assert torch.equal(tested[0][name], tensor)
-        assert not torch.allclose(tensor, last[name], atol=1e-3)
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_afls_mean_outlives_the_process(tmp_path, on_disk):
-    def rule(name: str) -> AFL:
-        made = AFL(report_average=True)
-        made.memory_folder = tmp_path / name if on_disk else None
-        return made
-
-    def take(afl: AFL, current_round: int) -> None:
-        given = inputs({site: {"probe_loss": 1.0} for site in "ab"}, current_round=current_round)
-        given.received = {"w": torch.full((2,), float(current_round**2)), "n": torch.tensor(current_round)}
-        afl.weigh(given)
-
-    first, second = rule("kept"), rule("kept")
-    for current_round in range(3):
-        take(first, current_round)
-    state = first.state_dict()
-    take(first, 3)
-    second.load_state_dict(state)  # the round was lost and is done again
-    take(second, 3)
-    last = {"w": torch.full((2,), 16.0), "n": torch.tensor(7)}
-    for afl in (first, second):
-        found = afl.reported(last)
-        assert found["w"].tolist() == [7.5, 7.5]  # 1, 4, 9, 16
-        assert found["n"].item() == 7
-        assert found["w"].dtype == torch.float32
-
-
-def test_afls_mean_needs_our_controller():
-    with pytest.raises(RuntimeError, match="AFL's average needs the models that the sites receive; run it with"):
-        AFL(report_average=True).weigh(inputs({"a": {"probe_loss": 1.0}}))
 
 
 # ------------------------------------------------------------------------------------------------ FairFed

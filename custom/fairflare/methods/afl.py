@@ -13,14 +13,13 @@ from fairflare.base.settings import Positive, settings
 from fairflare.core.aggregation.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.rule import RoundInputs, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_ism import JOB
-from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 
 @settings
-class AFL(ReportsMean):
+class AFL(Rule):
     r"""AFL, server half. F_k is the mean training loss of the received model.
 
     .. math:: w \leftarrow \sum_k \lambda_k w_k, \qquad \lambda \leftarrow \Pi(\lambda + \gamma F)
@@ -33,8 +32,6 @@ class AFL(ReportsMean):
         afl_mode: ``"projected"``, as above; ``"argmax"`` (FedISM's code): the model of the site with the largest F
             alone, the first by name of several.
         afl_rate: gamma, step of lambda.
-        report_average: the run ends with the mean of the models of all rounds, which is what the paper's bound is for;
-            training goes on from the last one. Needs our own controller.
 
     Source:
         Mohri et al., section 4; gamma and the order of the two steps as in the code of Li et al. (q-FedAvg).
@@ -55,7 +52,6 @@ class AFL(ReportsMean):
         self._losses: dict[str, float] = {}  # the last finite ones
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        self.take_in(inputs)
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":

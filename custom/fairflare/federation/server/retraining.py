@@ -15,7 +15,6 @@ from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.parts.classifier_retraining import of_classifier
-from fairflare.methods.parts.model_average import ReportsMean
 
 
 class Retraining:
@@ -37,18 +36,13 @@ class Retraining:
         )
 
     def check(self, task: Task, state: State) -> None:
-        """Raise ``ValueError`` when there is no classifier to train, or what is made last would be lost."""
+        """Raise ``ValueError`` when there is no classifier to train."""
         run, rule, name = self.run, self.rule, type(self.rule).__name__
-        averaged = isinstance(rule, ReportsMean) and rule.report_average
-        changed = run.crt_rounds > 0 or run.norm_statistics == "recalibrated"
         if problem := first_of({
             "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0":
                 run.crt_rounds > 0 and (task.has_classes is False or not of_classifier(state)),
             f"with {name} every site has a model of its own, and there is no common one whose classifier could be "
             "trained; set crt_rounds=0": run.crt_rounds > 0 and isinstance(rule, SendsParts),
-            f"{name} ends with a mean over its rounds, which would hold neither a retrained classifier nor "
-            "recalibrated statistics; set report_average=false, or crt_rounds=0 and norm_statistics=average":
-                averaged and changed,
             f"{name} retrains a classifier itself; set crt_rounds=0":
                 run.crt_rounds > 0 and isinstance(rule, MakesTensors),
         }):  # fmt: skip

@@ -42,7 +42,6 @@ from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
-from fairflare.methods.parts.model_average import ReportsMean
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
@@ -109,7 +108,7 @@ class Rounds:
                     if current_round < self.settings.rounds_in_all:
                         state = self._round(current_round, state)
                     else:
-                        self._finish(self.rule.reported(state) if isinstance(self.rule, ReportsMean) else state)
+                        self._finish(state)
                     current_round += 1
                 except NobodyCould as failed:
                     state = self._go_back(current_round, state, failed)

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairflare.core.aggregation.entries import WHICH, Steps, largest, largest_overall, packed, unpacked, with_entries
+from fairflare.core.aggregation.entries import (
+    WHICH,
+    change_between,
+    largest,
+    largest_overall,
+    packed,
+    unpacked,
+    with_entries,
+)
 from fairflare.core.states import sq_norm
 
 numbers = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=40)
@@ -74,7 +82,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_the_change_between_two_models_leaves_out_integers_and_what_is_not_named() -> None:
     now = {"w": torch.tensor([1.5]), "n": torch.tensor(7), "mean": torch.tensor([1.0])}
-    steps = Steps(now, {"w": torch.tensor([1.0]), "n": torch.tensor(3), "mean": torch.tensor([0.0])}, {"w", "n"})
+    before = {"w": torch.tensor([1.0]), "n": torch.tensor(3), "mean": torch.tensor([0.0])}
+    steps = change_between(now, before, {"w", "n"})
     assert {name: tensor.tolist() for name, tensor in steps.items()} == {"w": [0.5]}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from fairflare.base import checks
 from fairflare.core.aggregation.updates import pairs, square, total
 from fairflare.core.features.layers import is_statistic
-from fairflare.core.states import State
+from fairflare.core.states import Made, State
 
 PARAMETERS, STATISTICS, COUNTERS, VARIANCES = "parameters", "running statistics", "counters", "running variances"
 
@@ -88,7 +88,7 @@ def clipped_states(
         if negative:
             clips.append(Clip(site, VARIANCES, measured.lowest_variance, 0.0))
         if scale or over or negative:
-            bounded[site] = _Clipped(states[site], received, scale, over)
+            bounded[site] = _clipped(states[site], received, scale, over)
     return bounded, clips
 
 
@@ -125,36 +125,23 @@ def _measured(state: State, received: State | None) -> _Measured:
     return measured
 
 
-class _Clipped(Mapping[str, "torch.Tensor"]):
-    """A site's state as it counts; tensors are changed when they are read."""
+def _clipped(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
+    """Return a site's state as it counts; a tensor is changed when it is read."""
 
-    def __init__(
-        self, state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]
-    ) -> None:
-        self._state, self._received = state, received
-        self._scale, self._steps = dict(scale), dict(steps)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self._state[name]
-        base = None if self._received is None else self._received[name]
+    def made(name: str) -> torch.Tensor:
+        tensor = state[name]
+        base = None if received is None else received[name]
         if tensor.is_floating_point():
-            factor = self._scale.get(_kind(name))
+            factor = scale.get(_kind(name))
             tensor = tensor if factor is None else _scaled(tensor, base, factor)
             is_variance = base is not None and name.rpartition(".")[2] == "running_var"
             return tensor.clamp(min=0.0) if is_variance else tensor
-        if name not in self._steps:
+        if name not in steps:
             return tensor
-        limit, start = self._steps[name], torch.zeros_like(tensor) if base is None else base
+        limit, start = steps[name], torch.zeros_like(tensor) if base is None else base
         return (start.long() + (tensor.long() - start.long()).clamp(-limit, limit)).to(tensor.dtype)
 
-    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
-        return name in self._state
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
+    return Made(state, made)
 
 
 def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:

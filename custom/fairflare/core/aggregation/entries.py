@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.core.states import State
+from fairflare.core.states import Made, State
 
 WHICH = "/which"  # behind a tensor's name: one bit for each of its numbers; without it, all of them came
 
@@ -120,27 +120,12 @@ def with_entries(
     return found
 
 
-class Steps(Mapping[str, "torch.Tensor"]):
-    """The change between two models, each tensor made when it is asked for.
+def change_between(now: State, before: State, names: Collection[str]) -> State:
+    """Return the change between two models, each tensor made when it is asked for.
 
     Args:
         now, before: the models.
         names: tensors to look at; integer ones are left out.
     """
-
-    def __init__(self, now: State, before: State, names: Collection[str]) -> None:
-        self.now, self.before = now, before
-        self.names = [name for name in now if name in names and now[name].is_floating_point()]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        now = self.now[name]
-        return (now.double() - self.before[name].double()).to(now.dtype)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    floating = [name for name in now if name in names and now[name].is_floating_point()]
+    return Made(floating, lambda name: (now[name].double() - before[name].double()).to(now[name].dtype))

@@ -102,6 +102,9 @@ class Made(Mapping[str, "torch.Tensor"]):
             raise KeyError(name)
         return self._make(name)
 
+    def __contains__(self, name: object) -> bool:  # the inherited one would make the tensor
+        return name in self._names
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

@@ -7,7 +7,7 @@ does that once for all methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -63,7 +63,7 @@ class RoundInputs:
 
     def changing(self, state: State) -> State:
         """Return what of a state a training can change; read when it is asked for."""
-        return _Changing(state, self.frozen) if self.frozen else state
+        return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
         """Return what a site's change is the difference to; ``None``: the states are changes themselves.
@@ -103,20 +103,6 @@ class Weighing:
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-
-
-class _Changing(Mapping[str, "torch.Tensor"]):
-    def __init__(self, state: State, frozen: Collection[str]) -> None:
-        self._state, self._names = state, [name for name in state if name not in frozen]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._state[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 @settings

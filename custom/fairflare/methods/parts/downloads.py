@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare.base.settings import settings
-from fairflare.core.aggregation.entries import Steps
+from fairflare.core.aggregation.entries import change_between
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.rule import RoundInputs, SendsParts, State
 
@@ -82,6 +82,6 @@ class Downloads(SendsParts):
             if site not in told:
                 return first
             with alone:
-                return self.part(Steps(state, before, names), told[site]["share"])
+                return self.part(change_between(state, before, names), told[site]["share"])
 
         return of

@@ -43,7 +43,6 @@ def layerwise_cka(
     *,
     layers: Iterable[str] | None = None,
     estimator: str = "biased",
-    passes: Sequence[Iterable[Tensor]] = (),
     memory: float = 2**30,
     scratch: str | Path | None = None,
     expected: int | None = None,
@@ -65,8 +64,6 @@ def layerwise_cka(
         estimator: ``"biased"`` (the paper's Eq. 2) or ``"unbiased"`` (HSIC_1), over all images; or
             ``"minibatch_biased"``, ``"minibatch_unbiased"``, the quotient of sums of each batch's HSIC (authors' code):
             then a batch with fewer than 2 or 4 images is joined to the one before it.
-        passes: of each pass over the images its batches, as numbers of images (0: the first one), for minibatch
-            estimators that sum over other batches than those that come. All images are then kept, and read once.
         memory: bytes for stored features, on model a's device; what exceeds them goes to a scratch file. Beyond it:
             features of some images (two, and what fits into 96 MiB), 256 KB an image (GPU: 8 MB), products of channels
             (64 MiB), 20 n x n matrices.
@@ -89,11 +86,10 @@ def layerwise_cka(
     Source:
         Yan et al., MICCAI 2024, Eq. (2) and section 2.2; Kornblith et al., ICML 2019; HSIC_1: Song et al., JMLR 2012.
     """
-    choice("estimator", estimator, ESTIMATORS[2:] if passes else ESTIMATORS)
+    choice("estimator", estimator, ESTIMATORS)
     number("memory", memory, low=0)
     least = LEAST_SAMPLES[formula := estimator.removeprefix("minibatch_")]
-    chosen: list[Tensor | slice] = [torch.cat(group) for batched in passes for group in _groups(batched, least)]
-    together = formula == estimator or bool(chosen)
+    together = formula == estimator
     with JointPass(model_a, model_b, layers, LEAST_PIXELS) as joint, closing(Store(memory, scratch)) as store:
         rows = {name: _Rows(name, store) for name in joint.names}
         alignments = {name: Alignment(formula) for name in joint.names}
@@ -114,8 +110,7 @@ def layerwise_cka(
             for name in joint.names:
                 found = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
                 for layer, (k, e) in found.items():
-                    for i in chosen or [slice(None)]:
-                        alignments[layer].add(k[i][:, i], e[i][:, i])
+                    alignments[layer].add(k, e)
                 rows[name].clear()
             store.clear()
         if not joint.images:

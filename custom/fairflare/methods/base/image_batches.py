@@ -47,15 +47,6 @@ class ImageBatches:
         """Whether each pass has an order of its own: of a choice only where the data tell their order."""
         return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
 
-    def numbers(self) -> list[list[torch.Tensor]]:
-        """Return the batches of each pass in a seeded order, as numbers of images (0.
-
-        The first one without an order).
-        """
-        seeds = range(self.run.seed, self.run.seed + self.passes)
-        orders = [torch.randperm(self.count, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-        return [list(self._cut([order])) for order in orders]
-
     def _of_a_pass(self, seed: int | None) -> Iterator[torch.Tensor]:
         given = self.run.data.batches(self.split, batch_size=self.batch_size, shuffle_seed=seed)
         batches: Iterator[torch.Tensor] = (inputs for inputs, _ in given)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -14,7 +11,6 @@ from pydantic import Field as Bounds
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import PositiveInt, settings
-from fairflare.core.features.joint_pass import looks_at_images_alone
 from fairflare.core.features.layers import layers_of
 from fairflare.core.similarity import LEAST_SAMPLES, LayerSimilarity, layerwise_cka, layerwise_cosine
 from fairflare.core.weighting import CKA_RANGE
@@ -71,7 +67,6 @@ ANCHOR_FIELDS = (
         doc="1 - `cka`, precise when small", of=TRAINING,
     ),
 )  # fmt: skip
-FEW = 100  # images for each pass: of more the products of all pairs may take longer than the passes
 SPLITS = {"train": "training", "val": "validation"}
 
 
@@ -98,8 +93,8 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
         cka_batch_size: images a forward pass, and of a batch of the minibatch estimators: there at least 2 (biased) or
             4 (unbiased); what is left of a pass if fewer than these joins its last batch.
-        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. Of up to
-            100 images for each of them (500 with five) the features are made once, and kept as for full estimators.
+        cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. One is
+            made of a choice of images (``cka_max_samples``) from data that do not tell their order.
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
         cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
@@ -140,7 +135,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             max_samples=self.cka_max_samples,
             least=least,
         )
-        if images.count < least:  # one batch: the same in every pass
+        if images.count < least or not images.shuffled:  # the same batches in every pass
             images.passes = 1
         # Skip layers of which no tensor travels: their features are the same in both models.
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
@@ -148,33 +143,18 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         if self.similarity == "cosine":
             scores = layerwise_cosine(local, anchor, images, layers=layers, mode=self.cosine_mode)
         else:
-            scores = self._cka(local, anchor, images, layers)
+            scores = layerwise_cka(
+                local,
+                anchor,
+                images,
+                layers=layers,
+                estimator=ESTIMATORS[self.setting("cka_estimator")],
+                memory=self.cka_memory,
+                scratch=run.scratch,
+                expected=images.count,
+            )
         return {
             "layers": list(scores),
             "cka": [float(s.delta) for s in scores.values()],
             "dissimilarity": [float(s.dissimilarity) for s in scores.values()],
         }
-
-    def _cka(
-        self, local: torch.nn.Module, anchor: torch.nn.Module, images: ImageBatches, layers: Sequence[str] | None
-    ) -> dict[str, LayerSimilarity]:
-        compare = partial(
-            layerwise_cka,
-            local,
-            anchor,
-            layers=layers,
-            estimator=ESTIMATORS[self.setting("cka_estimator")],
-            memory=self.cka_memory,
-            scratch=images.run.scratch,
-            expected=images.count,
-        )
-        # If features do not depend on the batch, later passes can reuse them instead of reading the images again.
-        kept = images.count <= FEW * images.passes or not images.shuffled
-        if images.passes > 1 and kept and looks_at_images_alone(local) and looks_at_images_alone(anchor):
-            try:
-                return compare(replace(images, passes=1), passes=images.numbers())
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                log.warning("site %s: %s; each pass reads the images instead", images.run.site, error.strerror)
-        return compare(images)

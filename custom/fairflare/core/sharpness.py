@@ -9,11 +9,12 @@ All ask how much the loss grows at a distance rho uphill: at :math:`\theta + \ep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fairflare.base import checks
 from fairflare.core.objectives import tensors
@@ -178,9 +179,11 @@ def _losses(
     collected = [torch.zeros(0, dtype=torch.float64)]
     with torch.random.fork_rng(gpus), torch.set_grad_enabled(bool(total)):
         for inputs, targets in batches:
-            moved = _moved(inputs, device)
-            losses = loss_fn(model(moved), _moved(targets, device))
-            size = len(_first_tensor(moved))
+            moved, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (inputs, targets))
+            sizes = [len(value) for value in tree_leaves(moved) if isinstance(value, torch.Tensor) and value.ndim]
+            if not sizes:
+                raise ValueError(f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}")
+            losses, size = loss_fn(model(moved), wanted), sizes[0]
             if losses.ndim == 0:  # the mean of the batch, for each of its samples
                 losses = losses.expand(size)
             if losses.shape != (size,):
@@ -195,26 +198,3 @@ def _losses(
                     tensors.add([t for t, _ in found], [g for _, g in found], 1.0)
             collected.append(losses.detach().cpu().double())
     return torch.cat(collected)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        moved = [_moved(item, device) for item in value]
-        return moved if isinstance(value, list) else tuple(moved)
-    return value
-
-
-def _first_tensor(value: Any) -> Tensor:
-    if isinstance(value, torch.Tensor) and value.ndim:
-        return value
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for item in items:
-        try:
-            return _first_tensor(item)
-        except ValueError:
-            continue
-    raise ValueError(f"inputs of a batch must hold a tensor of samples, got {type(value).__name__}")

@@ -40,30 +40,12 @@ from fairflare.core.statistics.group_sums import (
     Array,
     Sums,
 )
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, wilson
 
 FEW = 5  # cases of a group; with fewer nothing is said of how sure a figure is
 Ends: TypeAlias = tuple[float, float]
 #: Maps sums and an error probability to (parts, 3): value, lower and upper end of each part; NaN: not defined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
-
-
-def wilson(hits: Array, count: Array, error: float) -> Array:
-    """Return shares with Wilson's interval.
-
-    Args:
-        hits, count: (parts,) of how many, and out of how many.
-        error: 1 minus the level.
-
-    Returns:
-        (parts, 3): share, lower and upper end; NaN where ``count`` is 0.
-    """
-    z = -NormalDist().inv_cdf(error / 2)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = hits / count
-        middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
-    return np.stack([share, middle - half, middle + half], 1)
 
 
 def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflare.base import checks
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, wilson
 
 DRAWS = 9_999
 WORK = 4_000_000  # numbers to draw in one test; many sites are compared with fewer deals
@@ -36,11 +35,8 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
         Wilson, Journal of the American Statistical Association 1927.
     """
     checks.number("right", right, low=0, high=checks.number("total", total, low=1))
-    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    share, scale = right / total, 1 + z * z / total
-    middle = (share + z * z / (2 * total)) / scale
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total)) / scale
-    return (0.0 if right == 0 else middle - half), (1.0 if right == total else middle + half)
+    _, low, high = wilson(np.array([right], float), np.array([total], float), 1 - LEVEL)[0].tolist()
+    return (0.0 if right == 0 else low), (1.0 if right == total else high)
 
 
 def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> tuple[float, float]:

@@ -26,6 +26,7 @@ Source:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,24 @@ POWER = 0.8  # of the smallest difference that is called visible
 ROUNDING = 1e-12  # a mean difference below is none: what is left of equal figures
 
 Array = npt.NDArray[np.float64]
+
+
+def wilson(hits: Array, count: Array, error: float) -> Array:
+    """Return shares with Wilson's interval.
+
+    Args:
+        hits, count: (parts,) of how many, and out of how many.
+        error: 1 minus the level.
+
+    Returns:
+        (parts, 3): share, lower and upper end; NaN where ``count`` is 0.
+    """
+    z = -NormalDist().inv_cdf(error / 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = hits / count
+        middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
+    return np.stack([share, middle - half, middle + half], 1)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fairflare.base import checks
+from fairflare.base.task import evaluating
 from fairflare.core.objectives import tensors
 from fairflare.core.objectives.sam import GSAM, NORM_EPS, SAM
 
@@ -102,13 +103,11 @@ def sharpness(
             return Sharpness(loss, math.nan, math.nan)
         weights = [p.detach().clone() for p in params]
         try:
-            with torch.no_grad():
-                tensors.add(params, total, rho / (norm + NORM_EPS) / n)
+            tensors.add(params, total, rho / (norm + NORM_EPS) / n)
             del total
             after = _losses(model, loss_fn, batches, params, [])
         finally:
-            with torch.no_grad():
-                tensors.copy(params, weights)
+            tensors.copy(params, weights)
     if len(after) != n:
         raise ValueError(f"batches gave {n} samples in the first pass and {len(after)} in the second")
     return Sharpness(loss, float(after.mean()), float((after - before).mean()))
@@ -143,20 +142,16 @@ def search_distance(current_round: int, num_rounds: int, rho_max: float, tau: fl
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode; afterwards the mode of every module and all buffers are what they were."""
-    training = [(module, module.training) for module in model.modules()]
+    """Set evaluation mode, without gradients; afterwards the mode of every module and all buffers are as before."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
     ]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training:
-            module.training = mode
-        with torch.no_grad():
+    with evaluating(model):
+        try:
+            yield
+        finally:
             for module, name, buffer, value in buffers:
                 buffer.copy_(value)
                 if getattr(module, name) is not buffer:

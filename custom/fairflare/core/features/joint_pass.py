@@ -15,6 +15,7 @@ import torch
 
 from fairflare.base.machine.computing import full_precision
 from fairflare.base.stopping import check_stop
+from fairflare.base.task import evaluating
 from fairflare.core.features.layers import parameter_layers
 
 if TYPE_CHECKING:
@@ -95,9 +96,7 @@ class JointPass:
             stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
             stack.enter_context(full_precision())
             for turn, model in enumerate(self.models):
-                for module in model.modules():
-                    stack.callback(setattr, module, "training", module.training)
-                model.eval()
+                stack.enter_context(evaluating(model))
                 for name, module in self.modules[turn].items():
                     stack.callback(module.register_forward_hook(partial(self._hook, turn, name)).remove)
             self._stack = stack.pop_all()
@@ -136,20 +135,18 @@ class JointPass:
         """
         if self.images == 0:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
-        if self.images == 0:
             first = images[:1].to(_device(self.models[0]))
             self._layouts = layouts(self.models[0], first, self.modules[0], alone=self._divisible)
         if self._channels_last:
             images = channels_last(images)
         self._size, self._visit, self._calls = len(images), visit, (Counter(), Counter())
-        with torch.no_grad():
-            for turn, model in enumerate(self.models):
-                check_stop()
-                self._turn = turn
-                model(images.to(_device(model)))
-                self._last = None
-                if self.images == 0:
-                    self._keep(self._sources if turn == 0 else self.scaled)
+        for turn, model in enumerate(self.models):
+            check_stop()
+            self._turn = turn
+            model(images.to(_device(model)))
+            self._last = None
+            if self.images == 0:
+                self._keep(self._sources if turn == 0 else self.scaled)
         self._turn = None
         self.images += len(images)
         for name in self.names:
@@ -268,16 +265,12 @@ def looks_at_images_alone(model: nn.Module) -> bool:
 
     A batch norm looks at it that has no running statistics, or that the model keeps in training mode.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    alone = all(
-        m.running_mean is not None and not m.training
-        for m, _ in modes
-        if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)
-    )
-    for module, training in modes:
-        module.training = training
-    return alone
+    with evaluating(model):
+        return all(
+            module.running_mean is not None and not module.training
+            for module in model.modules()
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        )
 
 
 def channels_last(images: Tensor) -> Tensor:

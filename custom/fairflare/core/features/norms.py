@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.features.layers import layers_of, parameter_layers
+from fairflare.core.features.layers import is_statistic, layers_of, parameter_layers
 
 if TYPE_CHECKING:
     from torch import nn
 
 log = logging.getLogger(__name__)
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
@@ -40,7 +39,7 @@ def running_statistics(model: nn.Module) -> list[str]:
     return [
         name
         for name, owner in layers_of(state).items()
-        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and name.rpartition(".")[2] in _STATISTICS
+        if isinstance(layers[owner], torch.nn.modules.batchnorm._NormBase) and is_statistic(name)
     ]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from fairflare.base.settings import build, values_of
 from fairflare.core.aggregation.entries import WHICH, with_entries
 from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, cgsv_reputations, cgsv_shares
-from fairflare.core.aggregation.updates import cosines_with_mean
+from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.exchange.messages import decode_task, for_site
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.server.rounds import Stopped
@@ -58,9 +58,9 @@ def test_cffl_of_the_spec() -> None:
 
 
 def test_cgsv_of_the_spec() -> None:
-    updates = {"a": [0.3, 0.4], "b": [0.0, 0.5], "c": [-0.5, 0.0]}
-    states = {site: {"w": torch.tensor(value, dtype=torch.float64)} for site, value in updates.items()}
-    cosines = cosines_with_mean(states, None, by_site((0.5, 0.3, 0.2)), {"w"})
+    moved = {"a": [0.3, 0.4], "b": [0.0, 0.5], "c": [-0.5, 0.0]}
+    states = {site: {"w": torch.tensor(value, dtype=torch.float64)} for site, value in moved.items()}
+    cosines = cosines_of(states, None, by_site((0.5, 0.3, 0.2)), {"w"}, leave_out=False)
     near(cosines, (0.876812, 0.989949, -0.141421))
     after = cgsv_reputations(by_site([0.0] * 3), cosines, 0.95)
     near(after, (0.464718, 0.524682, 0.010600))

@@ -44,13 +44,11 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
     """Return the same over all tensors of a state together; a mask for each, ties in the state's order."""
-    sizes = {name: state[name].numel() for name in state}
-    wide = any(state[name].dtype == torch.float64 for name in state)
-    flat, at = torch.empty(sum(sizes.values()), dtype=torch.float64 if wide else torch.float32), 0
-    for name, size in sizes.items():
-        flat[at : at + size] = state[name].detach().reshape(-1).abs()
-        at += size
-    return dict(zip(sizes, _largest(flat, count).split(list(sizes.values())), strict=True)) if sizes else {}
+    flat = [state[name].detach().reshape(-1).abs() for name in state]
+    if not flat:
+        return {}
+    sizes = [one.numel() for one in flat]
+    return dict(zip(state, _largest(torch.cat(flat), count).split(sizes), strict=True))
 
 
 def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -55,36 +55,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
     return found
 
 
-def leave_one_out_cosines(
-    states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
-) -> dict[str, float]:
-    r"""Return how much a site's change points where the others' do.
-
-    .. math:: \cos(\Delta_k, \bar\Delta - c_k \Delta_k), \quad \bar\Delta = \sum_j c_j \Delta_j
-
-    Args:
-        states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
-        weights: c by site, finite, ``>= 0``; the sites of ``states``. Their sum does not matter.
-
-    Returns:
-        By site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
-    """
-    return _cosines(states, received, weights, names, leave_out=True)
-
-
-def cosines_with_mean(
-    states: Mapping[str, State], received: State | None, weights: Mapping[str, float], names: Collection[str]
-) -> dict[str, float]:
-    r"""Return how much a site's change points where the mean change does, its own part in the mean included.
-
-    The measure is the cosine :math:`\cos(\Delta_k, \bar\Delta)`.
-
-    Arguments and result as in :func:`leave_one_out_cosines`.
-    """
-    return _cosines(states, received, weights, names, leave_out=False)
-
-
-def _cosines(
+def cosines(
     states: Mapping[str, State],
     received: State | None,
     weights: Mapping[str, float],
@@ -92,6 +63,18 @@ def _cosines(
     *,
     leave_out: bool,
 ) -> dict[str, float]:
+    r"""Return how much a site's change points where the mean change does, or that of the others.
+
+    .. math:: \cos(\Delta_k, \bar\Delta), \quad \bar\Delta = \sum_j c_j \Delta_j
+
+    Args:
+        states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
+        weights: c by site, finite, ``>= 0``; the sites of ``states``. Their sum does not matter.
+        leave_out: the site's own part is not in the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
+
+    Returns:
+        By site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
+    """
     sites = sorted(states)
     checks.same_names("weights", weights, "states", states)
     sums: dict[str, tuple[list[float], list[float], list[float]]] = {site: ([], [], []) for site in sites}

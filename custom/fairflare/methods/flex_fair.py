@@ -34,11 +34,9 @@ from fairflare.methods.parts.group_sums import (
     check_attribute,
     check_told,
     held,
-    hidden,
-    hidden_classes,
     known_groups,
+    losses_by_group,
     numbers_of,
-    training_losses,
 )
 
 if TYPE_CHECKING:
@@ -82,23 +80,9 @@ class VariancePenalty(LocalTraining):
             raise ValueError(f"flexfair_measure={self.flexfair_measure!r} needs a task with classes")
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        losses, labels = training_losses(self, run, model)
-        classes, rows = self._classes(run), [np.ones(len(losses), bool)]
-        out = np.zeros((1, classes), bool)
-        if self.flexfair_attribute:
-            numbers = numbers_of(run, self.flexfair_attribute, "training")
-            kept = hidden(run, self.flexfair_attribute, "training")
-            rows += [numbers == group for group in range(known_groups(run, self.flexfair_attribute))]
-            out = np.array([[row in kept] * classes for row in range(-1, len(rows) - 1)])
-        column = labels if classes > 1 else np.zeros(len(losses), np.int64)
-        if classes > 1:
-            out[:, sorted(hidden_classes(run, self.flexfair_attribute, "training", labels, classes))] = True
-        images = np.stack([np.bincount(column[row], minlength=classes) for row in rows])
-        sums = np.stack([np.bincount(column[row], losses[row], classes) for row in rows])
-        out |= images == 0
-        told = {GROUP_LOSSES.name: sums / np.maximum(images, 1), GROUP_IMAGES.name: images}
-        run.own = {name: np.where(out, np.nan, of).reshape(-1).tolist() for name, of in told.items()}
-        run.own["rows"] = float(len(rows))
+        told = losses_by_group(self, run, model, self.flexfair_attribute, self._classes(run))
+        run.own = {name: of.reshape(-1).tolist() for name, of in told.items()}
+        run.own["rows"] = float(len(told[GROUP_LOSSES.name]))
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         told = run.directives.get(SLOPES)

@@ -32,10 +32,9 @@ from fairflare.methods.parts.group_sums import (
     check_attribute,
     check_told,
     held,
-    hidden,
     known_groups,
+    losses_by_group,
     numbers_of,
-    training_losses,
 )
 
 WEIGHTS = "group_weights"
@@ -57,15 +56,9 @@ class GroupWeighted(LocalTraining):
         return {**super().check(run, model), **told}
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        numbers = self._numbers(run)
-        groups = known_groups(run, self.dro_attribute) if self.dro_attribute else 1
-        kept = hidden(run, self.dro_attribute, "training") if self.dro_attribute else frozenset()
-        losses, _ = training_losses(self, run, model)
-        images = np.bincount(numbers, minlength=groups)[:groups]
-        means = np.bincount(numbers, losses, groups)[:groups] / np.maximum(images, 1)
-        out = np.array([group in kept or images[group] == 0 for group in range(groups)])
-        told = {"group_losses": np.where(out, np.nan, means), "group_images": np.where(out, np.nan, images)}
-        run.own = {name: values.tolist() for name, values in told.items()}
+        told = losses_by_group(self, run, model, self.dro_attribute, 1)
+        rows = slice(1 if self.dro_attribute else 0, None)  # with groups, that of all images is not told
+        run.own = {name: of[rows, 0].tolist() for name, of in told.items()}
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         weights = run.directives.get(WEIGHTS)
@@ -77,16 +70,11 @@ class GroupWeighted(LocalTraining):
             raise SiteError(f"site {run.site!r}: group_dro needs data that say which image is which in a batch")
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
         by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # who is not known counts as it is
-        of = by_group[self._numbers(run)[run.batch]].to(run.device)
+        of = by_group[numbers_of(run, self.dro_attribute, "training")[run.batch]].to(run.device)
         return (of * criterion_losses(self, run, model(inputs), targets)).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own)
-
-    def _numbers(self, run: SiteRun) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if not self.dro_attribute:
-            return np.zeros(run.data.num_samples("training"), np.int64)
-        return numbers_of(run, self.dro_attribute, "training")
 
 
 @settings

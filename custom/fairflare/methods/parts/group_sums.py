@@ -148,6 +148,36 @@ def training_losses(
     return torch.cat(losses).numpy(), torch.cat(labels).numpy()
 
 
+def losses_by_group(
+    half: LocalTraining, run: SiteRun, model: torch.nn.Module, attribute: str, classes: int
+) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Return mean losses and numbers of training images, by field: rows of all images, then of each known group.
+
+    Args:
+        half: whose criterion it is.
+        run: of the task.
+        model: the received one.
+        attribute: whose groups; empty: all images are the only row.
+        classes: columns; 1: not by class.
+
+    Returns:
+        (rows, classes); NaN: it stays at the site, or there is no such image.
+    """
+    losses, labels = training_losses(half, run, model)
+    rows, out = [np.ones(len(losses), bool)], np.zeros((1, classes), bool)
+    if attribute:
+        numbers, kept = numbers_of(run, attribute, "training"), hidden(run, attribute, "training")
+        rows += [numbers == group for group in range(known_groups(run, attribute))]
+        out = np.array([[row in kept] * classes for row in range(-1, len(rows) - 1)])
+    if classes > 1:
+        out[:, sorted(hidden_classes(run, attribute, "training", labels, classes))] = True
+    column = labels if classes > 1 else np.zeros_like(labels)
+    images = np.stack([np.bincount(column[row], minlength=classes) for row in rows])
+    sums = np.stack([np.bincount(column[row], losses[row], classes) for row in rows])
+    told = {GROUP_LOSSES.name: sums / np.maximum(images, 1), GROUP_IMAGES.name: images}
+    return {name: np.where(out | (images == 0), np.nan, of) for name, of in told.items()}
+
+
 def _cases(run: SiteRun, split: str) -> list[object]:
     cases = run.data.cases(split)
     return list(range(run.data.num_samples(split))) if cases is None else list(cases)

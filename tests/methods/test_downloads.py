@@ -560,12 +560,6 @@ def test_cffl_nobody_reputable_means_everybody() -> None:
     assert rule._removed == ["a", "b"]
 
 
-@pytest.mark.parametrize("theta_u", [0.1, 0.999])
-def test_cffl_refuses_to_send_a_part(theta_u: float) -> None:
-    with pytest.raises(ValueError, match=r"theta_u=0\.\d+: .*leave it at 1"):
-        ClippedUpdates(theta_u=theta_u)
-
-
 def test_cgsv_without_a_direction_keeps_the_reputations() -> None:
     rule = CGSV()
     rule.weigh(inputs({"a": {}, "b": {}}, {"a": [1.0, 0.0], "b": [0.5, 1.0]}))

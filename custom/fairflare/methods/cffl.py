@@ -38,23 +38,12 @@ class ClippedUpdates(ReportsScore, LocalTraining):
 
     Args:
         grad_clip: largest change of a parameter in a round, ``> 0``.
-        theta_u: part of the update that is sent; only 1. With less, the authors measure the *server's* model with the
-            update, for which the server would need images, or the sites its model.
 
     Source:
         Lyu et al., 2020; ``grad_clip``: the authors' code.
     """
 
     grad_clip: Positive = 0.01
-    theta_u: Share = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.theta_u != 1:
-            raise ValueError(
-                f"theta_u={self.theta_u!r}: below 1 the server's model with the update is measured, which neither the "
-                "server (it has no images) nor a site (it is not sent that model) can do; leave it at 1"
-            )
 
     @property
     def home(self) -> CollaborativeModel:

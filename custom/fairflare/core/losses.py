@@ -19,19 +19,6 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "balanced_softmax",
-    "class_log_prior",
-    "drw_weights",
-    "fairness_term",
-    "fedlc_loss",
-    "ldam_loss",
-    "ldam_margins",
-    "logit_adjusted_cross_entropy",
-    "model_contrastive_loss",
-    "proximal_term",
-]
-
 PRIOR_FLOOR = 1e-12  # log: -27.63; the authors' log(0) turns into NaN as soon as it is multiplied by 0
 COUNT_FLOOR = 1e-8  # of FedLC, as in the code used by Fed-MAS: an absent class has the margin 100 tau
 REDUCTIONS = ("mean", "sum", "none")

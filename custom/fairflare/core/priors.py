@@ -19,8 +19,6 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["RF_MODES", "RunningClassMean", "class_means", "prior_distance", "rescue_factor"]
-
 NORM_FLOOR = 1e-12  # a feature vector of zeros has the distance 2, to anything
 MIN_SUM = 1e-12  # divergences that sum to this or less have no shares
 RF_MODES = ("paper", "code", "class_mean")

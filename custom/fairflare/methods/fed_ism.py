@@ -131,8 +131,7 @@ class SharpnessAwareTraining(LocalTraining):
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        found: dict[str, Any] = run.own.report
-        return found
+        return dict(run.own.report)
 
 
 @settings

@@ -7,18 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 
-__all__ = [
-    "INITIAL_MU",
-    "MU_GRID",
-    "global_accuracy",
-    "label_entropy",
-    "learning_rounds",
-    "observation",
-    "reward",
-    "told_entropy",
-    "warmup_in",
-]
-
 #: The proximal coefficient before an agent has chosen one.
 INITIAL_MU = 1e-5
 #: Actions of the specification.

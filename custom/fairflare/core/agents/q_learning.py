@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fairflare.base import checks
 from fairflare.core.agents.mu_rewards import CAPACITY
 
-__all__ = ["Learner", "Mixer", "Step", "SummaryMixer", "available", "mix", "td_target"]
-
 OBSERVATION_SIZE = 4  # numbers that an agent sees
 EMBED = 32  # width of the mixer
 BATCH, TARGET_EVERY = 32, 10  # transitions: per gradient step, between target copies

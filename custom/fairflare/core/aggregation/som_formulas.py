@@ -83,8 +83,7 @@ def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
     ``sq_between``: their squared distances, (neurons, neurons); ``sq_steps``: of :func:`grid_sq_steps`.
     """
     beside = (sq_steps > 0) & (sq_steps <= 2)
-    means: Array = (np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1)
-    return means
+    return np.asarray((np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1))
 
 
 def som_weights(

@@ -16,8 +16,6 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["classifier_gradient", "matched_features", "matching_loss", "retrained_classifier"]
-
 EPSILON = 1e-6  # of the published code, in the cosine's denominator
 
 

@@ -18,8 +18,6 @@ from torch.optim import LBFGS, Optimizer
 from fairflare.base import checks
 from fairflare.core.objectives import tensors
 
-__all__ = ["GSAM", "SAM"]
-
 NORM_EPS = 1e-12  # keeps rho * g / |g| finite, as in the authors' code
 
 

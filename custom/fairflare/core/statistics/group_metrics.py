@@ -48,8 +48,7 @@ def positives(classes: int) -> list[int]:
 
 
 def _ratio(over: Array, under: Array) -> Array:
-    found: Array = np.divide(over, under, out=np.full(np.shape(over), np.nan), where=np.asarray(under) > 0)
-    return found
+    return np.asarray(np.divide(over, under, out=np.full(np.shape(over), np.nan), where=np.asarray(under) > 0))
 
 
 def _mean(values: Array) -> float:

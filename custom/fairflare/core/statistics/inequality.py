@@ -230,8 +230,7 @@ def _weighted_mean(values: Numbers, errors: Numbers) -> Numbers:
 
 def _own_error(errors: Numbers) -> Numbers:
     """Return the standard error of a value less the weighted mean that the value is part of."""
-    spread: Numbers = np.sqrt(np.maximum(errors**2 - 1 / (1 / errors**2).sum(-1, keepdims=True), 0))
-    return spread
+    return np.asarray(np.sqrt(np.maximum(errors**2 - 1 / (1 / errors**2).sum(-1, keepdims=True), 0)))
 
 
 def _compared(

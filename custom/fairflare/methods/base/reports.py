@@ -12,8 +12,6 @@ import numpy as np
 
 from fairflare.base.checks import in_words
 
-__all__ = ["ByClass", "Field", "ReportError", "misfits", "numbers", "read_report"]
-
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # bytes
 MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers

@@ -17,8 +17,6 @@ from fairflare.core.weighting import uniform_weights
 from fairflare.exchange.tensor_folder import KeptTensors
 from fairflare.methods.base.rule import RoundInputs, sample_weights
 
-__all__ = ["BySamples", "BySom", "Uniform", "Weighting"]
-
 
 class Weighting(Part, ABC):
     """A weight for every site of a round, ``>= 0``, sum 1.

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from scipy.special import stdtrit
 
 from fairflare.base.cases.resampling import draws
-from fairflare.core.statistics.intervals import (
-    LEVEL,
+from fairflare.core.statistics.intervals import LEVEL
+from fairflare_lab.statistics.seed_intervals import (
     Estimate,
     degrees,
     estimate,

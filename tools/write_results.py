@@ -250,7 +250,8 @@ def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
     """
     from scipy.special import stdtr, stdtrit
 
-    from fairflare.core.statistics.intervals import LEVEL, holm
+    from fairflare.core.statistics.intervals import LEVEL
+    from fairflare_lab.statistics.seed_intervals import holm
 
     found = []
     for figure in figures:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.core.statistics.intervals import degrees, estimate, holm, of_sites, shared_variance, widened
+from fairflare_lab.statistics.seed_intervals import degrees, estimate, holm, of_sites, shared_variance, widened
 
 RNG = np.random.default_rng(0)
 

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from fairflare.base import checks
-from fairflare.core.statistics.intervals import LEVEL, Estimate, holm, of_sites
+from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
 from fairflare.reporting.values import measured
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
+from fairflare_lab.statistics.seed_intervals import Estimate, holm, of_sites
 
 #: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
 MEASURES = ("average", "std", "worst")

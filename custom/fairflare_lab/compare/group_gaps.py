@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
-from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, estimate, of_folds
+from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import Results, as_json
 from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
@@ -30,6 +30,7 @@ from fairflare_lab.compare.differences import (
 )
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Contrast
+from fairflare_lab.statistics.seed_intervals import estimate
 
 Run = Results
 Ends: TypeAlias = tuple[float, float]

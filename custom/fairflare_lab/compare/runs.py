@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.resampling import IMAGES
-from fairflare.core.statistics.intervals import Estimate, degrees, estimate, shared_variance, widened
 from fairflare.reporting.documents import Results
+from fairflare_lab.statistics.seed_intervals import Estimate, degrees, estimate, shared_variance, widened
 
 LEAST = 20  # draws of the test patients that say how far a figure scatters
 VALUE, DRAWS = 0, slice(1, None)  # of the last axis

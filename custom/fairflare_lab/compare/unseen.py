@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fairflare.core.statistics.intervals import ROUNDING
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
 from fairflare_lab.compare.group_gaps import of_left_out
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
+from fairflare_lab.statistics.seed_intervals import ROUNDING
 
 KEPT = ("unseen", "gap", "gain")  # figures whose intervals are in the table
 NOT_SURE = "how sure is not known: neither seeds nor draws of test cases scatter"

@@ -1,0 +1,1 @@
+"""How sure differences between methods are."""

@@ -19,6 +19,7 @@ from fairflare.federation.plan import describe
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base import papers
 from fairflare.methods.base.catalog import all_methods, plugin_of
+from fairflare_lab.papers.presets import PaperTable, tables
 
 ROOT = Path(__file__).parents[1]
 TABLE, PRIVACY, PAPERS, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("docs/papers.md"), Path("jobs")
@@ -80,7 +81,7 @@ def with_table(text: str) -> str:
 def papers_page() -> str:
     """Return the page of the papers: the tables that presets are of, and the settings of every experiment."""
     parts = [PAPERS_HEAD, "## Tables", "", "| preset | table | `--paper` | rows |", "| --- | --- | --- | --- |"]
-    parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in papers.tables().values()]
+    parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in tables().values()]
     earlier: dict[str, dict[Setting, Value]] = {}
     for name in papers.experiments():
         methods = {m.name: m.papers[name] for m in all_methods().values() if name in m.papers}
@@ -112,7 +113,7 @@ def _settings(methods: Mapping[str, Any]) -> dict[Setting, Value]:
     return {(called, key): (json.dumps(told[of][key]), methods[of].sources[key]) for called, of, key in lines}
 
 
-def _rows(table: papers.PaperTable) -> str:
+def _rows(table: PaperTable) -> str:
     swept = {row: ", ".join(f"{k} in {v}" for k, v in s.items()) for row, s in table.sweeps.items()}
     return "; ".join(f"{row} ({swept[row]})" if row in swept else row for row in table.rows)
 

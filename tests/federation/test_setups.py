@@ -12,9 +12,9 @@ from fairflare.base.settings import Part, field_names
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.papers import table_of, tables
 from fairflare.methods.base.training import LocalTraining
 from fairflare_lab.cli.compare.series import Series, entries_of
+from fairflare_lab.papers.presets import table_of, tables
 
 METHODS = list(all_methods())
 NUMBERS = Path(__file__).parents[1] / "papers.md"

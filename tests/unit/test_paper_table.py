@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.methods.base.papers import tables
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.compare.paper_table import paper_table
 from fairflare_lab.page.against import half_width, sweep
 from fairflare_lab.page.content import Spread
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.write import write_report
+from fairflare_lab.papers.presets import tables
 from tests.unit.report_runs import document, read_all
 
 VALUES = {"FedAvg": {"a": 0.8, "b": 0.6}, "Ours": {"a": 0.75, "b": 0.71}}

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
 from fairflare.cli.options import which_paper
-from fairflare.methods.base.papers import table_of, tables
 from fairflare.methods.base.training import LocalTraining
 from fairflare_lab.cli.compare.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
+from fairflare_lab.papers.presets import table_of, tables
 
 
 @pytest.mark.parametrize(

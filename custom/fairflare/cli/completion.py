@@ -27,13 +27,6 @@ def papers(incomplete: str) -> list[str]:
     return [name for name in experiments() if name.startswith(incomplete)]
 
 
-def presets(incomplete: str) -> list[str]:
-    """List the tables of papers that begin so."""
-    from fairflare.methods.base.papers import tables
-
-    return [name for name in tables() if name.startswith(incomplete)]
-
-
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """List the settings of the method on the command line, as ``name=``."""
     from fairflare.federation.plan.describe import sections

@@ -1,6 +1,6 @@
-"""The papers' experiments as ``fairflare/papers/*.yaml`` has them: settings with their sources, tables, columns.
+"""The papers' experiments as ``fairflare/papers/*.yaml`` has them: settings with their sources.
 
-From these files come ``--paper``, ``fairflare compare --preset`` and the table of a method's page.
+From these files come ``--paper`` and, in the lab, ``fairflare compare --preset``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from fairflare.base.checks import choice
 
 FOLDER = Path(__file__).parents[2] / "papers"
 #: In this order a method's papers stand; the first is what ``--paper`` alone means.
@@ -44,94 +42,25 @@ class Paper:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """A table of a paper: ``fairflare compare --preset``.
-
-    Args:
-        name: of the preset.
-        title: which table.
-        paper: the experiment whose settings it has (``--paper NAME``).
-        train_like: the method whose training all rows get in a quick comparison.
-        settings: of all rows.
-        rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
-        sweeps: ``{label: {setting: values}}``.
-        columns: what the paper prints; see :mod:`fairflare_lab.compare.paper_table`.
-    """
-
-    name: str
-    title: str
-    paper: str
-    train_like: str
-    settings: Mapping[str, Any]
-    rows: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
-    sweeps: Mapping[str, Mapping[str, Any]]
-    columns: tuple[Mapping[str, Any], ...]
-
-    def as_plan(self, *, small: bool = True) -> dict[str, Any]:
-        """Return the table as a plan of ``fairflare compare`` says it.
-
-        ``small``: rows are trained like the paper's own method.
-        """
-        methods = [
-            {
-                "method": method,
-                "label": label,
-                "set": {**own, **({} if small else more)},
-                "sweep": self.sweeps.get(label),
-            }
-            for label, (method, own, more) in self.rows.items()
-        ]
-        trained = {"train_like": self.train_like} if small else {"paper": self.paper}
-        return {"methods": methods, "settings": dict(self.settings), **trained}
-
-
 def papers_of(method: str) -> dict[str, Paper]:
     """Return the experiments with a row of the method, by name; settings are those of its first row there."""
     return {
         name: _paper(content, name, rows[0])
-        for content in _contents().values()
+        for content in contents().values()
         if (rows := [label for label, row in content["rows"].items() if row["method"] == method])
         for name in content["experiments"]
     }
 
 
 @cache
-def tables() -> dict[str, PaperTable]:
-    """Return every table, by the name of its preset."""
-    return {
-        name: PaperTable(
-            name=name,
-            title=f"{content['source']}: {table['title']}",
-            paper=table["paper"],
-            train_like=content["like"],
-            settings=_values(table.get("set", {})),
-            rows={label: _row(content["rows"][label]) for label in table["rows"]},
-            sweeps={label: table["sweep"][label] for label in table.get("sweep", {})},
-            columns=tuple(table["columns"]),
-        )
-        for content in _contents().values()
-        for name, table in content["tables"].items()
-    }
-
-
-def table_of(preset: str) -> PaperTable:
-    """Return the table of that name.
-
-    Raises:
-        ValueError: unknown (suggests the nearest).
-    """
-    return tables()[choice("--preset", preset, list(tables()))]
-
-
-@cache
 def experiments() -> tuple[str, ...]:
     """Return what ``--paper`` may name."""
-    return tuple(name for content in _contents().values() for name in content["experiments"])
+    return tuple(name for content in contents().values() for name in content["experiments"])
 
 
 @cache
-def _contents() -> dict[str, dict[str, Any]]:
+def contents() -> dict[str, dict[str, Any]]:
+    """Return what the files say, by their names."""
     import yaml
 
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times quicker where it is there
@@ -141,7 +70,7 @@ def _contents() -> dict[str, dict[str, Any]]:
 def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
     own, row = content["experiments"][name], content["rows"][label]
     told = {**content["settings"], **own.get("settings", {}), **row.get("set", {}), **row.get("paper", {})}
-    values = _values(told)
+    values = values_in(told)
     return Paper(
         source=f"{content['source']}, {own['title']}",
         num_rounds=values["rounds"],
@@ -154,9 +83,6 @@ def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
     )
 
 
-def _row(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    return row["method"], _values(row.get("set", {})), _values(row.get("paper", {}))
-
-
-def _values(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def values_in(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values of settings without their sources."""
     return {name: entry["is"] for name, entry in told.items()}

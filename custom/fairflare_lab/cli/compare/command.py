@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     TABLES,
@@ -32,10 +31,10 @@ from fairflare.cli.run.words import say_what_is_shared, say_what_lacks, say_what
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.federation.plan.run_settings import RUN, TRAINING
 from fairflare_lab.cli.compare.tables import command_line, report
+from fairflare_lab.papers.presets import PaperTable, beginning_so, table_of
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task as LearnedTask
-    from fairflare.methods.base.papers import PaperTable
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.cli.compare.series import Series
 
@@ -61,7 +60,7 @@ def compare(
         typer.Option(
             metavar="NAME",
             help="Rows and columns of a paper's table: fed_lwr, fed_mrl, fed_mas, fed_ism, ... (docs/compare.md).",
-            autocompletion=completion.presets,
+            autocompletion=beginning_so,
         ),
     ] = None,
     seeds: Annotated[
@@ -166,7 +165,6 @@ def compare(
             "sites": chosen,
             "bootstrap": bootstrap,
         }
-        from fairflare.methods.base.papers import table_of
         from fairflare_lab.cli.compare.runs import Runner
 
         if preset is not None and plan_file is not None:

@@ -14,10 +14,10 @@ import typer
 from fairflare.cli.screen import console, say, user_errors
 
 if TYPE_CHECKING:
-    from fairflare.methods.base.papers import PaperTable
     from fairflare.reporting.documents import Results
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.compare.comparison import Comparison
+    from fairflare_lab.papers.presets import PaperTable
 
 
 def command_line() -> list[str]:

@@ -1,0 +1,90 @@
+"""The papers' tables as ``fairflare/papers/*.yaml`` has them: rows, sweeps, columns (``compare --preset``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fairflare.base.checks import choice
+from fairflare.methods.base.papers import contents, values_in
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of a paper: ``fairflare compare --preset``.
+
+    Args:
+        name: of the preset.
+        title: which table.
+        paper: the experiment whose settings it has (``--paper NAME``).
+        train_like: the method whose training all rows get in a quick comparison.
+        settings: of all rows.
+        rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
+        sweeps: ``{label: {setting: values}}``.
+        columns: what the paper prints; see :mod:`fairflare_lab.compare.paper_table`.
+    """
+
+    name: str
+    title: str
+    paper: str
+    train_like: str
+    settings: Mapping[str, Any]
+    rows: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
+    sweeps: Mapping[str, Mapping[str, Any]]
+    columns: tuple[Mapping[str, Any], ...]
+
+    def as_plan(self, *, small: bool = True) -> dict[str, Any]:
+        """Return the table as a plan of ``fairflare compare`` says it.
+
+        ``small``: rows are trained like the paper's own method.
+        """
+        methods = [
+            {
+                "method": method,
+                "label": label,
+                "set": {**own, **({} if small else more)},
+                "sweep": self.sweeps.get(label),
+            }
+            for label, (method, own, more) in self.rows.items()
+        ]
+        trained = {"train_like": self.train_like} if small else {"paper": self.paper}
+        return {"methods": methods, "settings": dict(self.settings), **trained}
+
+
+@cache
+def tables() -> dict[str, PaperTable]:
+    """Return every table, by the name of its preset."""
+    return {
+        name: PaperTable(
+            name=name,
+            title=f"{content['source']}: {table['title']}",
+            paper=table["paper"],
+            train_like=content["like"],
+            settings=values_in(table.get("set", {})),
+            rows={label: _row(content["rows"][label]) for label in table["rows"]},
+            sweeps={label: table["sweep"][label] for label in table.get("sweep", {})},
+            columns=tuple(table["columns"]),
+        )
+        for content in contents().values()
+        for name, table in content["tables"].items()
+    }
+
+
+def table_of(preset: str) -> PaperTable:
+    """Return the table of that name.
+
+    Raises:
+        ValueError: unknown (suggests the nearest).
+    """
+    return tables()[choice("--preset", preset, list(tables()))]
+
+
+def beginning_so(incomplete: str) -> list[str]:
+    """List the tables whose names begin so, to complete a command line."""
+    return [name for name in tables() if name.startswith(incomplete)]
+
+
+def _row(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    return row["method"], values_in(row.get("set", {})), values_in(row.get("paper", {}))

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.federation import privacy
-from fairflare.federation.plan import describe
+from fairflare.federation.plan import describe, papers
 from fairflare.flare.export.recipes import FairRecipe
-from fairflare.methods.base import papers
 from fairflare.methods.base.catalog import all_methods, plugin_of
 from fairflare_lab.papers.presets import PaperTable, tables
 
@@ -84,7 +83,7 @@ def papers_page() -> str:
     parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in tables().values()]
     earlier: dict[str, dict[Setting, Value]] = {}
     for name in papers.experiments():
-        methods = {m.name: m.papers[name] for m in all_methods().values() if name in m.papers}
+        methods = {m.name: of[name] for m in all_methods().values() if name in (of := papers.papers_of(m))}
         settings = _settings(methods)
         base = max(earlier, key=lambda other: len(earlier[other].items() & settings.items()), default="")
         shared = earlier.get(base, {}).items() & settings.items()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fairflare.base.settings import Part, field_names
+from fairflare.federation.plan.papers import papers_of
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
@@ -93,15 +94,15 @@ def test_every_value_has_a_source() -> None:
     assert all(line.source for line in LINES)
     for name, method in all_methods().items():
         not_entered = ("fair_lora", "flex_fair", "group_dro")
-        assert method.papers or name in not_entered, name
-        for paper in method.papers.values():
+        assert papers_of(method) or name in not_entered, name
+        for paper in papers_of(method).values():
             assert {*paper.sources} == {*paper.settings, "rounds", "sites"}
             assert all(len(text) > 3 for text in paper.sources.values()), paper.sources
 
 
 @pytest.mark.many
 @pytest.mark.parametrize(
-    ("name", "paper"), [(name, paper) for name, method in all_methods().items() for paper in method.papers]
+    ("name", "paper"), [(name, paper) for name, method in all_methods().items() for paper in papers_of(method)]
 )
 def test_a_run_of_one_method_is_the_papers(name: str, paper: str) -> None:
     plan = make_plan(name, small=False, paper=paper)
@@ -126,7 +127,7 @@ def test_a_run_of_one_method_is_the_papers(name: str, paper: str) -> None:
     ],
 )  # fmt: skip
 def test_the_first_paper_is_the_usual_one(name: str, papers: list[str]) -> None:
-    assert list(all_methods()[name].papers) == papers
+    assert list(papers_of(all_methods()[name])) == papers
     usual = make_plan(name, small=False).paper
     assert usual is not None
     assert usual.name == papers[0]

@@ -431,7 +431,7 @@ PLACES = {
     "fairflare/federation/plan/task_files.py importlib.util.spec_from_file_location": "the user's --task-file",
     "fairflare/federation/plan/site_training.py importlib.import_module": "only a LocalTraining of ours is made",
     "fairflare/methods/base/catalog.py importlib.import_module": "modules of fairflare.methods",
-    "fairflare/methods/base/papers.py yaml.load": "the package's own files, by a safe loader",
+    "fairflare/federation/plan/papers.py yaml.load": "the package's own files, by a safe loader",
     "fairflare/methods/base/site_run.py re.fullmatch": "escaped",
     "fairflare/prediction/recall.py importlib.import_module": "a packaged Task, and only of the package",
     "fairflare/tasks/adapters.py re.compile": "adapters' patterns of the job, on names of the network's parts",

@@ -22,7 +22,7 @@ def kinds_of_task(incomplete: str) -> list[str]:
 
 def papers(incomplete: str) -> list[str]:
     """List the experiments of papers that begin so."""
-    from fairflare.methods.base.papers import experiments
+    from fairflare.federation.plan.papers import experiments
 
     return [name for name in experiments() if name.startswith(incomplete)]
 

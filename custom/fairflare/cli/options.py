@@ -140,7 +140,7 @@ class Command(TyperCommand):
 
 def _meant(words: Sequence[str]) -> str:
     """Return what to write where a word stands alone that belongs to ``--set`` or ``--paper``; or nothing."""
-    from fairflare.methods.base.papers import experiments
+    from fairflare.federation.plan.papers import experiments
 
     for option, word, after in zip(words, words[1:], [*words[2:], ""], strict=False):
         if option == "--set" and "=" not in word:
@@ -161,8 +161,8 @@ def _no_paper(word: str) -> bool:
 
     Anything else is a paper, or a mistyped one.
     """
+    from fairflare.federation.plan.papers import experiments
     from fairflare.methods.base.catalog import all_methods
-    from fairflare.methods.base.papers import experiments
 
     return word not in experiments() and (word[:1] in ("", "-") or word.partition(":")[0] in all_methods())
 

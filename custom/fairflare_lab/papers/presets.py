@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from fairflare.base.checks import choice
-from fairflare.methods.base.papers import contents, values_in
+from fairflare.federation.plan.papers import contents, values_in
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairflare.cli.screen import errors, say
+from fairflare.federation.plan.papers import papers_of
 
 if TYPE_CHECKING:
     from fairflare.federation.plan.plan import Plan
@@ -25,7 +26,7 @@ def say_plan(plan: Plan, own_data: bool = False) -> None:
 def say_whose_setting(plan: Plan) -> None:
     """Say which paper's settings ``--paper`` took, and in which other papers the method stands."""
     if plan.paper is not None:
-        others = [name for name in plan.method.papers if name != plan.paper.name]
+        others = [name for name in papers_of(plan.method) if name != plan.paper.name]
         more = f" (--paper NAME takes another: {', '.join(others)})" if others else ""
         say(f"settings of {plan.paper.name or plan.method.name}: {plan.paper.source}{more}")
 

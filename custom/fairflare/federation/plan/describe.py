@@ -12,6 +12,7 @@ from fairflare.base.checks import unknown
 from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
@@ -91,7 +92,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
-    paper = method.published()
+    paper = published_setting(method)
     told = paper.settings if paper else training_by_task(method.task, method)
     dealt = dealt_to((paper or method).num_sites, task)
     server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
@@ -145,7 +146,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
             where = f"`fairflare describe {name}` has all {len(known)}"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
     quick = make_plan(name, shown=True)
-    paper = make_plan(name, small=False, shown=True) if get_method(name).papers else quick
+    paper = make_plan(name, small=False, shown=True) if papers_of(get_method(name)) else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
@@ -193,7 +194,8 @@ def quick_job(name: str) -> str:
         given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
     text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
-    return text if get_method(name).papers else f"No published setting: the defaults are those of its classes. {text}"
+    published = papers_of(get_method(name))
+    return text if published else f"No published setting: the defaults are those of its classes. {text}"
 
 
 def _shown(value: Any) -> str:

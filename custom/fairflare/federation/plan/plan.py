@@ -16,6 +16,7 @@ from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.sent_tensors import ALL
+from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
@@ -28,8 +29,7 @@ from fairflare.federation.plan.task_files import (
     of_bundle,
     of_object,
 )
-from fairflare.methods.base.catalog import Method, get_method, method_of
-from fairflare.methods.base.papers import Paper
+from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
 from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
@@ -127,7 +127,7 @@ def make_plan(
             sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
             setting the training of a quick job and the defaults of its classes.
-        paper: which paper's, without ``small``: a name of :func:`fairflare.methods.base.papers.experiments`; default:
+        paper: which paper's, without ``small``: a name of :func:`.papers.experiments`; default:
             the first in which the method is.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
@@ -153,7 +153,7 @@ def make_plan(
     _refuse_twice(chosen, settings or {}, rule=rule, training=training, task=own_task)
     _refuse_twice(chosen, {name: value for name, value in options.items() if name != "label"}, run=run)
     model = chosen if train_like is None else get_method(train_like)
-    published = None if small else model.published(paper)
+    published = None if small else published_setting(model, paper)
     learned = (published and published.task) or model.task
     task_class: type[Task]
     if monai_bundle is not None:
@@ -377,9 +377,10 @@ def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class
 
     Else its own) says of the method alone, when it is trained like another.
     """
-    if other is None or not chosen.papers:
+    papers = papers_of(chosen)
+    if other is None or not papers:
         return {}
-    told = chosen.papers.get(other.name) or chosen.published()
+    told = papers.get(other.name) or published_setting(chosen)
     shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
     kept = {*chosen.keeps, *model.keeps}
     own = {name for part in parts for name in field_names(part) if name not in shared or name in kept}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from fairflare.base.checks import nearest
 from fairflare.base.settings import Part, choices, described, field_names, meanings, typed
+from fairflare.federation.plan.papers import papers_of
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import DEALT_TO
@@ -117,7 +118,7 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
 def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
     """Name of the setting, the argument, and what it means: of the run, the server's half, the sites', and the task."""
     quick = make_plan(method.name, min_sites=2)
-    paper = make_plan(method.name, min_sites=2, small=False) if method.papers else quick
+    paper = make_plan(method.name, min_sites=2, small=False) if papers_of(method) else quick
     of_recipe, declared = meanings(FairRecipe), inspect.signature(FairRecipe, eval_str=True).parameters
     for name in OPTIONS:
         yield (

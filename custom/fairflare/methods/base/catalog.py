@@ -15,10 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import fairflare.methods
-from fairflare.base.checks import choice, listed, unknown
+from fairflare.base.checks import listed, unknown
 from fairflare.base.settings import build, field_names
-from fairflare.methods.base.papers import Paper as Paper
-from fairflare.methods.base.papers import experiments, papers_of
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import Rule, anchor_fields
 from fairflare.methods.base.training import LocalTraining
@@ -26,6 +24,31 @@ from fairflare.methods.base.training import LocalTraining
 log = logging.getLogger(__name__)
 #: The group of entry points by which an installed package brings methods along.
 PLUGINS = "fairflare.methods"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The published setting of a method's experiments: ``--paper``.
+
+    Args:
+        source: which of its experiments.
+        num_rounds: T.
+        num_sites: K.
+        settings: of task, rule, training and run that differ from the method's defaults, by name.
+        lacks: what a run has to bring along to be the paper's.
+        task: the kind of task that is learned; ``""``: the method's.
+        name: for ``--paper NAME``.
+        sources: ``{setting: where the value stands}``, of ``rounds`` and ``sites`` too.
+    """
+
+    source: str
+    num_rounds: int
+    num_sites: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    task: str = ""
+    name: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,26 +104,6 @@ class Method:
                 raise TypeError(
                     f"{half.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
                 )
-
-    @property
-    def papers(self) -> dict[str, Paper]:
-        """The published settings by the name that ``--paper`` has for them, the usual one first; empty: none."""
-        return papers_of(self.name) if self.paper is None else {self.paper.name: self.paper}
-
-    def published(self, name: str | None = None) -> Paper | None:
-        """Return the published setting of that name; default: the usual one, or ``None`` where there is none.
-
-        Raises:
-            ValueError: no paper is called so (suggests the nearest), or the method is in none of its tables.
-        """
-        papers = self.papers
-        if name is None:
-            return next(iter(papers.values()), None)
-        if name not in papers:
-            choice("--paper", name, experiments())
-            of = f"of {', '.join(papers)}" if papers else "of no paper's"
-            raise ValueError(f"--paper {name}: method {self.name!r} is in no table there; its settings are {of}")
-        return papers[name]
 
 
 def all_methods() -> dict[str, Method]:

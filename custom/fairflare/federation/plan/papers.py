@@ -6,10 +6,12 @@ From these files come ``--paper`` and, in the lab, ``fairflare compare --preset`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from fairflare.base.checks import choice
+from fairflare.methods.base.catalog import Method, Paper
 
 FOLDER = Path(__file__).parents[2] / "papers"
 #: In this order a method's papers stand; the first is what ``--paper`` alone means.
@@ -17,39 +19,35 @@ PAPERS = ("fed_lwr", "fed_mrl", "fed_mas", "fed_ism")
 LENGTH = ("rounds", "sites")  # of a run, not of a part of it
 
 
-@dataclass(frozen=True)
-class Paper:
-    """The published setting of a method's experiments: ``--paper``.
+def papers_of(method: Method) -> dict[str, Paper]:
+    """Return a method's published settings by the name that ``--paper`` has for them, the usual one first; empty: none.
 
-    Args:
-        source: which of its experiments.
-        num_rounds: T.
-        num_sites: K.
-        settings: of task, rule, training and run that differ from the method's defaults, by name.
-        lacks: what a run has to bring along to be the paper's.
-        task: the kind of task that is learned; ``""``: the method's.
-        name: for ``--paper NAME``.
-        sources: ``{setting: where the value stands}``, of ``rounds`` and ``sites`` too.
+    Settings of an experiment are those of the method's first row there.
     """
-
-    source: str
-    num_rounds: int
-    num_sites: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    lacks: tuple[str, ...] = ()
-    task: str = ""
-    name: str = ""
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-def papers_of(method: str) -> dict[str, Paper]:
-    """Return the experiments with a row of the method, by name; settings are those of its first row there."""
+    if method.paper is not None:
+        return {method.paper.name: method.paper}
     return {
         name: _paper(content, name, rows[0])
         for content in contents().values()
-        if (rows := [label for label, row in content["rows"].items() if row["method"] == method])
+        if (rows := [label for label, row in content["rows"].items() if row["method"] == method.name])
         for name in content["experiments"]
     }
+
+
+def published_setting(method: Method, name: str | None = None) -> Paper | None:
+    """Return the published setting of that name; default: the usual one, or ``None`` where there is none.
+
+    Raises:
+        ValueError: no paper is called so (suggests the nearest), or the method is in none of its tables.
+    """
+    papers = papers_of(method)
+    if name is None:
+        return next(iter(papers.values()), None)
+    if name not in papers:
+        choice("--paper", name, experiments())
+        of = f"of {', '.join(papers)}" if papers else "of no paper's"
+        raise ValueError(f"--paper {name}: method {method.name!r} is in no table there; its settings are {of}")
+    return papers[name]
 
 
 @cache

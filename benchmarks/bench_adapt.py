@@ -24,10 +24,10 @@ import torch
 from scipy.stats import t as student
 
 from fairflare.cli.options import parse_settings
-from fairflare.core.features.batch_norms import recalibrate
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
+from fairflare.prediction.adapt import recalibrate
 from fairflare.prediction.predictor import load_predictor
 
 SETTINGS = {

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, running_norms
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, running_norms
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.local import LocalTransport, run_local
+from fairflare.prediction.adapt import recalibrate
 from fairflare.reporting.documents import RoundRecord
 
 SETTINGS: dict[str, dict[str, Any]] = {

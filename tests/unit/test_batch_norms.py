@@ -18,10 +18,10 @@ from fairflare.core.features.batch_norms import (
     next_group,
     other_running,
     pooled,
-    recalibrate,
     registered_names,
     running_norms,
 )
+from fairflare.prediction.adapt import recalibrate
 from fairflare.tasks.networks import build_classifier
 
 from ..central_norms import central_statistics, differing

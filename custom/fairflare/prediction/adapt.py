@@ -6,7 +6,7 @@ model has the statistics of others' scanners. ``docs/norm_statistics.md`` says w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,14 @@ import torch
 
 from fairflare.base.disk.files import save_torch, sha256_of, write_whole
 from fairflare.base.machine.memory_reuse import reused_memory
-from fairflare.core.features.batch_norms import Unmeasurable, other_running, recalibrate, registered_names
+from fairflare.core.features.batch_norms import (
+    Unmeasurable,
+    measure,
+    next_group,
+    other_running,
+    registered_names,
+    running_norms,
+)
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.predictor import BATCH, Predictor
@@ -132,3 +139,34 @@ def save(found: Adapted, out: Path) -> SavedModel:
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, lambda path: save_torch({"model": state, "train_conf": conf}, path))
     return read_model(out)
+
+
+def recalibrate(
+    model: torch.nn.Module,
+    batches: Callable[[], Iterable[torch.Tensor]],
+    *,
+    one_pass: bool = False,
+    measured: list[str] | None = None,
+) -> int:
+    """Set the running statistics of all norms that images reach, from data that are in one place.
+
+    Args:
+        model: its buffers are changed.
+        batches: gives the batches anew each time.
+        one_pass: as :func:`.batch_norms.measure`'s ``by_batch``, all norms in one pass.
+        measured: gets the names of the norms.
+
+    Returns:
+        Number of passes.
+    """
+    done = [] if measured is None else measured
+    passes, more = 0, True
+    norms: dict[str, Any] = dict(running_norms(model))
+    while more and norms:
+        group = next_group(model, next(iter(batches())), done, all_at_once=one_pass)
+        for name, found in measure(model, batches(), group, by_batch=one_pass).items():
+            norms[name].running_mean.copy_(found.mean)
+            norms[name].running_var.copy_(found.squares / max(found.count - 1, 1))
+        done += group.names
+        passes, more = passes + 1, group.more
+    return passes

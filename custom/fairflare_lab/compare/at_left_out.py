@@ -12,7 +12,7 @@ import torch
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
-from fairflare.core.features.batch_norms import MEAN, VARIANCE, recalibrate, registered_names
+from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
@@ -25,6 +25,7 @@ from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import RUN_DIR
 from fairflare.methods.base.reports import SUPPRESSED
+from fairflare.prediction.adapt import recalibrate
 from fairflare.reporting.results import read_results
 from fairflare_lab.compare.left_out import Unseen
 

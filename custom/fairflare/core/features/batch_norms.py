@@ -255,34 +255,3 @@ def pooled(
     mean = torch.stack([weights[site] * means[site].double() for site in sites]).sum(0)
     parts = [weights[site] * (variances[site].double() + (means[site].double() - mean) ** 2) for site in sites]
     return mean, torch.stack(parts).sum(0) * (count / (count - 1))
-
-
-def recalibrate(
-    model: nn.Module,
-    batches: Callable[[], Iterable[Tensor]],
-    *,
-    one_pass: bool = False,
-    measured: list[str] | None = None,
-) -> int:
-    """Return the same in one place, for data that are in one place: sets the running statistics of all norms reached.
-
-    Args:
-        model: its buffers are changed.
-        batches: gives the batches anew each time.
-        one_pass: as :func:`measure`'s ``by_batch``, all norms in one pass.
-        measured: gets the names of the norms.
-
-    Returns:
-        Number of passes.
-    """
-    done = [] if measured is None else measured
-    passes, more = 0, True
-    norms: dict[str, Any] = dict(running_norms(model))
-    while more and norms:
-        group = next_group(model, next(iter(batches())), done, all_at_once=one_pass)
-        for name, found in measure(model, batches(), group, by_batch=one_pass).items():
-            norms[name].running_mean.copy_(found.mean)
-            norms[name].running_var.copy_(found.squares / max(found.count - 1, 1))
-        done += group.names
-        passes, more = passes + 1, group.more
-    return passes

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from fairflare.base.cases.floor import hidden_classes
 
@@ -121,8 +120,5 @@ def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
     numbers = sorted({*own, *others})
     if not sum(own.values()) or not sum(others.values()):
         return float("nan")
-    shares: list[npt.NDArray[np.float64]] = []
-    for mix in (own, others):
-        values = np.array([mix.get(number, 0) for number in numbers], dtype=np.float64)
-        shares.append(values / values.sum())
-    return float(jensenshannon(*shares, base=2))
+    mixes = ([mix.get(number, 0) for number in numbers] for mix in (own, others))
+    return float(jensenshannon(*mixes, base=2))  # which divides each by its sum

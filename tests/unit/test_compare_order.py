@@ -19,10 +19,6 @@ def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:
     return Runner(Series(entries, seeds=[0, 1, 2], task="segmentation", sites=2, rounds=3), folder, {}, at_once=at_once)
 
 
-def put(progress: Progress, state: str, rounds: int) -> None:
-    progress.state, progress.rounds = state, rounds
-
-
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of runs in the order in which they begin; those of fed_lwr fail, the others complete."""
@@ -30,16 +26,14 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(self: Runner, progress: Progress) -> tuple[Progress, Any, Any]:
         names.append(progress.run.name)
-        put(progress, "running", 0)
+        progress.state = "running"
         return progress, SimpleNamespace(exitcode=0, join=lambda *_: None, kill=lambda: None), SimpleNamespace()
 
-    def follow(self: Runner, progress: Progress, process: Any) -> bool:
-        fails = progress.run.entry.label == "fed_lwr"
-        put(progress, "failed" if fails else "completed", 0 if fails else 3)
-        return True
+    def end(self: Runner, progress: Progress, code: int) -> None:
+        progress.state = "failed" if progress.run.entry.label == "fed_lwr" else "completed"
 
     monkeypatch.setattr(Runner, "_start", start)
-    monkeypatch.setattr(Runner, "_follow", follow)
+    monkeypatch.setattr(Runner, "_end", end)
     monkeypatch.setattr(runs, "POLL", 0.0)
     return names
 
@@ -52,7 +46,7 @@ def test_runs_begin_in_the_order_of_the_series_and_one_that_fails_ends_no_other(
     def tell(progress: Progress) -> None:
         at_work.append(sum(p.state == "running" for p in runner.all))
 
-    put(runner.all[0], "completed", 3)
+    runner.all[0].state = "completed"
     runner.go(tell)
     assert begun == [p.run.name for p in runner.all[1:]]
     assert [p.state for p in runner.all] == ["completed", "failed"] * 3
@@ -64,7 +58,7 @@ def test_an_interrupted_comparison_tells_its_runs_to_end(tmp_path: Path, monkeyp
     told: list[Progress] = []
 
     def start(self: Runner, progress: Progress) -> tuple[Progress, Any, Any]:
-        put(progress, "running", 1)
+        progress.state = "running"
         process = SimpleNamespace(exitcode=None, join=lambda *_: None, kill=lambda: ended.append("killed"))
         return progress, process, SimpleNamespace(close=lambda: ended.append("told"))
 
@@ -76,17 +70,17 @@ def test_an_interrupted_comparison_tells_its_runs_to_end(tmp_path: Path, monkeyp
     assert ended == ["told", "told", "killed", "killed"]
 
 
-def test_what_is_left_goes_by_the_rounds_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_goes_by_the_runs_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
     clock = SimpleNamespace(monotonic=lambda: 100.0)
     monkeypatch.setattr(runs, "time", clock)
     runner.started = 60.0
+    runner.all[0].state = "completed"  # by an earlier command: it says nothing of this one's pace
     assert _left(runner) == ""
-    put(runner.all[0], "running", 3)
-    runner.all[0].began_at = 1  # two rounds in 40 s; 15 of 18 are to come
-    assert runner.left() == pytest.approx(20 * 15)
-    put(runner.all[1], "failed", 0)  # its three come no more
-    assert _left(runner) == ", about 4 min left"
+    runner.all[1].state, runner.all[1].seconds = "failed", 40.0  # one run in 40 s; four are to come
+    runner.all[2].state = "running"
+    assert runner.left() == pytest.approx(40 * 4)
+    assert _left(runner) == ", about 3 min left"
     for progress in runner.all[2:]:
-        put(progress, "completed", 3)
+        progress.state = "completed"
     assert runner.left() == 0

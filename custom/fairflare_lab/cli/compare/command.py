@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -289,18 +288,16 @@ def _go(runner: Runner, metric: str | None = None) -> None:
     if done == len(runner.all):
         return
     from fairflare_lab.cli.compare.provenance import note_session
-    from fairflare_lab.cli.compare.view import View, plan_in_words
+    from fairflare_lab.cli.compare.view import plan_in_words, tell
 
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
         note_session(runner.folder, command_line(), runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
-    view = View(runner, metric)
     with stopped_by_signals(errors) as stop:
         try:
-            with view.bars if console.is_terminal else nullcontext():
-                runner.go(view.tell, stop)
+            runner.go(lambda progress: tell(runner, progress, metric), stop)
         except KeyboardInterrupt:
             say("Stopped. The same command goes on from here.")
             raise typer.Exit(stop.code) from None

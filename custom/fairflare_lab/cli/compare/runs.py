@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -18,9 +17,8 @@ from typing import Any
 from fairflare.base.disk.files import write_whole
 from fairflare.base.settings import by_name
 from fairflare.cli.run.folder import refused
-from fairflare.cli.run.simulate import RUN_FOLDER
 from fairflare.reporting.documents import Results
-from fairflare.reporting.results import PROGRESS_FILE, find_results, read_results, results_in
+from fairflare.reporting.results import find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
 from fairflare_lab.cli.compare.series import Run, Series
 from fairflare_lab.compare.left_out import Unseen
@@ -38,19 +36,13 @@ class Progress:
     """Where one run is.
 
     Attributes:
-        of: rounds it has.
-        rounds: done.
-        began_at: rounds that were there already.
         state: one of those above.
-        started: on the clock of this process.
-        seconds: it has taken here.
+        started: on the clock of this process; 0: it did not begin here.
+        seconds: it has taken here; 0: it did not end here.
         reason: why it failed.
     """
 
     run: Run
-    of: int
-    rounds: int = 0
-    began_at: int = 0
     state: str = WAITING
     started: float = 0.0
     seconds: float = 0.0
@@ -87,8 +79,9 @@ class Runner:
     ) -> None:
         self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
         self.started = time.monotonic()
-        self.all = [Progress(run, run.make().run.num_rounds) for run in series.runs()]
+        self.all = [Progress(run) for run in series.runs()]
         for progress in self.all:
+            progress.run.make()
             self._look(progress, overwrite)
 
     def place(self, run: Run) -> Path:
@@ -109,7 +102,7 @@ class Runner:
         return [(read_results(file), Unseen.read(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
-        """Do the runs that are not done; ``tell`` is called whenever one got on. Interrupted, it ends them all.
+        """Do the runs that are not done; ``tell`` hears of each that begins or ends. Interrupted, it ends them all.
 
         Raises:
             KeyboardInterrupt: ``stop`` said so.
@@ -126,7 +119,8 @@ class Runner:
                 if stop():
                     raise KeyboardInterrupt
                 for progress, process, _ in running:
-                    if self._follow(progress, process):
+                    if process.exitcode is not None:
+                        self._end(progress, process.exitcode)
                         tell(progress)
                 running = [one for one in running if one[0].state == RUNNING]
         finally:
@@ -139,10 +133,10 @@ class Runner:
                 process.join()
 
     def left(self) -> float | None:
-        """Return the seconds to go at the pace of the rounds so far; ``None``: no round has ended here."""
-        done = sum(p.rounds - p.began_at for p in self.all)
-        to_come = sum(p.of - p.rounds for p in self.all if p.state in (WAITING, RUNNING))
-        return (time.monotonic() - self.started) * to_come / done if done else None
+        """Return the seconds to go at the pace of the runs so far; ``None``: no run has ended here."""
+        ended = sum(p.seconds > 0 for p in self.all)
+        to_come = sum(p.state in (WAITING, RUNNING) for p in self.all)
+        return (time.monotonic() - self.started) * to_come / ended if ended else None
 
     # -- one run
 
@@ -158,7 +152,7 @@ class Runner:
         if differing:
             shutil.rmtree(place)
         elif _outcome(place, 0)[0] == DONE and (not progress.run.held_out or Unseen.is_in(find_results(place).parent)):
-            progress.state, progress.rounds, progress.began_at = DONE, progress.of, progress.of
+            progress.state = DONE
 
     def _wanted(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
@@ -187,7 +181,6 @@ class Runner:
         process.start()
         theirs.close()
         progress.state, progress.started = RUNNING, time.monotonic()
-        progress.began_at = progress.rounds = _rounds_done(self.workspace(progress.run))
         return progress, process, alive
 
     def _processes(self) -> Any:
@@ -202,19 +195,13 @@ class Runner:
             context.set_forkserver_preload([] if self.simulator else ["fairflare_lab.cli.compare.ahead"])
         return context
 
-    def _follow(self, progress: Progress, process: BaseProcess) -> bool:
-        """Return whether something is new."""
-        before = (progress.state, progress.rounds)
-        ended = process.exitcode is not None
+    def _end(self, progress: Progress, code: int) -> None:
+        """Note how a run ended; one that is done needs nothing any more to go on."""
+        place = self.place(progress.run)
         progress.seconds = time.monotonic() - progress.started
-        progress.rounds = max(progress.rounds, _rounds_done(self.workspace(progress.run)))
-        if ended:
-            progress.state, progress.reason = _outcome(self.place(progress.run), process.exitcode)
-        if progress.state == DONE:
-            progress.rounds = progress.of
-            for name in NEEDED_TO_CONTINUE:
-                shutil.rmtree(self.place(progress.run) / name, ignore_errors=True)
-        return (progress.state, progress.rounds) != before
+        progress.state, progress.reason = _outcome(place, code)
+        for name in NEEDED_TO_CONTINUE if progress.state == DONE else ():
+            shutil.rmtree(place / name, ignore_errors=True)
 
 
 def _outcome(place: Path, code: int | None) -> tuple[str, str]:
@@ -239,13 +226,3 @@ def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
     old, new = by_name(stored), by_name(wanted)
     names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     return ", ".join(f"{name}: {old.get(name)!r}, now {new.get(name)!r}" for name in names[:4])
-
-
-def _rounds_done(workspace: Path) -> int:
-    """Return a run's rounds by its event log; of a run that went on, the last start counts."""
-    with suppress(OSError):
-        lines = (workspace / RUN_FOLDER / PROGRESS_FILE).read_text(encoding="utf-8").splitlines()
-        for line in reversed([line for line in lines if '"round_done"' in line]):
-            with suppress(ValueError, KeyError):  # half a line of a killed process
-                return int(json.loads(line)["current_round"]) + 1
-    return 0

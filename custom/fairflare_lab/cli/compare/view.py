@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from collections.abc import Sequence
 
 from fairflare.cli.screen import console, say
 from fairflare.reporting.layout import counted, number, spread
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import metrics_of, summary_of
-from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Runner
-from fairflare_lab.cli.compare.runs import Progress as RunProgress
-
-if TYPE_CHECKING:
-    from fairflare.core.fairness import FairnessSummary
-
-MOST_LINES = 10  # of a run that goes on
+from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Progress, Runner
 
 
 def plan_in_words(runner: Runner) -> str:
@@ -33,70 +24,38 @@ def plan_in_words(runner: Runner) -> str:
     )
 
 
-def _ended_in_words(runner: Runner, progress: RunProgress, metric: str | None) -> list[str]:
-    """Return a line for a run that ended, with its figure and the time left; one more for a row that is complete."""
-
-    def of(one: RunProgress) -> tuple[str, FairnessSummary]:
-        results = read_results(find_results(runner.place(one.run)))
-        name = metric or metrics_of(results)[0]
-        return name, summary_of(results, name)
-
+def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
+    """Say that a run began, and where it writes how far it is; or its figure, and that of a row that is complete."""
+    if progress.state == RUNNING:
+        say(f"{progress.run.name}: begun, log: {runner.place(progress.run) / 'run.log'}", console)
+        return
     ended = sum(p.state in (DONE, FAILED) for p in runner.all)
     line = f"{ended}/{len(runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
     if progress.state != DONE:
-        return [f"{line}{_left(runner)}: {progress.reason}"]
+        say(f"{line}{_left(runner)}: {progress.reason}", console)
+        return
     row = [p for p in runner.all if p.run.entry.label == progress.run.entry.label]
     try:
-        name, over = of(progress)
-        line += f", {name} {number(over.mean)} on average, worst {number(over.worst)} ({over.worst_site or '-'})"
-        if progress.run.held_out or len(row) == 1 or any(p.state != DONE for p in row):
-            return [line + _left(runner)]
-        means, worst = (spread([getattr(of(p)[1], of_all) for p in row]) for of_all in ("mean", "worst"))
+        name, figure = _figure(runner, [progress], metric)
+        say(f"{line}, {figure}{_left(runner)}", console)
+        if len(row) > 1 and all(p.state == DONE and not p.run.held_out for p in row):
+            say(f"{progress.run.entry.label}, {len(row)} seeds: {_figure(runner, row, name)[1]}", console)
     except (ValueError, IndexError) as error:  # such a metric: the table says it with all that there is
-        return [f"{line}, no figure: {error}{_left(runner)}"]
-    return [
-        line + _left(runner),
-        f"{progress.run.entry.label}, {len(row)} seeds: {name} {number(means.mean, means.sd)} on average, "
-        f"worst {number(worst.mean, worst.sd)}",
-    ]
+        say(f"{line}, no figure: {error}{_left(runner)}", console)
 
 
-class View:
-    """A line for each run that ended; while runs go a bar for each on a terminal, in logs and pipes some lines.
-
-    Attributes:
-        bars: of the runs at work, and of all; shown once they are entered.
-    """
-
-    def __init__(self, runner: Runner, metric: str | None = None) -> None:
-        self.runner, self.metric = runner, metric
-        columns = (TextColumn(text) for text in ("{task.completed:>3.0f}/{task.total:.0f}", "{task.fields[note]}"))
-        self.bars = Progress(TextColumn("{task.description}"), BarColumn(24), *columns, console=console)
-        self._whole = self.bars.add_task("rounds", total=sum(p.of for p in runner.all), note="")
-        self._bars: dict[str, TaskID] = {}
-        self._told: dict[str, int] = {}
-
-    def tell(self, progress: RunProgress) -> None:
-        """Say that a run got on."""
-        name, tenth = progress.run.name, MOST_LINES * progress.rounds // progress.of
-        if progress.state in (DONE, FAILED):
-            for line in _ended_in_words(self.runner, progress, self.metric):
-                say(line, console)
-        elif not self.bars.live.is_started and tenth > self._told.get(name, -1):
-            self._told[name] = tenth
-            say(f"{name}: round {progress.rounds} of {progress.of}{_left(self.runner)}", console)
-        if name not in self._bars:
-            self._bars[name] = self.bars.add_task(escape(name[:40]), total=progress.of, note="")
-        at_work = progress.state == RUNNING
-        self.bars.update(self._bars[name], completed=progress.rounds, visible=at_work)
-        done = sum(p.rounds for p in self.runner.all)
-        self.bars.update(self._whole, completed=done, note=_left(self.runner).lstrip(", "))
+def _figure(runner: Runner, runs: Sequence[Progress], metric: str | None) -> tuple[str, str]:
+    """Return the metric, and in words the average and the worst site, over some runs of one row."""
+    found = [read_results(find_results(runner.place(one.run))) for one in runs]
+    name = metric or metrics_of(found[0])[0]
+    over = [summary_of(results, name) for results in found]
+    means, worst = (spread([getattr(of, figure) for of in over]) for figure in ("mean", "worst"))
+    where = f" ({over[0].worst_site or '-'})" if len(over) == 1 else ""
+    return name, (f"{name} {number(means.mean, means.sd)} on average, worst {number(worst.mean, worst.sd)}{where}")
 
 
 def _left(runner: Runner) -> str:
     seconds = runner.left()
     if not seconds:
         return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", about {f'{hours} h ' if hours else ''}{f'{minutes} min' if hours or minutes else f'{rest} s'} left"
+    return f", about {f'{seconds / 60:.0f} min' if seconds >= 60 else f'{seconds:.0f} s'} left"

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fairflare.base.disk.files import csv_text
@@ -38,7 +37,7 @@ from fairflare.reporting.results import (
     read_document,
     read_results,
 )
-from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table, rich_table
+from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table
 from fairflare_lab.compare.comparison import compare
 
 NAN = math.nan
@@ -576,15 +575,6 @@ def test_table_of_a_failed_run(store):
     text = fairness_table(read_results(store.folder))
     assert "FAILED: 1 of min_sites=2" in text
     assert "No test results." in text
-    rich_table(read_results(store.folder))
-
-
-def test_rich_table(tmp_path):
-    console = Console(file=io.StringIO(), width=120)
-    console.print(rich_table(finished(tmp_path, sites=["A", "B", "C", "[x]"])))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("[x]", "0.163", "worst site", "SYNTHETIC", "fed_lwr, experiment exp-1"):
-        assert text in shown
 
 
 def test_compare_over_seeds(tmp_path):

@@ -31,7 +31,7 @@ def show(
 ) -> None:
     """Print the fairness table of a run; of several runs a comparison, with the differences to the first row."""
     from fairflare.reporting.results import find_results, read_results
-    from fairflare.reporting.table import fairness_table, rich_table
+    from fairflare.reporting.table import fairness_table
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown, csv=csv)
@@ -46,10 +46,8 @@ def show(
             raise ValueError("--last is for several runs; the table of one has a column for its last models")
         elif as_json:
             put(run=_as_json(found[0], metric), comparison=None)
-        elif style == "text":
-            console.print(rich_table(found[0], metric=metric, width=console.width))
         else:
-            typer.echo(fairness_table(found[0], metric=metric, style=style))
+            typer.echo(fairness_table(found[0], metric=metric, style=style, width=console.width))
 
 
 def _as_json(results: Results, metric: str | None) -> dict[str, Any]:

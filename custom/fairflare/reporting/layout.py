@@ -6,14 +6,11 @@ import math
 import statistics
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fairflare.base.disk.files import csv_text
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 MISSING = "-"
 STYLES = ("text", "markdown", "csv")
@@ -188,25 +185,6 @@ class Table:
                 lines.append("  ".join(cells).rstrip())
             parts.append("\n".join(lines))
         return "\n\n".join(parts)
-
-    def rich(self, width: int | None = None, bold: Collection[str] = ()) -> list[RichTable]:
-        """Return the table for a terminal, as :meth:`text` does; rows with a name in ``bold`` stand out."""
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        head, *body = self._texts()
-        found = []
-        for block in cut(_widths([head, *body]), None if width is None else width - 4, 3, self.lead) if body else []:
-            table = RichTable()
-            for index in block:
-                table.add_column(Text(head[index]), justify="left" if index == 0 else "right", no_wrap=True)
-            for k, row in enumerate(body):
-                if k == len(self.rows):
-                    table.add_section()
-                style = "bold red" if k < len(self.rows) and row[0] in bold else None
-                table.add_row(*(Text(row[i]) for i in block), style=style)
-            found.append(table)
-        return found
 
     def _texts(self) -> list[list[str]]:
         return [list(self.columns), *([shown(cell) for cell in row] for row in (*self.rows, *self.totals))]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fairflare.base import checks
 from fairflare.core.fairness import declared_as, summarize
 from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
 from fairflare.reporting.groups import captions, group_notes, group_tables
-from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed, wrapped
+from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
@@ -27,12 +27,9 @@ from fairflare.reporting.values import (
     title_of,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 __all__ = [
     "SYNTHETIC_NOTE", "by_site_of", "class_table", "direction_of", "fairness_table", "known_metric", "label_of",
-    "metrics_of", "rich_table", "run_notes", "summary_of", "table_of",
+    "metrics_of", "run_notes", "summary_of", "table_of",
 ]  # fmt: skip
 
 UNSURE = "?"  # behind a worst site that may be no worse than the others
@@ -60,37 +57,15 @@ def fairness_table(
         ValueError: an unknown style, or a metric that the run does not have (names it).
     """
     checks.choice("style", style, STYLES)
-    tables, notes = _parts(results, metric)
-    shown = tables if tables[0].rows or style == "csv" else []
-    return printed(shown, notes, style, width, _title(results))
-
-
-def rich_table(results: Results, *, metric: str | None = None, width: int | None = None) -> Group:
-    """Lay out :func:`fairness_table` for a terminal; a site that is shown to be behind stands out.
-
-    Raises:
-        ValueError: as there.
-    """
-    from rich.console import Group
-    from rich.text import Text
-
-    tables, notes = _parts(results, metric)
-    behind = shown_behind(results, metric or metrics_of(results)[0]) if tables[0].rows else []
-    shown = [part for table in tables for part in table.rich(width, behind)]
-    return Group(Text(_title(results), style="bold"), *shown, Text("\n".join(wrapped(notes, width))))
-
-
-def _parts(results: Results, metric: str | None) -> tuple[list[Table], list[str]]:
-    """Return the table, beside the primary metric that of its classes, and the notes."""
     table = table_of(results, metric)
     classes = class_table(results) if metric in (None, results.info.primary_metric) else None
     marked = any(isinstance(cell, Shown) and cell.text.endswith(UNSURE) for row in table.totals for cell in row)
-    legend = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
-    tables = [table, *([classes] if classes else [])]
+    notes = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
+    tables = [table, *([classes] if classes else [])] if table.rows or style == "csv" else []
     if metric is None:
-        tables += group_tables(results)
-        legend += [*captions(results), *group_notes(results)]
-    return tables, legend + run_notes(results, metric)
+        tables += group_tables(results) if tables else []
+        notes += [*captions(results), *group_notes(results)]
+    return printed(tables, notes + run_notes(results, metric), style, width, _title(results))
 
 
 def _title(results: Results) -> str:

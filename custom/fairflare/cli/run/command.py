@@ -120,7 +120,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
     """Print the table, or why there is none; the exit code."""
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.results import PAGE_FILE, find_results, read_results
-    from fairflare.reporting.table import rich_table
+    from fairflare.reporting.table import fairness_table
 
     reasons = []
     try:
@@ -135,7 +135,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
         for line in (*reasons[1:], f"log: {log}"):
             say(line)
         return 1
-    console.print(rich_table(results, width=console.width))
+    say(fairness_table(results, width=console.width), console)
     say(f"results: {found}", console)
     if (page := found.with_name(PAGE_FILE)).is_file():
         say(f"page: {page}", console)

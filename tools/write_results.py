@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,28 @@ def _backed(claim: str, said: str) -> set[tuple[str, bool]]:
 # ------------------------------------------------------------------------------------------------ new tables
 
 
+def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Say rows, seeds, rounds, sites and time of completed runs in a sentence."""
+    from fairflare.reporting.layout import counted
+
+    ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
+    took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
+    told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
+    labels = {run["info"]["label"] for run in runs}
+    seeds = sorted({int(run["info"]["seed"]) for run in runs})
+    rounds, sites = (
+        " or ".join(counted(n, what) for n in sorted(set(numbers)))
+        for what, numbers in (
+            ("round", [int(run["info"]["num_rounds"]) for run in runs]),
+            ("site", [len(run["info"]["sites"]) for run in runs]),
+        )
+    )
+    return (
+        f"{counted(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, {sites}: "
+        f"{counted(len(runs), 'run')}, {told} of run time in all."
+    )
+
+
 def take(folder: Path, page: str, table: str, title: str) -> None:
     """Stores ``table.csv`` and ``differences.csv`` of a comparison as a table of a page; begins the page.
 
@@ -422,8 +445,6 @@ def take(folder: Path, page: str, table: str, title: str) -> None:
     Raises:
         ValueError: the folder lacks something (says what), or was made with several codes or data.
     """
-    from fairflare_lab.cli.compare.page import what_ran
-
     values, against = (_read(folder / name) for name in ("table.csv", "differences.csv"))
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
     same = {json.dumps([s[k] for k in ("commit", "processor", "accelerator", "versions", "data")]) for s in sessions}

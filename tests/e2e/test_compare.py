@@ -55,7 +55,6 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert "one seed" in (folder / "differences.csv").read_text()
     page = (folder / "comparison.md").read_text()
     assert "fairflare compare fed_avg fed_prox:mu=0.5 --out " in page
-    assert "2 rows, seed 0, 2 rounds, 2 sites: 2 runs, " in page
     assert (folder / "table.md").read_text().strip() in page
     assert (folder / "differences.md").read_text().strip() in page
     (session,) = json.loads((folder / "provenance.json").read_text())["sessions"]

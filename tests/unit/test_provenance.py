@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare_lab.cli.compare.page import provenance_lines, what_ran
+from fairflare_lab.cli.compare.page import provenance_lines
 from fairflare_lab.cli.compare.provenance import FILE, checksums, commit_of, note_session, processor, sessions_of
 
 
@@ -89,18 +89,3 @@ def test_the_commit_is_that_of_the_package(tmp_path: Path) -> None:
     assert commit_of(package) == head
     (package / "__init__.py").write_text("changed")
     assert commit_of(package) == f"{head} + changes"
-
-
-@pytest.mark.parametrize(
-    ("sites", "rounds", "seeds", "expected"),
-    [
-        ([1], [1], [4], "1 row, seed 4, 1 round, 1 site: 1 run, 1 min of run time in all."),
-        ([3, 2], [5, 5], [1, 0], "1 row, seeds 0, 1, 5 rounds, 2 sites or 3 sites: 2 runs, 1 min of run time in all."),
-    ],
-)
-def test_what_ran_says_how_many_of_each(sites: list[int], rounds: list[int], seeds: list[int], expected: str) -> None:
-    runs = [
-        {"info": {"label": "fed_avg", "seed": seed, "num_rounds": several, "sites": list(range(number))}}
-        for number, several, seed in zip(sites, rounds, seeds, strict=True)
-    ]
-    assert what_ran(runs) == expected

@@ -285,3 +285,18 @@ def test_a_folder_without_differences_is_no_page(elsewhere: Any, comparison: Pat
     (comparison / "differences.csv").unlink()
     with pytest.raises(ValueError, match=r"differences\.csv is missing"):
         elsewhere.take(comparison, "mine", "main", "my images")
+
+
+@pytest.mark.parametrize(
+    ("sites", "rounds", "seeds", "expected"),
+    [
+        ([1], [1], [4], "1 row, seed 4, 1 round, 1 site: 1 run, 1 min of run time in all."),
+        ([3, 2], [5, 5], [1, 0], "1 row, seeds 0, 1, 5 rounds, 2 sites or 3 sites: 2 runs, 1 min of run time in all."),
+    ],
+)
+def test_what_ran_says_how_many_of_each(sites: list[int], rounds: list[int], seeds: list[int], expected: str) -> None:
+    runs = [
+        {"info": {"label": "fed_avg", "seed": seed, "num_rounds": several, "sites": list(range(number))}}
+        for number, several, seed in zip(sites, rounds, seeds, strict=True)
+    ]
+    assert tool.what_ran(runs) == expected

@@ -1,14 +1,12 @@
-"""A comparison as one Markdown page: the command, both tables, what it took."""
+"""A comparison as one Markdown page: the command, what its runs were made with, and its tables."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from fairflare.reporting.documents import Results
-from fairflare.reporting.layout import counted
 
 
 def comparison_page(
@@ -34,7 +32,7 @@ def comparison_page(
     known = [run["info"].get("versions") or {} for run in complete]
     versions = {", ".join(f"{name} {version}" for name, version in of.items()) for of in known if of}
     lines = [
-        "# Comparison", "", "```bash", shlex.join(command), "```", "", what_ran(complete),
+        "# Comparison", "", "```bash", shlex.join(command), "```", "",
         *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
         "## What each row reached", "", table,
     ]  # fmt: skip
@@ -43,26 +41,6 @@ def comparison_page(
         if any(parts):
             lines += ["", f"## {title}", *(line for part in parts if part for line in ("", part))]
     return "\n".join(lines)
-
-
-def what_ran(runs: Sequence[Results]) -> str:
-    """Say rows, seeds, rounds, sites and time of completed runs in a sentence."""
-    ends = [(run["started"], run["finished"]) for run in runs if run.get("started") and run.get("finished")]
-    took = sum((datetime.fromisoformat(end) - datetime.fromisoformat(begun)).total_seconds() for begun, end in ends)
-    told = f"{took / 3600:.1f} h" if took >= 3600 else f"{max(1, round(took / 60))} min"
-    labels = {run["info"]["label"] for run in runs}
-    seeds = sorted({int(run["info"]["seed"]) for run in runs})
-    rounds, sites = (
-        " or ".join(counted(n, what) for n in sorted(set(numbers)))
-        for what, numbers in (
-            ("round", [int(run["info"]["num_rounds"]) for run in runs]),
-            ("site", [len(run["info"]["sites"]) for run in runs]),
-        )
-    )
-    return (
-        f"{counted(len(labels), 'row')}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}, {rounds}, {sites}: "
-        f"{counted(len(runs), 'run')}, {told} of run time in all."
-    )
 
 
 def provenance_lines(sessions: Sequence[Mapping[str, Any]]) -> list[str]:

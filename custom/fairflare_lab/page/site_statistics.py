@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +12,10 @@ from fairflare.core.statistics.site_figures import AXES, INTENSITY
 from fairflare.reporting.layout import Cell, Table, listed, number
 from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
 from fairflare_lab.page.content import NOTHING, Page, Picture, Section
-from fairflare_lab.page.style import COLOURS, GRID, chart, figure, label, rows_at, stacked
+from fairflare_lab.page.style import COLOURS, GRID, chart, figure, label, stacked
 from fairflare_lab.page.write import draw_and_render
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
@@ -143,13 +142,6 @@ def _sizes(sites: Mapping[str, Figures]) -> Section:
     shown = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
     if not shown:
         return NOTHING
-    picture = Picture(
-        "sizes",
-        partial(chart, partial(_strips, sites, shown), (0.2 * len(sites) + 0.75) * len(shown) + 0.4,
-                "sizes and spacings", False, panels=len(shown)),
-        "Where a site's images lie by width, height and what else is known: the larger a dot, the more of its images.",
-        "The tables below have the numbers.",
-    )  # fmt: skip
     tables = []
     for axis in shown:
         having = {site: of.histograms[axis] for site, of in sites.items() if axis in of.histograms}
@@ -164,17 +156,4 @@ def _sizes(sites: Mapping[str, Figures]) -> Section:
                 [[site, *(counts[site].get(low, 0) for low, _ in bins), of.suppressed] for site, of in having.items()],
             )
         )
-    return Section("sizes", "Sizes and spacings", parts=[picture, *tables])
-
-
-def _strips(sites: Mapping[str, Figures], shown: Sequence[str], *panels: Axes) -> None:
-    for axes, axis in zip(panels, shown, strict=True):
-        for row, of in enumerate(sites.values()):
-            histogram = of.histograms.get(axis)
-            for one in histogram.bins if histogram else ():
-                share = one.count / max(1, histogram.records if histogram else 1)
-                axes.plot([(one.low + one.high) / 2], [row], "o", color=COLOURS[0], markersize=2 + 7 * share**0.5)
-        rows_at(axes, list(sites))
-        axes.set_xlim(left=0)
-        axes.margins(x=0.1)
-        axes.set_xlabel(f"{axis.replace('_', ' ')} ({AXES[axis].unit})")
+    return Section("sizes", "Sizes and spacings", parts=tables)

@@ -1,22 +1,13 @@
-"""Runs in the columns of a paper's table, and the figure of a sweep."""
+"""Runs in the columns of a paper's table."""
 
 from __future__ import annotations
 
-import json
-import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from scipy import stats
 
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.compare.paper_table import paper_table
-from fairflare_lab.page.against import half_width, sweep
-from fairflare_lab.page.content import Spread
-from fairflare_lab.page.material import read_material
-from fairflare_lab.page.write import write_report
 from fairflare_lab.papers.presets import tables
 from tests.unit.report_runs import document, read_all
 
@@ -103,56 +94,3 @@ def test_every_column_is_of_a_metric_that_the_task_measures() -> None:
             for part in (part for metric in wanted for part in metric.split("+")):
                 assert part.rpartition("/")[2] in known, (table.name, part)
             assert column["of"] in ("site", "mean", "std")
-
-
-# ------------------------------------------------------------------------------------------------ a sweep
-
-
-@pytest.fixture
-def comparison(tmp_path: Path) -> Path:
-    for label, value in {"FedAvg": 0.6, "ISM, q=0.1": 0.5, "ISM, q=10.0": 0.7, "ISM, q=1.0": 0.66}.items():
-        for seed in (0, 1, 2):
-            run = document(label, seed, {"a": value + 0.01 * seed, "b": value - 0.1})
-            place = tmp_path / "runs" / f"{label}-{seed}".replace(" ", "_").replace(",", "")
-            place.mkdir(parents=True)
-            (place / "results.json").write_text(json.dumps(run))
-    return tmp_path
-
-
-def test_a_sweep_has_a_table_in_the_order_of_its_values(comparison: Path) -> None:
-    section = sweep(read_material(comparison))
-    assert section is not None
-    picture, table = section.parts
-    assert [row[:2] for row in table.rows] == [["ISM", 0.1], ["ISM", 1.0], ["ISM", 10.0]]  # type: ignore[union-attr]
-    worst = [row[3].mean for row in table.rows]  # type: ignore[union-attr]
-    np.testing.assert_allclose(worst, [0.4, 0.56, 0.6])
-    axes = picture.draw().axes  # type: ignore[union-attr]
-    assert [a.get_xscale() for a in axes] == ["log", "log"]
-    assert [a.get_ylabel() for a in axes] == ["average", "worst site"]
-    (bars,) = axes[0].containers
-    np.testing.assert_allclose(np.asarray(bars.lines[0].get_xdata(), float), [0.1, 1, 10])
-    np.testing.assert_allclose(np.asarray(bars.lines[0].get_ydata(), float), [0.455, 0.615, 0.655], atol=1e-9)
-    assert len(axes[0].lines) > len(axes[0].containers)  # FedAvg as a line across
-
-
-def test_intervals_are_students() -> None:
-    values = [0.61, 0.64, 0.70]
-    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
-    found = half_width(Spread(float(np.mean(values)), float(np.std(values))), 3)
-    assert found == pytest.approx((high - low) / 2)
-    assert math.isnan(half_width(Spread(0.5), 1))
-
-
-def test_rows_without_a_sweep_have_no_figure(tmp_path: Path) -> None:
-    for label in ("FedAvg", "Prox, mu=0.1"):
-        place = tmp_path / "runs" / label.replace(" ", "_")
-        place.mkdir(parents=True)
-        (place / "results.json").write_text(json.dumps(document(label, 0, {"a": 0.5, "b": 0.6})))
-    assert not sweep(read_material(tmp_path)).parts
-
-
-@pytest.mark.long
-def test_the_page_has_the_figure(comparison: Path) -> None:
-    page = write_report(comparison, comparison / "page")
-    assert "Against a setting" in page.read_text(encoding="utf-8")
-    assert (comparison / "page" / "figures" / "sweep_q.svg").is_file()

@@ -1,27 +1,21 @@
-"""Methods against two things at once: average and worst site, or a figure and a setting that is swept."""
+"""Methods against two figures at once: the average over the sites and the worst site."""
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words
-from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, listed
+from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.material import Material, PageRow
-from fairflare_lab.page.style import INK, chart, label, log_scale, look
+from fairflare_lab.page.style import INK, chart, label, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SWEPT = re.compile(r"(.+), ([\w.]+)=(-?\d[\d.e+-]*)")  # as fairflare_lab.cli.compare.series calls the rows of a sweep
-PANELS = {"mean": "average", "worst": "worst site"}
-Lines = dict[str, list[tuple[float, PageRow]]]
 
 
 def pareto(material: Material) -> Section:
@@ -95,73 +89,11 @@ def scatter(
 
 
 def _marks(material: Material, rows: Sequence[PageRow], attribute: str, front: Collection[str], axes: Axes) -> None:
-    for index, row in enumerate(material.rows):
-        if row not in rows:
-            continue
-        style, mean, low = look(index), row.over("mean"), row.over(attribute)
+    for row in rows:
+        style, mean, low = look(material.rows.index(row)), row.over("mean"), row.over(attribute)
         x_error, y_error = ([of.sd] if math.isfinite(of.sd) else None for of in (mean, low))
         axes.errorbar([mean.mean], [low.mean], xerr=x_error, yerr=y_error, color=style.colour, marker=style.marker,
                       markersize=7, elinewidth=0.8, linestyle="none", label=label(row.label))  # fmt: skip
         if row.label in front:
             axes.plot([mean.mean], [low.mean], "o", markersize=14, markerfacecolor="none", markeredgecolor=INK)
     axes.margins(0.15)
-
-
-def sweep(material: Material) -> Section:
-    """Show a figure and a table for each setting that rows are swept over, if there is any."""
-    swept: dict[str, Lines] = {}
-    rows = [row for row in material.rows if row.summaries]
-    for row in rows:
-        if found := SWEPT.fullmatch(row.label):
-            line = swept.setdefault(found[2], {}).setdefault(found[1], [])
-            line.append((float(json.loads(found[3])), row))
-            line.sort(key=lambda point: point[0])
-    several = {name: lines for name, lines in swept.items() if max(map(len, lines.values())) > 1}
-    inside = [row.label for lines in several.values() for points in lines.values() for _, row in points]
-    others = [row for row in rows if row.label not in inside]
-    parts: list[Picture | Table] = []
-    for name, lines in several.items():
-        cells: list[list[Cell]] = [
-            [line, value, *map(row.over, PANELS)] for line, points in lines.items() for value, row in points
-        ]
-        told = (f"{line} {value:g}: {number(row.over('mean').mean)}" for line, of in lines.items() for value, row in of)
-        file = f"sweep_{re.sub(r'[^a-z0-9]+', '_', name.lower())}"
-        metric = in_words(material.metric)
-        caption = (
-            f"{metric} over the sites against {name}: their average and the worst one{material.over_seeds}. Bars are "
-            "95 % intervals of the mean over seeds (Student's t), where there are several; a dashed line is a row "
-            "without the setting."
-        )
-        alt = f"Average against {name}: {listed(told, '; ')}."
-        draw = partial(
-            chart, partial(_draw_sweep, lines, others), 4.6, f"{metric} against {name}", material.synthetic, panels=2,
-            count=len(lines) + len(others), grid="both", xlabel=name,
-        )  # fmt: skip
-        parts += [
-            Picture(file, draw, caption, alt),
-            Table(file, f"{metric} against {name}.", ["method", name, *PANELS.values()], cells),
-        ]
-    return Section("sweep", "Against a setting", parts=parts)
-
-
-def half_width(found: Spread, runs: int) -> float:
-    """Halve the 95 % interval of a mean over so many runs, from their population standard deviation; NaN of one run."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, runs - 1)) * found.sd / math.sqrt(runs - 1) if runs > 1 else math.nan
-
-
-def _draw_sweep(lines: Lines, others: Sequence[PageRow], *panels: Axes) -> None:
-    values = [value for points in lines.values() for value, _ in points]
-    for axes, (attribute, called) in zip(panels, PANELS.items(), strict=True):
-        for index, (line, points) in enumerate(lines.items()):
-            style, places = look(index), [value for value, _ in points]
-            found = [row.over(attribute) for _, row in points]
-            bars = [half_width(of, len(row.summaries)) for of, (_, row) in zip(found, points, strict=True)]
-            axes.errorbar(places, [of.mean for of in found], bars, color=style.colour, marker=style.marker,
-                          elinewidth=0.8, capsize=2, label=label(line))  # fmt: skip
-        for index, row in enumerate(others, len(lines)):
-            axes.axhline(row.over(attribute).mean, color=look(index).colour, linestyle="--", label=label(row.label))
-        if min(values) > 0 and max(values) >= 10 * min(values):
-            log_scale(axes, x=True)
-        axes.set_ylabel(called)

@@ -116,15 +116,14 @@ def chart(
     return made
 
 
-def log_scale(axes: Axes, *, x: bool = False) -> None:
-    """Make an axis logarithmic, with plain numbers: the usual ones are formulas, which :func:`styled` turns off."""
+def log_scale(axes: Axes) -> None:
+    """Make the vertical axis logarithmic, with plain numbers: :func:`styled` turns formulas, the usual ones, off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    (axes.set_xscale if x else axes.set_yscale)("log")
-    axis = axes.xaxis if x else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:

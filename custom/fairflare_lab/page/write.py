@@ -117,7 +117,6 @@ def build(material: Material) -> Page:
         outcome.differences(material),
         unseen.unseen(material.unseen),
         unseen.of_groups(material.unseen),
-        against.sweep(material),
         against.pareto(material),
         over_time.rounds(material),
         over_time.rounds(material, "test"),

@@ -944,7 +944,9 @@ def roots(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    results, found = federation(folder, roots(folder), num_rounds=ROUNDS, experiment="e", settings=LEARN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FAIRFLARE_REPORT")  # its pictures are looked at
+        results, found = federation(folder, roots(folder), num_rounds=ROUNDS, experiment="e", settings=LEARN)
     return results, found, folder
 
 
@@ -1082,6 +1084,7 @@ def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
         return perform(self, site, name, task)
 
     monkeypatch.setattr(LocalTransport, "_answer", failing)
+    monkeypatch.delenv("FAIRFLARE_REPORT")
     results, found = federation(tmp_path, num_rounds=4, settings=LEARN)
     assert results["status"] == "completed"
     assert [len(record["site_weights"]) for record in results["rounds"]] == [3, 2, 3, 3]
@@ -1109,6 +1112,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
     local = {**get_method("fed_prox").site, "batch_size": 16, "partition": "dirichlet"}
     memory = tmp_path / "temporary"
     memory.mkdir()
+    monkeypatch.delenv("FAIRFLARE_REPORT")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))  # else in the temporary folder
     monkeypatch.setattr(tempfile, "tempdir", str(memory))
     states, results = {}, {}

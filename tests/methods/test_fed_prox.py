@@ -87,7 +87,8 @@ def test_the_method():
 
 
 @pytest.mark.long
-def test_without_mu_a_run_is_fed_avg_bit_for_bit(tmp_path):
+def test_without_mu_a_run_is_fed_avg_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.delenv("FAIRFLARE_REPORT")
     local = {**get_method("fed_prox").site, "batch_size": 16}
     states, results = {}, {}
     for name, method, settings in (

@@ -1,4 +1,4 @@
-"""Pictures of the page as files of their own: there, where there is something to draw; never a reason to fail."""
+"""Pictures beside the page of a run: there, where there is something to draw; never a reason to fail."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from fairflare_lab.page import pictures
-from fairflare_lab.page.pictures import draw_pictures
+from fairflare.reporting.results import PAGE_FILE
+from fairflare_lab.page import write
 from fairflare_lab.page.reports import draw_map
+from fairflare_lab.page.write import write_run_page
 from tests.unit.report_runs import document
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -26,11 +27,16 @@ def results(sites: list[str], rounds: int = 3, **details: Any) -> dict[str, Any]
     return run
 
 
+@pytest.fixture(autouse=True)
+def pages_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(write.OFF)
+
+
 @pytest.mark.parametrize(
     ("sites", "rounds"), [(["a"], 1), (["site-1", "site-2"], 2), ([f"s-{k}" for k in range(30)], 20)]
 )
 def test_files_are_there(tmp_path: Path, sites: list[str], rounds: int) -> None:
-    lines = draw_pictures(results(sites, rounds + 1), tmp_path)
+    _, *lines = write_run_page(results(sites, rounds + 1), tmp_path)
     assert sorted(lines) == [f"picture: {tmp_path / name}" for name in ("mu.png", "som_map.png")]
     assert all((tmp_path / name).read_bytes()[:8] == PNG for name in ("som_map.png", "mu.png"))
 
@@ -46,27 +52,21 @@ def test_sites_are_named_where_they_sit() -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    assert draw_pictures({"rounds": []}, tmp_path) == []
-    assert draw_pictures(document("a", 0, {"a": 0.5}), tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    (line,) = write_run_page(document("a", 0, {"a": 0.5}), tmp_path)
+    assert line.startswith("page: ")
+    assert [path.name for path in tmp_path.iterdir()] == [PAGE_FILE]
 
 
 def test_without_matplotlib_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    (line,) = draw_pictures(results(["a", "b"]), tmp_path)
-    assert line.startswith("no pictures: ")
+    (line,) = write_run_page(results(["a", "b"]), tmp_path)
+    assert line.startswith("no page: ")
     assert "fairflare[page]" in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_picture_never_costs_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = draw_pictures(results(["a", "b"]), tmp_path / "missing")
-    assert "could not be drawn" in line
-
-    def broken(*args: Any, **kwargs: Any) -> None:
-        raise ValueError("no ink")
-
-    monkeypatch.setattr(pictures, "drawn", broken)
-    assert draw_pictures(results(["a", "b"]), tmp_path) == ["a picture could not be drawn: ValueError: no ink"]
+def test_a_folder_that_is_gone_never_costs_the_run(tmp_path: Path) -> None:
+    (line,) = write_run_page(results(["a", "b"]), tmp_path / "missing")
+    assert "could not be made" in line

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fairflare.reporting.results import RESULTS_FILE, read_document
 from fairflare.reporting.sites.statistics import StatsDocument
-from fairflare_lab.page.pictures import draw_pictures
 from fairflare_lab.page.site_statistics import write_page
 from fairflare_lab.page.write import write_run_page
 
@@ -14,7 +13,6 @@ from fairflare_lab.page.write import write_run_page
 def draw(document: Path) -> list[str]:
     """Write page and pictures beside ``results.json`` or ``stats.json``; return lines for the log."""
     if document.name == RESULTS_FILE:
-        results = read_document(document.parent)
-        return draw_pictures(results, document.parent) + write_run_page(results, document.parent)
+        return write_run_page(read_document(document.parent), document.parent)
     statistics = StatsDocument.model_validate_json(document.read_bytes())
     return [f"page: {write_page(statistics, document.parent)}"]

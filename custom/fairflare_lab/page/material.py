@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fairflare.reporting.documents import Info, Results, RoundRecord
 from fairflare.reporting.notes import run_notes
@@ -24,8 +24,11 @@ from fairflare_lab.compare.differences import Difference
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.rows import Row, complete_runs
 from fairflare_lab.compare.unseen import UnseenSites, unseen_of
-from fairflare_lab.page.layers import LayerSums
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+LAYERS = ["round", "layer", "site", "weight", "dissimilarity"]
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
@@ -36,13 +39,13 @@ class PageRun:
 
     Attributes:
         document: what can be used of it, without the values by layer.
-        layers: these, summed up.
+        layers: these, in the columns of :data:`LAYERS`.
         place: where it was found.
         problems: what was wrong in its file.
     """
 
     document: Results
-    layers: LayerSums
+    layers: pd.DataFrame
     place: str = ""
     problems: Sequence[str] = ()
 
@@ -102,7 +105,7 @@ class Material:
         """Of all runs, in the order of :func:`in_order`."""
         found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
         for run in self.runs:
-            found.update(site for _, site in run.layers.weight)
+            found.update(run.layers.site[run.layers.weight.notna()])
             for r in run.rounds:
                 found.update(r["sites"], r["accepted"], r["validation"], r["reports"], r["site_weights"] or ())
         return in_order(found)
@@ -124,15 +127,22 @@ class Material:
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
     """Make a run of a document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
+    import pandas as pd
+
     problems: list[str] = []
-    layers, rounds = LayerSums(), []
+    layers, rounds = list[tuple[Any, ...]](), []
     for record in read_rounds(raw, problems):
-        layers.add_round(record.current_round, record.layers or {})
+        layers += [
+            (record.current_round, layer, site, of.get("weight"), of.get("dissimilarity"))
+            for layer, by_site in (record.layers or {}).items()
+            for site, of in by_site.items()
+        ]
         record.layers = None
         rounds.append(record)
     document = read_head(raw, problems)
     document.rounds = sorted(rounds, key=lambda record: record.current_round)
-    return PageRun(document, layers, place, cut(problems))
+    of_layers = pd.DataFrame(layers, columns=LAYERS, dtype=object).astype(dict.fromkeys(LAYERS[3:], float))
+    return PageRun(document, of_layers, place, cut(problems))
 
 
 def images_of(info: Info) -> list[tuple[str, str, int]]:

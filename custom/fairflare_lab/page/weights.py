@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.notes import worst_warnings
 from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, listed
-from fairflare_lab.page.layers import mean
 from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, lines, panels_of, site_parts
 from fairflare_lab.page.material import Material, PageRow, PageRun
 from fairflare_lab.page.style import chart, heat
@@ -23,7 +20,7 @@ EQUAL = 1e-9  # weights that differ by less are equal
 
 def layers(material: Material) -> Section:
     """Show weights by layer and site, of the methods that have them."""
-    rows = [row for row in material.rows if any(run.layers.weight for run in row.runs)]
+    rows = [row for row in material.rows if any(run.layers.weight.notna().any() for run in row.runs)]
     parts: list[Picture | Table] = []
     for index, row in enumerate(rows, 1):
         weights = layer_weights(row, material.sites)
@@ -33,10 +30,10 @@ def layers(material: Material) -> Section:
         parts += [_map(row, f"layer_weights_{index}", weights)] if index <= MAX_PANELS else []
         parts.append(Table(f"layer_weights_{index}", text, ["layer", *weights], cells, folded=True))
     unlike = (
-        (row.label, site, n, mean(run.layers.unlike, (n, site)))
+        (row.label, site, n, value)
         for row in rows
         for run in row.runs
-        for n, site in run.layers.unlike
+        for (n, site), value in _means(run, "dissimilarity", "round").items()
     )
     parts += site_parts(
         material, frame(unlike), _farthest, "similarity",
@@ -50,13 +47,18 @@ def layers(material: Material) -> Section:
 
 def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
     """Average the weights over rounds and runs: layers by the ``sites`` that have any, NaN where there is none."""
-    names = list(dict.fromkeys(layer for run in row.runs for layer, _ in run.layers.weight))
-    of_runs = [[[mean(run.layers.weight, (name, site)) for site in sites] for name in names] for run in row.runs]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a place without any value, which stays NaN
-        values = np.nanmean(of_runs, axis=0)
-    index, columns = (pd.Index(of, dtype=object) for of in (names, sites))
-    return pd.DataFrame(values, index, columns).dropna(axis=1, how="all")
+    of_runs = pd.concat([_means(run, "weight", "layer") for run in row.runs])
+    weights = of_runs.groupby(level=["layer", "site"], sort=False).agg(_mean).unstack()
+    return weights.reindex(of_runs.index.unique("layer"), columns=[site for site in sites if site in weights])
+
+
+def _means(run: PageRun, name: str, by: str) -> pd.Series:
+    """Average what a run has by layer and site: of each site in each round, or in each layer."""
+    return run.layers.dropna(subset=name).groupby([by, "site"], sort=False)[name].agg(_mean)
+
+
+def _mean(values: pd.Series) -> float:
+    return sum(values) / len(values)
 
 
 def _map(row: PageRow, name: str, weights: pd.DataFrame) -> Picture:
@@ -104,11 +106,9 @@ def influence(material: Material) -> Section:
     runs = material.runs + material.others
     cells: list[list[Cell]] = []
     for run in runs:
-        if found := largest(run):
-            n = max(found, key=lambda n: found[n][0])
-            value, site, layer = found[n]
-            over = sum(weight > HALF for weight, *_ in found.values())
-            cells.append([run.name, value, site, n, layer or "whole model", over, len(found)])
+        if len(found := largest(run)):
+            top, over = found.loc[found.weight.idxmax()], int((found.weight > HALF).sum())
+            cells.append([run.name, top.weight, top.site, top["round"], top.layer or "whole model", over, len(found)])
     if not cells:
         return NOTHING
     majority = sum(bool(cell[5]) for cell in cells)
@@ -130,7 +130,7 @@ def influence(material: Material) -> Section:
         ("", row.label, n, weight)
         for row in material.rows
         for run in row.runs
-        for n, (weight, *_) in largest(run).items()
+        for n, weight in largest(run)[["round", "weight"]].itertuples(index=False)
     )
     if len(values):
         labels, most = [row.label for row in material.rows], values.groupby("name", sort=False).value.max()
@@ -159,12 +159,9 @@ def influence(material: Material) -> Section:
     return Section("influence", "Influence of a single site", words=[words], parts=parts)
 
 
-def largest(run: PageRun) -> dict[int, tuple[float, str, str]]:
+def largest(run: PageRun) -> pd.DataFrame:
     """Find each round's largest weight, of the whole model or of a layer, whose it is and in which layer."""
-    found = dict(run.layers.largest)
-    for record in run.rounds:
-        for site, weight in (record["site_weights"] or {}).items():
-            n = record["current_round"]
-            if weight is not None and (n not in found or weight > found[n][0]):
-                found[n] = (weight, site, "")
-    return found
+    columns = ["round", "layer", "site", "weight"]
+    whole = [(r.current_round, "", *of) for r in run.rounds for of in (r.site_weights or {}).items()]
+    found = frame([*run.layers[columns].itertuples(index=False), *whole], columns).astype({"weight": float})
+    return found.loc[found.dropna(subset="weight").groupby("round").weight.idxmax()]

@@ -25,7 +25,9 @@ INDEX_FILE = "index.html"
 FIGURES, TABLES = "figures", "tables"
 LONG = 34  # letters of a cell that is broken into lines
 GENERATOR = "FairFlare report"  # by which a folder is known to be one of ours
-OFF = "FAIRFLARE_REPORT"  # an environment variable: 0 leaves the page of a run out
+OFF = "FAIRFLARE_REPORT"  # an environment variable: 0 leaves the page of a run and its pictures out
+#: Pictures that stand beside the page of a run, too: FedMRL's map of the last round, and every site's mu.
+BESIDE = {"map_1": "som_map.png", "report_mu": "mu.png"}
 
 
 def write_report(
@@ -67,39 +69,44 @@ def write_report(
     _clear(out)
     for kind in (FIGURES, TABLES):
         (out / kind).mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        try:
-            write_whole(out / name, partial(Path.write_bytes, data=content), durable=False, shared=True)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(out / name)) from error
+    _put(out, files, shared=True)
     return out / INDEX_FILE
 
 
 def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
-    """Write ``report.html`` of one run into its folder, without files beside it.
+    """Write ``report.html`` of one run into its folder, and beside it the pictures of :data:`BESIDE` that it has.
 
     Args:
         results: of :func:`fairflare.reporting.results.read_document`.
         folder: where ``results.json`` is.
 
     Returns:
-        Lines for the log: the file and the seconds, or why there is none. Never raises: a page must not cost a run.
+        Lines for the log: the files and the seconds, or why there are none. Never raises: a page must not cost a run.
     """
     if os.environ.get(OFF) == "0":
         return []
     begun = time.monotonic()
-    path = Path(folder) / PAGE_FILE
     try:
         page = build(of_one(page_run(results)))
-        html = draw_and_render(page).encode()
-        write_whole(path, partial(Path.write_bytes, data=html), durable=False)
+        pictures = {p.name: drawn(p.name, p.draw, files=p.name in BESIDE) for p in parts_of(page, Picture)}
+        beside = {file: pictures[name].png for name, file in BESIDE.items() if name in pictures}
+        _put(Path(folder), {PAGE_FILE: render(page, pictures, files=False).encode(), **beside}, shared=False)
     except Exception as error:
         if lacking := lacking_package(error):
             return [f"no page: {lacking}"]
         return [
             f"the page could not be made: {type(error).__name__}: {printable(error)} (fairflare report tries again)"
         ]
-    return [f"page: {path} ({time.monotonic() - begun:.1f} s)"]
+    taken = f"page: {Path(folder) / PAGE_FILE} ({time.monotonic() - begun:.1f} s)"
+    return [taken, *(f"picture: {Path(folder) / file}" for file in beside)]
+
+
+def _put(folder: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
+    for name, content in files.items():
+        try:
+            write_whole(folder / name, partial(Path.write_bytes, data=content), durable=False, shared=shared)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder / name)) from error
 
 
 # ------------------------------------------------------------------------------------------------ content

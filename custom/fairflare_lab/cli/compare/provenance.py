@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -123,20 +124,10 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:
-    content = json.loads((root / datalist).read_bytes())
-    files = sorted({file for file in _texts(content) if (root / file).is_file()})
+    content = (root / datalist).read_text(encoding="utf-8")
+    json.loads(content)  # of a damaged list nothing is recorded
+    texts = {json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', content)}
+    files = sorted(file for file in texts if (root / file).is_file())  # the images and masks
     lines = "".join(f"{sha256_of(root / file)}  {file}\n" for file in files)
     of_all = hashlib.sha256(lines.encode()).hexdigest()
     return {"datalist": sha256_of(root / datalist), "files": len(files), "sha256": of_all}
-
-
-def _texts(content: Any) -> Iterator[str]:
-    """Yield every text in a JSON document: those that name a file are the images and masks."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Mapping):
-        for value in content.values():
-            yield from _texts(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from _texts(value)

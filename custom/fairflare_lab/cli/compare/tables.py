@@ -38,8 +38,7 @@ def report(
     from fairflare_lab.cli.compare.page import comparison_page
     from fairflare_lab.cli.compare.provenance import sessions_of
     from fairflare_lab.cli.compare.runs import DONE
-    from fairflare_lab.compare.comparison import comparison_of, row_table
-    from fairflare_lab.compare.difference_table import difference_table
+    from fairflare_lab.compare.comparison import comparison_of
     from fairflare_lab.compare.group_gaps import (
         OF_LEFT_OUT,
         first_left_out,
@@ -50,45 +49,29 @@ def report(
     from fairflare_lab.compare.paper_table import paper_table
     from fairflare_lab.compare.unseen import unseen_table
 
-    failed = [progress for progress in runner.all if progress.state != DONE]
-    for reason in dict.fromkeys(progress.reason for progress in failed):
-        names = [progress.run.name for progress in failed if progress.reason == reason]
-        others = f" and {len(names) - 1} more" if len(names) > 2 else "".join(f", {name}" for name in names[1:])
-        state = next(progress.state for progress in failed if progress.reason == reason)
-        say(f"{names[0]}{others}: {state}: {reason}")
     runs = runner.results()
     if not runs:
         say("", mark="[red]no run completed[/red]")
         return 1, []
     put = partial(_put, runner.folder, tables)
-    left_out = any(progress.run.held_out for progress in runner.all)
     made: list[Comparison] = []
-    of_groups, how = "", list[str]()
-    rows: Mapping[str, Sequence[Results]]
     with user_errors():
-        if left_out:
+        if any(progress.run.held_out for progress in runner.all):
             of_runs = runner.held_out()
             written = [put("unseen", partial(unseen_table, of_runs, metric)), ""]
-            rows = of_left_out(of_runs)
+            rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
             against, how = first_left_out(rows), [OF_LEFT_OUT]
         else:
-            written = []
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
-            for last in (False, *([True] if all(run.get("last_rounds") for run in runs) else [])):
-                found, ending = comparison_of(runs, metric, known, last=last), "_last" if last else ""
-                made.append(found)
-                written += [put(f"table{ending}", partial(row_table, found), "\n" if last else ""), ""]
-                if (differ := found.differences) and known:
-                    written[-1] = put(f"differences{ending}", partial(difference_table, differ, known), "\n")
-                elif not last and (
-                    why := found.problem if known else f"no differences: no run of {reference} completed"
-                ):
-                    say(why)
+            kinds = [False, True] if all(run.get("last_rounds") for run in runs) else [False]
+            made = [comparison_of(runs, metric, known, last=last) for last in kinds]
+            written = [text for found in made for text in _tables(put, found, known)]
+            if why := made[0].problem if known else f"no differences: no run of {reference} completed":
+                say(why)
             rows = {row.label: row.runs for row in made[0].rows}
-            against = made[0].reference
-        if has_groups(rows):
-            of_groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n")
-        page = comparison_page(command_line(), runs, *written, groups=of_groups, sessions=sessions_of(runner.folder))
+            against, how = made[0].reference, list[str]()
+        groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n") if has_groups(rows) else ""
+        page = comparison_page(command_line(), runs, *written, groups=groups, sessions=sessions_of(runner.folder))
         if paper is not None:
             in_paper = partial(paper_table, paper.title, paper.columns, runs)
             page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
@@ -96,7 +79,19 @@ def report(
     say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
     if not find_spec("tensorboard"):
         say(NO_CURVES, console)
-    return int(bool(failed)), made
+    return int(any(progress.state != DONE for progress in runner.all)), made
+
+
+def _tables(put: Callable[..., str], found: Comparison, known: str | None) -> tuple[str, str]:
+    """Put the table of rows and, where the reference is ``known``, that of their differences to it."""
+    from fairflare_lab.compare.comparison import row_table
+    from fairflare_lab.compare.difference_table import difference_table
+
+    ending, before = ("_last", "\n") if found.last else ("", "")
+    table = put(f"table{ending}", partial(row_table, found), before)
+    if not known or not found.differences:
+        return table, ""
+    return table, put(f"differences{ending}", partial(difference_table, found.differences, known), "\n")
 
 
 def _put(

@@ -32,7 +32,7 @@ def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
     ended = sum(p.state in (DONE, FAILED) for p in runner.all)
     line = f"{ended}/{len(runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
     if progress.state != DONE:
-        say(f"{line}{_left(runner)}: {progress.reason}", console)
+        say(f"{line}{_left(runner)}: {progress.reason}")
         return
     row = [p for p in runner.all if p.run.entry.label == progress.run.entry.label]
     try:

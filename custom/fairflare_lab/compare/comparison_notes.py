@@ -81,20 +81,18 @@ def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
 def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
     """Return the name the rows that lack sites: their average, spread and worst are of others than the table says."""
     sites = sorted({site for row in rows for values in row.values for site in values})
-    lacking = [row.lacks(sites) for row in rows]
+    lacking = {row.label: row.lacks(sites) for row in rows}
     notes = []
-    for row, of in zip(rows, lacking, strict=True):
-        kept = row.suppressed
-        told = {site: f"{site}{'' if len(k) == len(row.values) else f' ({len(k)} of {len(row.values)} times)'}"
-                for site, k in of.items()}  # fmt: skip
-        parts = []
-        if lost := [text for site, text in told.items() if site not in kept]:
-            parts.append(f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites")
-        if home := [text for site, text in told.items() if site in kept]:
-            parts.append(f"average, std and worst are without {', '.join(home)} ({SUPPRESSED}: fewer cases than "
-                         "min_cases)")  # fmt: skip
+    for row in rows:
+        count, own = len(row.values), lacking[row.label]
+        told = {site: site + f" ({len(of)} of {count} times)" * (len(of) < count) for site, of in own.items()}
+        lost, kept = ([told[site] for site in own if (site in row.suppressed) == home] for home in (False, True))
+        parts = [f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites"] * bool(lost)
+        parts += [
+            f"average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than min_cases)"
+        ] * bool(kept)
         if parts:
-            other = any(set(has) != set(of) for has in lacking)
+            other = any(set(has) != set(own) for has in lacking.values())
             more = "; do not compare them with a row that has others" if other else ""
             notes.append(f"{row.label}: {'; '.join(parts)}{more}.")
     return notes

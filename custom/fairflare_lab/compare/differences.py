@@ -101,15 +101,14 @@ def paired(label: str, measure: str, found: Contrast, *, higher_is_better: bool,
 
 
 def _verdict(d: Difference) -> str:
-    if len(d.values) == 1:
-        return ONE_SEED
-    if d.lacking:
-        return OTHER_SITES
-    if math.isnan(d.p) or math.isnan(d.images_sd):
-        return NOT_KNOWN
-    if d.p_holm < 1 - LEVEL:
-        return BETTER if (d.mean > 0) == d.higher_is_better else WORSE
-    return UNSEEN if d.smallest > d.limit else NOISE
+    told = {
+        ONE_SEED: len(d.values) == 1,
+        OTHER_SITES: bool(d.lacking),
+        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd),
+        BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
+        UNSEEN: d.smallest > d.limit,
+    }
+    return next((verdict for verdict, holds in told.items() if holds), NOISE)
 
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:
@@ -217,15 +216,13 @@ def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
         higher_is_better: of the metric.
     """
     lines = []
-    for label in dict.fromkeys(d.label for d in found):
-        of = {d.measure: d for d in found if d.label == label}
-        if "std" not in of or not round(of["std"].mean, PLACES) < 0:  # as it is shown
-            continue
-        turn = 1 if higher_is_better else -1
-        lost = sorted(
-            (d for d in of.values() if d.measure not in MEASURES and turn * d.mean < 0), key=lambda d: turn * d.mean
-        )
-        told = [f"{d.measure} {number(d.mean, sign='+')}{' beyond noise' if d.verdict == WORSE else ''}" for d in lost]
-        who = f"{len(lost)} site{'' if len(lost) == 1 else 's'} lost ({', '.join(told)})" if lost else "no site lost"
-        lines.append(f"{label}: smaller spread ({number(of['std'].mean, sign='+')}, {of['std'].verdict}); {who}.")
+    turn = 1 if higher_is_better else -1
+    for spread in (d for d in found if d.measure == "std" and round(d.mean, PLACES) < 0):  # as it is shown
+        sites = (d for d in found if d.label == spread.label and d.measure not in MEASURES and turn * d.mean < 0)
+        told = [
+            f"{d.measure} {number(d.mean, sign='+')}{' beyond noise' if d.verdict == WORSE else ''}"
+            for d in sorted(sites, key=lambda d: turn * d.mean)
+        ]
+        who = f"{len(told)} site{'' if len(told) == 1 else 's'} lost ({', '.join(told)})" if told else "no site lost"
+        lines.append(f"{spread.label}: smaller spread ({number(spread.mean, sign='+')}, {spread.verdict}); {who}.")
     return lines

@@ -18,6 +18,9 @@ from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, dra
 from fairflare_lab.statistics.seed_intervals import ROUNDING
 
 KEPT = ("unseen", "gap", "gain")  # figures whose intervals are in the table
+FIGURES = (
+    "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %", "best",
+)  # fmt: skip
 NOT_SURE = "how sure is not known: neither seeds nor draws of test cases scatter"
 Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at the site that was left out
 
@@ -38,8 +41,8 @@ class UnseenRow:
     Attributes:
         label: of the method.
         seeds: with any figure.
-        seen, unseen, worst, gap, adapted, gain, best: over the seeds that have all left-out sites; see
-            :func:`unseen_table`.
+        figures: ``seen``, ``unseen``, ``worst``, ``gap``, ``adapted``, ``gain`` and ``best``, over the seeds that have
+            all left-out sites; see :func:`unseen_table`.
         each: of each left-out site, over all seeds.
         sure: of ``seen``, ``unseen``, ``gap`` and, where there is one, ``gain``, how sure they are.
         over: what these intervals are over, in words; empty: there are none.
@@ -49,13 +52,7 @@ class UnseenRow:
 
     label: str
     seeds: int
-    seen: Spread
-    unseen: Spread
-    worst: Spread
-    gap: Spread
-    adapted: Spread
-    gain: Spread
-    best: Spread
+    figures: Mapping[str, Spread]
     each: dict[str, Spread]
     sure: dict[str, Certainty]
     over: str
@@ -106,8 +103,9 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
 
 def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
     """Say of a method whose models find nothing, neither where they were trained nor elsewhere; empty: they do."""
-    where = ", trained at or not" if row.unseen.mean == 0 else " that trained"
-    nothing = higher and row.seen.mean == 0 and not row.unseen.mean > 0
+    seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
+    where = ", trained at or not" if unseen == 0 else " that trained"
+    nothing = higher and seen == 0 and not unseen > 0
     return [f"learnt nothing: {in_words(metric)} is 0 at every site{where}"] if nothing else []
 
 
@@ -127,11 +125,17 @@ def _row(
     def at(kind: str, by: Mapping[str, Pair]) -> list[float]:
         return [_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
-    worst = [float((np.min if higher else np.max)(at("metrics", by))) for by in whole.values()]
+    figures = {name: spread([*of.values.values()]) for name, of in contrasts.items()}
+    ways = {
+        "worst": ("metrics", np.min if higher else np.max),
+        "adapted": ("adapted", np.mean),
+        "best": ("best", np.mean),
+    }
+    figures |= {
+        name: spread([float(over(at(kind, by))) for by in whole.values()]) for name, (kind, over) in ways.items()
+    }
     return UnseenRow(
-        label, len(by_seed), worst=spread(worst),
-        **{name: spread([*of.values.values()]) for name, of in contrasts.items()},
-        **{kind: spread([float(np.mean(at(kind, by))) for by in whole.values()]) for kind in ("adapted", "best")},
+        label, len(by_seed), figures,
         each={site: spread([_left_out(pair, "metrics", metric)[0] for pair in every if pair[1].site == site])
               for site in sites},
         sure=sure, over=" and ".join(over) + " of one seed" * (len(known.values) == 1),
@@ -209,18 +213,23 @@ def _certainty(found: Contrast) -> Certainty:
 
 def _in_words(row: UnseenRow, tests: Sequence[Unseen]) -> list[str]:
     """Say what an unseen site gets of a method."""
-    notes = [f"{row.label}: no figure: {reason}." for reason in row.reason.split("; ") if reason]
-    if row.reason and math.isfinite(row.adapted.mean):
-        notes.append(
-            f"{row.label}: an unseen site gets the common weights with norm statistics of its own images (adapted)."
-        )
-    if row.personal and not row.reason:
-        notes.append(f"{row.label}: seen sites are measured with a model of their own, the unseen one with the common.")
-    elif not row.reason and not math.isfinite(row.best.mean):
-        notes.append(f"{row.label}: the figures are of the last models; the runs keep no best one that all share.")
-    elif not row.reason and all(unseen.best_is_last for unseen in tests):
-        notes.append(f"{row.label}: the model that validated best is the last one in every run.")
-    return notes
+    has = {name: math.isfinite(row.figures[name].mean) for name in ("adapted", "best")}
+    told = {
+        "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
+            row.reason and has["adapted"]
+        ),
+        "seen sites are measured with a model of their own, the unseen one with the common": (
+            row.personal and not row.reason
+        ),
+        "the figures are of the last models; the runs keep no best one that all share": (
+            not (row.reason or row.personal or has["best"])
+        ),
+        "the model that validated best is the last one in every run": (
+            not (row.reason or row.personal) and has["best"] and all(unseen.best_is_last for unseen in tests)
+        ),
+    }
+    reasons = [f"no figure: {reason}" for reason in row.reason.split("; ") if reason]
+    return [f"{row.label}: {text}." for text in (*reasons, *(text for text, holds in told.items() if holds))]
 
 
 def unseen_table(
@@ -260,26 +269,20 @@ def unseen_cells(found: UnseenSites) -> Table:
     """Return the table of :func:`unseen_table`."""
     rows: list[list[Cell]] = []
     for row in found.rows:
-        ends = {name: [c.mean - c.half, c.mean + c.half] for name, c in row.sure.items()}
-        shown = {name: Shown(interval(*of), of) for name in KEPT for of in [ends.get(name, [math.nan] * 2)]}
-        rows.append(
-            [row.label, row.seeds, row.seen, row.unseen, shown["unseen"], row.worst, row.gap, shown["gap"],
-             row.adapted, row.gain, shown["gain"], row.best, *row.each.values()]
-        )  # fmt: skip
-    names = [
-        "method", "seeds", "seen", "unseen", "unseen 95 %", "unseen worst", "gap", "gap 95 %", "adapted", "gain",
-        "gain 95 %", "best",
-    ]  # fmt: skip
-    heads = [[f"{name} mean", f"{name} sd"] for name in (*names, *found.sites)]
-    heads[:2] = [["method"], ["seeds"]]
+        sure = {name: row.sure.get(name, Certainty(math.nan)) for name in KEPT}
+        ends = {f"{name} 95 %": [of.mean - of.half, of.mean + of.half] for name, of in sure.items()}
+        cells = {**row.figures, **{name: Shown(interval(*of), of) for name, of in ends.items()}}
+        rows.append([row.label, row.seeds, *(cells[name] for name in FIGURES), *row.each.values()])
+    names = [{"worst": "unseen worst"}.get(name, name) for name in (*FIGURES, *found.sites)]
+    heads = [["method"], ["seeds"], *([f"{name} mean", f"{name} sd"] for name in names)]
     for name in KEPT:
-        heads[names.index(f"{name} 95 %")] = [f"{name} low", f"{name} high"]
+        heads[2 + FIGURES.index(f"{name} 95 %")] = [f"{name} low", f"{name} high"]
     caption = (
         f"{found.metric} where the models were trained (seen) and where not (unseen); gap: seen less unseen; gain: "
         "adapted less unseen; a site's column is of models that were trained without it. Mean ± population standard "
         "deviation over the seeds."
     )
-    return Table("unseen", caption, [*names, *found.sites], rows, csv_columns=heads)
+    return Table("unseen", caption, ["method", "seeds", *names], rows, csv_columns=heads)
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:

@@ -69,12 +69,12 @@ def of_groups(found: UnseenSites | None) -> Section:
 
 def _first(found: UnseenSites) -> UnseenRow | None:
     """Give the first method with a figure."""
-    return next((row for row in found.rows if math.isfinite(row.unseen.mean)), None)
+    return next((row for row in found.rows if math.isfinite(row.figures["unseen"].mean)), None)
 
 
 def lead(found: UnseenSites) -> Lead:
     """Give the sentence about unseen sites, of the first method with a figure, with the picture of all."""
-    first, adapted = _first(found), any(math.isfinite(row.adapted.mean) for row in found.rows)
+    first, adapted = _first(found), any(math.isfinite(row.figures["adapted"].mean) for row in found.rows)
     none = "no method has a model to hand over to a hospital that was not there."
     picture = Picture(
         "unseen",
@@ -120,18 +120,20 @@ def _in_words(row: UnseenRow, found: UnseenSites) -> str:
 
 def _draw(found: UnseenSites, adapted: bool, axes: Axes) -> None:
     for place, row in enumerate(found.rows):
-        colour, ends = look(place).colour, [row.seen.mean, row.unseen.mean]
+        colour, ends = look(place).colour, [row.figures["seen"].mean, row.figures["unseen"].mean]
         if all(map(math.isfinite, ends)):
             axes.plot(ends, [place, place], color=colour, linewidth=1, linestyle=":")
         for name, at, face in (("seen", place - 0.12, colour), ("unseen", place + 0.12, "none")):
-            mean, sure = getattr(row, name).mean, row.sure.get(name)
+            mean, sure = row.figures[name].mean, row.sure.get(name)
             if sure is not None and math.isfinite(sure.half):
                 axes.plot([mean - sure.half, mean + sure.half], [at, at], color=colour, linewidth=1.4)
             axes.plot([mean], [at], "o", markersize=6.5, color=colour, markerfacecolor=face)
-        if math.isfinite(row.adapted.mean):
-            axes.plot([row.adapted.mean], [place + 0.32], "x", color=colour, markersize=6)
-        if not math.isfinite(row.unseen.mean):
-            axes.annotate("no common model", (row.seen.mean, place), (8, -3), textcoords="offset points", fontsize=7.5)
+        if math.isfinite(row.figures["adapted"].mean):
+            axes.plot([row.figures["adapted"].mean], [place + 0.32], "x", color=colour, markersize=6)
+        if not math.isfinite(row.figures["unseen"].mean):
+            axes.annotate(
+                "no common model", (row.figures["seen"].mean, place), (8, -3), textcoords="offset points", fontsize=7.5
+            )
     marks = [("seen", "o", INK), ("unseen", "o", "none"), ("adapted", "x", INK)]
     for name, marker, face in marks[: 3 if adapted else 2]:
         axes.plot([], [], marker, color=INK, markerfacecolor=face, label=name)

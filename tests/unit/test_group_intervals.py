@@ -13,7 +13,7 @@ from scipy.stats import binomtest, norm, t
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.layout import shown
 from fairflare_lab.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
 from tests.unit.report_runs import read
@@ -356,7 +356,7 @@ def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:
 
 
 def test_a_run_without_groups_is_named() -> None:
-    rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [{"info": {"seed": 0}, "groups": None}]}
+    rows = {"fed_avg": [run("fed_avg", 0, 0.2, [0.1, 0.3])], "other": [Results(info=Info(seed=0))]}
     assert "other: 1 of 1 runs did not ask for groups." in gaps_in_words(rows, "fed_avg")
 
 

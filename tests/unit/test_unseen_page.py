@@ -65,7 +65,9 @@ def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> N
     found = runs()
     found[0][0]["test"] = {site: {"dice": None} for site in found[0][0]["test"]}
     (row,) = unseen_of(as_read(found)).rows
-    assert row.figures["gap"].mean == pytest.approx(0.2 + np.mean([2 * noise for noise in NOISE[1:]])), "of the other two seeds"
+    assert row.figures["gap"].mean == pytest.approx(0.2 + np.mean([2 * noise for noise in NOISE[1:]])), (
+        "of the other two seeds"
+    )
     assert {*row.sure} == {"unseen", "gain"}
 
 

@@ -15,7 +15,7 @@ from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import OfGroups, Results, as_json
 from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
 from fairflare.reporting.values import label_of
@@ -35,7 +35,6 @@ from fairflare_lab.statistics.seed_intervals import estimate
 Run = Results
 Ends: TypeAlias = tuple[float, float]
 Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
-NONE: Mapping[str, Any] = {"pooled": {}}
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,7 @@ HEADS = [
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
     """Return whether any run asked for groups of people."""
-    return any(_people(run) for runs in rows.values() for run in runs)
-
-
-def _people(run: Run) -> list[str]:
-    """Return the attributes of a run, without that of everybody."""
-    return [name for name in (run.get("groups") or NONE)["pooled"] if name != EVERYBODY]
+    return any(name != EVERYBODY for runs in rows.values() for run in runs for name in run.groups.pooled)
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
@@ -127,27 +121,24 @@ def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key
     each: dict[Key, dict[int, list[Value]]] = {}
     for label, runs in rows.items():
         for run in runs:
-            for attribute, of in (run.get("groups") or NONE)["pooled"].items():
+            for attribute, of in run.groups.pooled.items():
                 for name in MEASURES:
                     by_seed = each.setdefault((label, attribute, name), {})
                     by_seed.setdefault(run["info"]["seed"], []).append(_value(of, name))
-    values: dict[Key, Values] = {}
-    for key, found in each.items():
-        means = {seed: _mean(several) for seed, several in found.items()}
-        if known := {seed: value for seed, value in means.items() if math.isfinite(value.value)}:
-            values[key] = known
+    means = {key: {seed: _mean(several) for seed, several in found.items()} for key, found in each.items()}
+    known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in means.items()}
+    values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
 
 
-def _value(of: Mapping[str, Any], name: str) -> Value:
+def _value(of: OfGroups, name: str) -> Value:
     """Read a measure of a run, NaN where it is not defined; the groups that count in a gap have images."""
-    groups = (of.get("groups") or {}).items()
-    cases = [figures.get(OF_CASES) or 0 for group, figures in groups if group != UNKNOWN and figures.get(OF_IMAGES)]
-    ends = (of.get("gap_intervals") or {}).get(name) or (None, None)
-    gap, low, high = (math.nan if x is None else float(x) for x in (of["gaps"].get(name), *ends))
-    without = [x for x in (of.get("without") or {}).get(name, ()) if x is not None]
-    return Value(gap, (low, high), without, min(cases, default=math.nan))
+    counted = [figures for group, figures in of.groups.items() if group != UNKNOWN and figures.get(OF_IMAGES)]
+    cases = min((figures.get(OF_CASES) or 0 for figures in counted), default=math.nan)
+    ends = of.gap_intervals.get(name, (None, None))
+    gap, low, high = (math.nan if x is None else float(x) for x in (of.gaps.get(name), *ends))
+    return Value(gap, (low, high), [x for x in of.without.get(name, ()) if x is not None], cases)
 
 
 def _mean(values: Sequence[Value]) -> Value:
@@ -164,42 +155,49 @@ def _mean(values: Sequence[Value]) -> Value:
 def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
     """Say who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
     values, judged = _judged(rows, reference)
-    return " ".join(
-        _lead(rows, reference, attribute, values, judged)
-        for attribute in dict.fromkeys(name for run in rows[reference] for name in _people(run))
-    )
+    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled if name != EVERYBODY)
+    return " ".join(_lead(rows[reference], reference, attribute, values, judged) for attribute in attributes)
 
 
 def _lead(
-    rows: Mapping[str, Sequence[Run]], reference: str, attribute: str, values: Mapping[Key, Values],
-    judged: Mapping[Key, Difference],
-) -> str:  # fmt: skip
+    runs: Sequence[Run], reference: str, attribute: str, values: Mapping[Key, Values], judged: Mapping[Key, Difference]
+) -> str:
     metric = next((name for name in reversed(SCALED) if (reference, attribute, f"{name}_gap") in values), None)
     if metric is None:
         return f"With {reference}, fewer than two groups of {attribute} have a value across all sites."
-    found, called = list(values[reference, attribute, f"{metric}_gap"].values()), CALLED.get(metric, metric)
-    low, high = over_seeds(found)
-    pooled = next(of for run in rows[reference] if (of := (run.get("groups") or NONE)["pooled"].get(attribute)))
-    sure = (
-        how_sure(pooled, "") if math.isnan(low) else f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
+    found, inside = (
+        list(values.get((reference, attribute, f"{metric}_gap{where}"), {}).values()) for where in ("", WITHIN)
     )
-    mean = number(float(np.mean([of.value for of in found])))
-    told = f"With {reference}, across all sites {attribute} {_lowest(rows[reference], attribute)[1]} has the lowest "
-    told += f"{called}, {mean} below the best{sure}"
-    if inside := values.get((reference, attribute, f"{metric}_gap{WITHIN}")):
-        told += f", and {number(float(np.mean([of.value for of in inside.values()])))} within the sites"
+    low, high = over_seeds(found)
+    sure = f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
+    if math.isnan(low):
+        sure = how_sure(next(of for run in runs if (of := run.groups.pooled.get(attribute))), "")
+    told = (
+        f"With {reference}, across all sites {attribute} {_lowest(runs, attribute)[1]} has the lowest "
+        f"{CALLED.get(metric, metric)}, {_mean_gap(found)} below the best{sure}"
+        + (f", and {_mean_gap(inside)} within the sites" if inside else "")
+    )
     others = {key[0]: of.verdict for key, of in judged.items() if key[1:] == (attribute, f"{metric}_gap")}
-    if not others:
-        return f"{told}."
-    if set(others.values()) == {ONE_SEED}:
+    verdicts = {*others.values()}
+    if verdicts == {ONE_SEED}:
         return f"{told}; with one seed nothing is said of the other methods."
-    if set(others.values()) <= {ONE_SEED, NOT_KNOWN}:
+    if verdicts and verdicts <= {ONE_SEED, NOT_KNOWN}:
         return f"{told}; how sure differences of the other methods are is not known."
-    shown = []
-    for verdict, word in ((BETTER, "smaller"), (WORSE, "larger")):
-        if labels := [label for label, of in others.items() if of == verdict]:
-            shown.append(f"{_named(labels)} {'has' if len(labels) == 1 else 'have'} a {word} gap")
-    return f"{told}; {', '.join(shown) or 'no other method is shown to have a smaller gap'}."
+    by_word = {
+        word: [label for label, of in others.items() if of == verdict]
+        for word, verdict in (("smaller", BETTER), ("larger", WORSE))
+    }
+    shown = [
+        f"{_named(labels)} {'has' if len(labels) == 1 else 'have'} a {word} gap"
+        for word, labels in by_word.items()
+        if labels
+    ]
+    none = ["no other method is shown to have a smaller gap"] if others else []
+    return f"{'; '.join([told, *([', '.join(shown)] if shown else none)])}."
+
+
+def _mean_gap(found: Sequence[Value]) -> str:
+    return number(float(np.mean([of.value for of in found])))
 
 
 def _named(labels: Sequence[str]) -> str:
@@ -209,11 +207,10 @@ def _named(labels: Sequence[str]) -> str:
 
 def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
     """Name the metric and the group that is the worst one, and in how many of several runs; empty: none is."""
-    asked = [run for run in runs if run.get("groups")]
-    worst = [(run["groups"]["pooled"].get(attribute) or {}).get("worst") or {} for run in asked]
+    asked = [run for run in runs if run.groups]
+    worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
-    of = [one[metric] for one in worst if metric in one]
-    found = sorted(Counter(of).items(), key=lambda one: (-one[1], one[0]))
+    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()  # of equals by name
     return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 
@@ -229,7 +226,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
     ]
     lowest: dict[str, list[str]] = {}
     for label, runs in rows.items():
-        asked = [run for run in runs if run.get("groups")]
+        asked = [run for run in runs if run.groups]
         if len(asked) < len(runs):
             notes.append(f"{label}: {len(runs) - len(asked)} of {len(runs)} runs did not ask for groups.")
         if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):

@@ -119,12 +119,12 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
 def _suppressed_rows(number: int, by_site: Mapping[str, Iterable[str]]) -> list[list[Any]]:
     """Return rows for suppressed values, in the words of the rows that have values."""
     phases = {"metrics": "validation", "report": "report", "stats": "train"}
-    found = []
-    for site, names in by_site.items():
-        for of, _, name in (name.partition("/") for name in names):
-            if of in phases and (of != "stats" or name == "train_loss"):
-                found.append([number, phases[of], site, "loss" if of == "stats" else name, SUPPRESSED])
-    return found
+    parts = ((site, *name.partition("/")[::2]) for site, names in by_site.items() for name in names)
+    return [
+        [number, phases[of], site, "loss" if of == "stats" else name, SUPPRESSED]
+        for site, of, name in parts
+        if of in phases and (of != "stats" or name == "train_loss")
+    ]
 
 
 def _short(value: Any) -> Any:

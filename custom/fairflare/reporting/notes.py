@@ -28,24 +28,25 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         metric: of the figures; ``None``: all that the task wants in tables.
     """
     info = results.info
-    notes = [f"{info.without}."] if info.without else []
+    tested = ["No test results."]
     if results.test:
-        notes += nothing_learnt(results)
-        notes += _of_models(results, metrics_of(results) if metric is None else [metric])
-        notes += who_is_behind(results) if metric in (None, info.primary_metric) else []
-    else:
-        notes.append("No test results.")
-    absent = [*attendance(results), *_left_out(results)]
-    notes += absent or ["No site was left out of a round."] * bool(results.rounds)
-    notes += [f"Resumed: {text}." for text in info.resumed_with]
-    if info.classes_at_home:
-        notes.append(f"Metrics by class stay at home at: {', '.join(info.classes_at_home)}.")
+        of_models = _of_models(results, metrics_of(results) if metric is None else [metric])
+        behind = who_is_behind(results) if metric in (None, info.primary_metric) else []
+        tested = [*nothing_learnt(results), *of_models, *behind]
+    absent = [*attendance(results), *_left_out(results)] or ["No site was left out of a round."] * bool(results.rounds)
     warned = [
         f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {ranges(numbers)}: {text}"
         for site, _, numbers, text in worst_warnings(results.rounds)
     ]
-    notes += ["Warnings (worst round):", *warned] if warned else []
-    return [*notes, SYNTHETIC_NOTE] if info.synthetic else notes
+    return [
+        *([f"{info.without}."] if info.without else []),
+        *tested,
+        *absent,
+        *(f"Resumed: {text}." for text in info.resumed_with),
+        *([f"Metrics by class stay at home at: {', '.join(info.classes_at_home)}."] if info.classes_at_home else []),
+        *(["Warnings (worst round):", *warned] if warned else []),
+        *([SYNTHETIC_NOTE] if info.synthetic else []),
+    ]
 
 
 def attendance(results: Results) -> list[str]:
@@ -108,27 +109,24 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         [name[:MAX_HEADING] for name in metrics if declared_direction(results, name) is known]
         for known in (False, None)
     )
-    notes = ["Higher is better."]
-    if lower:
-        every = len(lower) == len(metrics)
-        notes = [f"Lower is better: {_listed(lower)}." if every else f"Higher is better, except for {_listed(lower)}."]
-    if unknown:
-        notes.append(f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.")
-    best, last = results.best, results.last_rounds
-    if best and best.value is None:
-        notes.append(NOT_VALIDATED)
-    elif best.is_last:
-        notes.append("The best model by the validation splits is the last one.")
-    elif best:
-        value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
-        notes.append(f"best: model of round {best.round}, by the validation splits ({best.by}{value}).")
-        if results.test_best is None:
-            notes[-1] += " It was not tested: what the sites had of their own then is not kept."
+    best, last, every = results.best, results.last_rounds, len(lower) == len(metrics)
+    untested = " It was not tested: what the sites had of their own then is not kept."
+    value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
+    told = {
+        "Higher is better.": not lower,
+        f"Lower is better: {_listed(lower)}.": lower and every,
+        f"Higher is better, except for {_listed(lower)}.": lower and not every,
+        f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.": unknown,
+        NOT_VALIDATED: best and best.value is None,
+        "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
+        f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
+        f"{untested if results.test_best is None else ''}": best.value is not None and not best.is_last,
+    }
+    notes = [text for text, holds in told.items() if holds]
     notes += [f"In doubt: {doubt}." for doubt in best.doubts]
     notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
     notes += global_notes(results)
-    if last:
-        notes.append(f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}.")
+    notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []
     notes += _missing(results, metrics, "", results.test)
     return notes + [
         line for name, test in other_models(results) for line in _missing(results, metrics[:1], f", {name}", test)

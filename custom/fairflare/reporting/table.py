@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.base import checks
@@ -91,47 +93,83 @@ def table_of(results: Results, metric: str | None = None) -> Table:
     if not results.test:
         return Table("run", "", ["site"], [])
     metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
-    columns = [_Column(results, name) for name in metrics]
-    columns += [_Column(results, metrics[0], test, f", {heading}") for heading, test in other_models(results)]
-    header = ["site", *(column.shown for column in columns)]
-    names = [["site"], *([column.heading] for column in columns)]
-    sites: list[list[Cell]] = [
-        [site, *(column.cell(site) for column in columns)] for site in sorted({s for c in columns for s in c.values})
+    columns = [_metric(results, name) for name in metrics]
+    columns += [_metric(results, metrics[0], test, f", {heading}") for heading, test in other_models(results)]
+    sites = sorted({site for column in columns for site in column.sites})
+    if results.inequality.metric in metrics:
+        behind = 1 + metrics.index(results.inequality.metric)
+        columns[behind:behind] = _certainty(results)
+    has = {title for column in columns for title in column.totals}
+    return Table(
+        "run", "", ["site", *(column.head for column in columns)],
+        [[site, *(column.sites.get(site) for column in columns)] for site in sites],
+        totals=[[title, *(column.totals.get(title) for column in columns)] for title in TOTALS if title in has],
+        csv_columns=[["site"], *(column.names for column in columns)],
+    )  # fmt: skip
+
+
+#: Rows below the sites.
+TOTALS = ("average", "std", "std if equal", "worst", "worst site", "range", "global test")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a run's table.
+
+    Attributes:
+        head: over it.
+        names: over it in a file, one for each value of its cells.
+        sites: its cells by site; without one a cell is empty.
+        totals: its cells by :data:`TOTALS`.
+    """
+
+    head: str
+    names: Sequence[str]
+    sites: Mapping[str, Cell]
+    totals: Mapping[str, Cell]
+
+
+def _metric(results: Results, metric: str, test: Metrics | None = None, which: str = "") -> _Column:
+    """Make the column of a metric, of the last model or, with ``test``, of another, whose name is ``which``."""
+    values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
+    of = summarize(values, higher_is_better=declared_direction(results, metric))
+    worst = (
+        MISSING if of.worst_site is None or (of.num_sites > 1 and of.range == 0) else of.worst_site
+    )  # no site of ties
+    behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
+    unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
+    totals: dict[str, Cell] = {
+        "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
+        "worst site": Shown(worst + unsure, [worst]),
+    }  # fmt: skip
+    if results.global_test.metrics:
+        of_all = [math.nan] if BEST in which else global_values(results, metric, last=bool(which))
+        totals["global test"] = statistics.fmean(of_all)
+    if not which and results.inequality.metric == metric and results.inequality.test:
+        totals["std if equal"] = results.inequality.chance_std
+    unit = declared_as(metric, results.info.units)
+    head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "")
+    cells = {site: SUPPRESSED if math.isnan(value) and site in home else value for site, value in values.items()}
+    return _Column(head, [metric + which], cells, totals)
+
+
+def _certainty(results: Results) -> list[_Column]:
+    """Make the columns of intervals and test cases, which stand behind the metric that they are of."""
+    found, of_all = results.inequality, results.global_test
+    sites = {site: _interval_cells(of) for site, of in found.sites.items()}
+    sites |= dict.fromkeys(suppressed_of(results, found.metric), (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED))
+    totals = {"global test": _interval_cells(of_all)} if of_all.metrics and of_all.metric == found.metric else {}
+    heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"]}
+    return [
+        _Column(head, names, *({row: cells[k] for row, cells in of.items()} for of in (sites, totals)))
+        for k, (head, names) in enumerate(heads.items())
     ]
-    totals: list[list[Cell]] = [
-        [title, *(getattr(column.summary, attribute) for column in columns)]
-        for title, attribute in (("average", "mean"), ("std", "std"), ("worst", "worst"), ("range", "range"))
-    ]
-    totals.insert(3, ["worst site", *(column.worst_site() for column in columns)])
-    of_all, standing = results.global_test, results.inequality
-    if of_all.metrics:
-        totals.append(["global test", *(column.of_all for column in columns)])
-    if standing.metric in metrics:
-        # Behind its metric: each site's interval and cases, and what equal sites would show.
-        place = 2 + metrics.index(standing.metric)
-        header[place:place] = [f"{standing.level:.0%} interval", "cases"]
-        names[place:place] = [["low", "high"], ["cases"]]
-        for row in sites:
-            kept = row[0] in columns[place - 2].home
-            row[place:place] = KEPT_CELLS if kept else _interval_cells(standing.sites.get(str(row[0]), SiteStanding()))
-        for row in totals:
-            known = row[0] == "global test" and of_all.metric == standing.metric
-            row[place:place] = _interval_cells(of_all) if known else [None, None]
-        if standing.test:
-            chance: list[Cell] = ["std if equal", *[None] * (len(header) - 1)]
-            chance[place - 1] = standing.chance_std
-            totals.insert(2, chance)
-    return Table("run", "", header, sites, totals=totals, csv_columns=names)
 
 
-#: In place of a site's interval and number of test cases, where it withholds them.
-KEPT_CELLS: list[Cell] = [Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED]
-
-
-def _interval_cells(of: SiteStanding | GlobalTest) -> list[Cell]:
+def _interval_cells(of: SiteStanding | GlobalTest) -> tuple[Cell, Cell]:
     """Return an interval and the number of test cases."""
     cases = None if of.test_cases is None else f"{of.test_cases:.0f}"
-    return [Shown(interval(of.low, of.high), [of.low, of.high]), cases]
+    return Shown(interval(of.low, of.high), [of.low, of.high]), cases
 
 
 def class_table(results: Results) -> Table | None:
@@ -145,38 +183,3 @@ def class_table(results: Results) -> Table | None:
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
     columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
     return Table("classes", "Recall of each class, and number of its test images.", columns, rows) if rows else None
-
-
-class _Column:
-    """A metric of one of the run's models.
-
-    Attributes:
-        heading, shown: in a file; over the column.
-        values, summary: by site; over the sites.
-        of_all: on the global test; NaN: not measured.
-        home: sites that keep theirs.
-        behind: sites that are shown to be behind.
-    """
-
-    def __init__(self, results: Results, metric: str, test: Metrics | None = None, which: str = "") -> None:
-        self.heading = metric + which
-        unit = declared_as(metric, results.info.units)
-        self.shown = self.heading[:MAX_HEADING] + (f" ({unit})" if unit else "")
-        self.values = by_site_of(results, metric, test)
-        of_all = [math.nan] if BEST in which else global_values(results, metric, last=bool(which))
-        self.of_all = statistics.fmean(of_all)
-        self.summary = summarize(self.values, higher_is_better=declared_direction(results, metric))
-        self.home = suppressed_of(results, metric)
-        self.behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
-
-    def cell(self, site: str) -> Cell:
-        """Return a site's value, or the word for one that it withholds."""
-        value = self.values.get(site, math.nan)
-        return SUPPRESSED if math.isnan(value) and site in self.home else value
-
-    def worst_site(self) -> Cell:
-        """Name the worst site, or nothing if all sites tie; marked where the test does not show that it is behind."""
-        of = self.summary
-        name = None if of.num_sites > 1 and of.range == 0 else of.worst_site
-        unsure = name is not None and of.num_sites > 1 and name not in self.behind
-        return Shown((name or MISSING) + (UNSURE if unsure else ""), [name or MISSING])

@@ -56,7 +56,7 @@ def _material(verdict: str, behind: list[str], higher: bool = True, together: fl
     }  # fmt: skip
     document = read(info={"label": "FedAvg", "primary_metric": "dice"})
     document.inequality = Inequality.model_construct(**said)
-    row = SimpleNamespace(label="FedAvg", runs=[SimpleNamespace(document=document)], summaries=[])
+    row = SimpleNamespace(label="FedAvg", runs=[document], summaries=[])
     row.at = lambda site: SimpleNamespace(mean=sites[site].value)
     rows = [row]
     rows.append(SimpleNamespace(label="B", runs=[], summaries=[]))
@@ -89,11 +89,11 @@ def test_a_headline_has_the_verdict_of_the_test_under_it():
 @pytest.mark.parametrize("share", [1, 0.5])
 def test_a_model_that_finds_nothing_is_not_praised(share):
     material = _material("within noise", [])
-    run = material.rows[0].runs[0].document
+    run = material.rows[0].runs[0]
     run.info.higher_is_better = {"dice": True}
     zero = run.model_copy(update={"test": {"A": {"dice": 0.0}, "C": {"dice": 0.0}}})
     other = run.model_copy(update={"test": {"A": {"dice": 0.0}, "C": {"dice": 0.2 * (1 - share)}}})
-    material.rows[0].runs = [SimpleNamespace(document=zero), SimpleNamespace(document=other)]
+    material.rows[0].runs = [zero, other]
     said = words.answer(material)
     assert said.endswith("With FedAvg, nothing was learnt: Dice is 0 at every site.") == (share == 1)
 
@@ -111,7 +111,7 @@ def test_of_one_run_the_answer_is_a_sentence_that_says_something(site, gap, behi
     material = _material("within noise", behind)
     material.reference = ""
     del material.rows[1:]
-    found = material.rows[0].runs[0].document.inequality.sites
+    found = material.rows[0].runs[0].inequality.sites
     found[site] = SiteStanding(value=0.6, expected=0.6 + gap)
     if site != "C":
         del found["C"]

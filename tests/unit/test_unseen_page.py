@@ -170,7 +170,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
         "cases": {"F": 9, "M": 8},
     }
     groups = {"attributes": {"sex": ["F", "M"]}, "kept": {}, "pooled": {"sex": of}, "sites": {"site-1": {"sex": of}}}
-    material.runs[0].document.groups = read(groups=groups).groups
+    material.runs[0].groups = read(groups=groups).groups
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
     told = 'With fed_avg, across all sites sex "M" has the lowest AUC, 0.200 below the best (how sure is not known).'
@@ -185,7 +185,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     assert not section.words  # said once, at the head
     assert leads[1].picture.name == "groups_of_sex"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(material.runs[0].document, "groups", None)
+        patch.setattr(material.runs[0], "groups", None)
         assert [lead.section for lead in build(material).leads] == ["results", "unseen"]
 
 

@@ -41,16 +41,16 @@ def groups(material: Material) -> Section:
     """Show the groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
     reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
     run = reference.runs[0]
-    found = run.document.get("groups")
+    found = run.get("groups")
     if not found:
         return NOTHING
-    words, notes, gaps, whose = captions(run.document), group_notes(run.document), list[Table](), ""
+    words, notes, gaps, whose = captions(run), group_notes(run), list[Table](), ""
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
     if material.reference:
         whose = f"Of {run.name}. "
         notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
     if material.reference and people:
-        rows = {row.label: [one.document for one in row.runs] for row in material.rows}
+        rows = material.by_label
         gaps = [worded(gap_table(rows, material.reference))]
         words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
     curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
@@ -60,7 +60,7 @@ def groups(material: Material) -> Section:
         if name in curves
     ]
     parts += [picture_of(found, attribute, material.synthetic, whose) for attribute in people]
-    parts += [*gaps, *(worded(table, whose) for table in group_tables(run.document))]
+    parts += [*gaps, *(worded(table, whose) for table in group_tables(run))]
     title = "Groups of people" if people else "ROC curve and calibration"
     return Section("groups", title, words=words, notes=notes, parts=parts)
 

@@ -29,8 +29,8 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
         found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", pictures["sites"], "results"))
     people = [picture for name, picture in pictures.items() if name.startswith(OF_GROUPS)]
     if material.reference and people:
-        rows = {row.label: [one.document for one in row.runs] for row in material.rows}
-        found.append(Lead(f"Between groups of people: {gap_lead(rows, material.reference)}", people[0], "groups"))
+        told = gap_lead(material.by_label, material.reference)
+        found.append(Lead(f"Between groups of people: {told}", people[0], "groups"))
     if material.unseen is not None:
         found.append(unseen.lead(material.unseen))
     taken = [one.picture for one in found]

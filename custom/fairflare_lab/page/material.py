@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from fairflare.reporting.documents import Info, Results, RoundRecord
+from pydantic import Field
+
+from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.pictures import in_order
 from fairflare.reporting.reading import cut, read_head, read_rounds
@@ -25,46 +27,28 @@ from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.rows import Row, complete_runs
 from fairflare_lab.compare.unseen import UnseenSites, unseen_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 LAYERS = ["round", "layer", "site", "weight", "dissimilarity"]
 #: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
 
-@dataclass(frozen=True)
-class PageRun:
-    """One run.
+class PageRun(Results):
+    """What can be used of a run's document, without the values by layer.
 
     Attributes:
-        document: what can be used of it, without the values by layer.
-        layers: these, in the columns of :data:`LAYERS`.
+        layers: these, a frame with the columns of :data:`LAYERS`.
         place: where it was found.
         problems: what was wrong in its file.
     """
 
-    document: Results
-    layers: pd.DataFrame
+    layers: Any = None
     place: str = ""
-    problems: Sequence[str] = ()
-
-    @property
-    def info(self) -> Info:
-        return self.document.info
-
-    @property
-    def rounds(self) -> list[RoundRecord]:
-        return self.document.rounds
-
-    @property
-    def seed(self) -> int | None:
-        return self.info["seed"]
+    problems: list[str] = Field(default_factory=list)
 
     @property
     def name(self) -> str:
         """For a person."""
-        return label_of(self.document) + ("" if self.seed is None else f", seed {self.seed}")
+        return label_of(self) + ("" if self.info.seed is None else f", seed {self.info.seed}")
 
 
 PageRow: TypeAlias = Row[PageRun]  # its summaries are empty where there is no test
@@ -100,10 +84,15 @@ class Material:
     def runs(self) -> list[PageRun]:
         return [run for row in self.rows for run in row.runs]
 
+    @property
+    def by_label(self) -> dict[str, list[PageRun]]:
+        """The runs of each row."""
+        return {row.label: row.runs for row in self.rows}
+
     @cached_property
     def sites(self) -> list[str]:
         """Of all runs, in the order of :func:`in_order`."""
-        found = {site for run in self.runs for site in by_site_of(run.document, self.metric)}
+        found = {site for run in self.runs for site in by_site_of(run, self.metric)}
         for run in self.runs:
             found.update(run.layers.site[run.layers.weight.notna()])
             for r in run.rounds:
@@ -139,10 +128,11 @@ def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
         ]
         record.layers = None
         rounds.append(record)
-    document = read_head(raw, problems)
-    document.rounds = sorted(rounds, key=lambda record: record.current_round)
-    of_layers = pd.DataFrame(layers, columns=LAYERS, dtype=object).astype(dict.fromkeys(LAYERS[3:], float))
-    return PageRun(document, of_layers, place, cut(problems))
+    own = {
+        "rounds": sorted(rounds, key=lambda record: record.current_round),
+        "layers": pd.DataFrame(layers, columns=LAYERS, dtype=object).astype(dict.fromkeys(LAYERS[3:], float)),
+    }
+    return PageRun.model_construct(**{**read_head(raw, problems), **own, "place": place, "problems": cut(problems)})
 
 
 def images_of(info: Info) -> list[tuple[str, str, int]]:
@@ -191,7 +181,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
             if not _leaves_out(path):
                 runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
             elif Unseen.is_in(path.parent):  # as a row it would pass for a seed of another set of sites
-                left_out.append((page_run(read_document(path)).document, Unseen.read(path.parent)))
+                left_out.append((page_run(read_document(path)), Unseen.read(path.parent)))
             else:
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
         except (OSError, ValueError) as error:
@@ -234,17 +224,14 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     Raises:
         ValueError: a metric that it does not have.
     """
-    document = run.document
-    if document["test"]:
-        chosen = known_metric(document, metric or metrics_of(document)[0])
-        tested: dict[str, Any] = {"values": [by_site_of(document, chosen)], "summaries": [summary_of(document, chosen)]}
-    else:
-        chosen, tested = metric or run.info["primary_metric"] or "loss", {}
-    higher = direction_of(document, chosen)
-    row = PageRow(label_of(document), [run], **tested)
-    notes = run_notes(document, chosen if document["test"] else None)
-    told = who_is_behind(document)[:1]  # stands in the summary
-    return Material([row], chosen, higher, "", [note for note in notes if note not in told], problems=[*run.problems])
+    row = PageRow(label_of(run), [run])
+    chosen = metric or run.info.primary_metric or "loss"
+    if run.test:
+        chosen = known_metric(run, metric or metrics_of(run)[0])
+        row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
+    told = who_is_behind(run)[:1]  # stands in the summary
+    notes = [note for note in run_notes(run, chosen if run.test else None) if note not in told]
+    return Material([row], chosen, direction_of(run, chosen), "", notes, problems=[*run.problems])
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
@@ -275,15 +262,11 @@ def of_several(
         ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
     """
     ranks = {label: rank for rank, label in enumerate(told.get("method", ()))}
-    order = sorted(
-        runs, key=lambda run: (ranks.get(label_of(run.document), len(ranks)), run.document["started"], run.place)
-    )
-    documents = [run.document for run in order]
-    complete = {label_of(run) for run in complete_runs(documents)}
+    order = sorted(runs, key=lambda run: (ranks.get(label_of(run), len(ranks)), run["started"], run.place))
+    complete = {label_of(run) for run in complete_runs(order)}
     reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
-    found = comparison_of(documents, metric, reference)
-    by_id = {id(run.document): run for run in order}
-    rows = [PageRow(r.label, [by_id[id(d)] for d in r.runs], r.values, r.summaries, r.settings) for r in found.rows]
+    found = comparison_of(order, metric, reference)
+    rows = cast("list[PageRow]", found.rows)  # of the same runs
     for row in rows:
         for run in row.runs:
             run.info.label = row.label  # as the tables have it
@@ -293,7 +276,7 @@ def of_several(
         found.higher,
         found.reference,
         notes=found.notes[1:],  # what ± is stands with the tables
-        others=[run for run in order if run.document["status"] != "completed"],
+        others=[run for run in order if run["status"] != "completed"],
         problems=[
             *problems,
             *(f"{run.place or run.name}: {line}" for run in order for line in run.problems),

@@ -28,7 +28,7 @@ from fairflare_lab.compare.difference_table import figures_of, interval_of, note
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, extremes, listed
 from fairflare_lab.page.material import Material, PageRow, images_of
-from fairflare_lab.page.style import INK, Look, chart, label, look, rows_at
+from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def results(material: Material) -> Section:
         ),
         _further(material, sites),
     ]
-    if own and (found := class_table(material.runs[0].document)):
+    if own and (found := class_table(material.runs[0])):
         parts.append(found)
     return Section("results", title, notes=material.notes, parts=parts)
 
@@ -83,7 +83,7 @@ def _totals(material: Material, over: str) -> Table:
         + (" Std if equal: what equal sites would show by sampling alone." if known else ""),
         ["method", "runs", *shown, "sites"],
         [
-            [row.label if material.reference else title_of(row.runs[0].document), len(row.runs),
+            [row.label if material.reference else title_of(row.runs[0]), len(row.runs),
              *(of_row(row, attribute, material.metric) for attribute in shown.values()),
              max(summary.num_sites for summary in row.summaries)]
             for row in material.rows
@@ -93,7 +93,7 @@ def _totals(material: Material, over: str) -> Table:
 
 def _further(material: Material, sites: Sequence[str]) -> Table:
     """Give the task's other metrics (Dice by structure): of one run by site, else on average over sites."""
-    one, runs = len(material.runs) == 1, [run.document for run in material.runs if run.document["test"]]
+    one, runs = len(material.runs) == 1, [run for run in material.runs if run["test"]]
     names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
     head, where, raw = "method", ", on average over the sites", [[f"{name} mean", f"{name} sd"] for name in names]
     if one:
@@ -106,7 +106,7 @@ def _further(material: Material, sites: Sequence[str]) -> Table:
     else:
         cells = [
             [row.label, *(
-                spread([summarize(by_site_of(run.document, name), higher_is_better=None).mean for run in row.runs])
+                spread([summarize(by_site_of(run, name), higher_is_better=None).mean for run in row.runs])
                 for name in names
             )]
             for row in material.rows
@@ -117,10 +117,9 @@ def _further(material: Material, sites: Sequence[str]) -> Table:
 
 def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
     """Say what the common model is worth on the images of all sites together, where there are such."""
-    names = dict.fromkeys(name for row in rows for run in row.runs for name in global_metrics(run.document, metric))
+    names = dict.fromkeys(name for row in rows for run in row.runs for name in global_metrics(run, metric))
     cells: list[list[Cell]] = [
-        [row.label, *(spread([global_values(run.document, name)[0] for run in row.runs]) for name in names)]
-        for row in rows
+        [row.label, *(spread([global_values(run, name)[0] for run in row.runs]) for name in names)] for row in rows
     ]
     text = f"The common model on the global test, images that belong to no site alone{over}."
     return Table("global_test", text, ["method", *names], cells if names else [])
@@ -140,12 +139,12 @@ def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
     """Give a figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
     if attribute != CHANCE:
         return row.over(attribute)
-    return spread([one[CHANCE] for run in row.runs if (one := tested(run.document, metric))])
+    return spread([one[CHANCE] for run in row.runs if (one := tested(run, metric))])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:
     """Give what is known of each site of one run beside its value; of several runs, or another metric, nothing."""
-    found = material.runs[0].document["inequality"] if len(material.runs) == 1 else None
+    found = material.runs[0]["inequality"] if len(material.runs) == 1 else None
     return found["sites"] if found and found["metric"] == material.metric else {}
 
 
@@ -294,24 +293,18 @@ def _in_short(found: Sequence[Difference]) -> str:
 def _forest(material: Material, found: Sequence[Difference], *panels: Axes) -> None:
     labels = list(dict.fromkeys(d.label for d in found))
     ranks = [row.label for row in material.rows]
-    titles = ("average", "spread (std)", "worst site")
-    for axes, measure, title in zip(panels, MEASURES, titles, strict=True):
+    for axes, measure, title in zip(panels, MEASURES, ("average", "spread (std)", "worst site"), strict=True):
         axes.axvline(0, color=INK, linewidth=0.9)
-        for d in sorted((d for d in found if d.measure == measure), key=lambda d: labels.index(d.label)):
-            _mark(axes, d, labels.index(d.label), look(ranks.index(d.label)))
+        for d in (d for d in found if d.measure == measure):
+            style, place, beyond = look(ranks.index(d.label)), labels.index(d.label), d.verdict in (BETTER, WORSE)
+            axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)
+            axes.plot([d.mean], [place], style.marker, color=style.colour, markersize=7,
+                      markerfacecolor=style.colour if beyond else "none")  # fmt: skip
+            if beyond:
+                axes.annotate(
+                    d.verdict, (d.mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=7.5,
+                    fontweight="bold" if d.verdict == BETTER else "normal",
+                )  # fmt: skip
         axes.set_title(title)
         axes.locator_params(axis="x", nbins=5)
         rows_at(axes, labels, above=0.7)
-
-
-def _mark(axes: Axes, d: Difference, place: int, style: Look) -> None:
-    if math.isfinite(d.low):
-        axes.plot([d.low, d.high], [place, place], color=style.colour, linewidth=1.6)
-    beyond = d.verdict in (BETTER, WORSE)
-    face = style.colour if beyond else "none"
-    axes.plot([d.mean], [place], style.marker, color=style.colour, markersize=7, markerfacecolor=face)
-    if beyond:
-        axes.annotate(
-            d.verdict, (d.mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=7.5,
-            fontweight="bold" if d.verdict == BETTER else "normal",
-        )  # fmt: skip

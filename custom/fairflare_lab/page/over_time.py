@@ -56,7 +56,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
     counts = Counter((row, n) for row, n, _ in summaries)
     order = sorted(counts, key=lambda place: (labels.index(place[0]), place[1]))
     cells = [[row, n, *(of.at[n, row] for of in panels.values()), counts[row, n]] for row, n in order]
-    final = [row.label for row in material.rows if split == "validation" and any(r.document[split] for r in row.runs)]
+    final = [row.label for row in material.rows if split == "validation" and any(r[split] for r in row.runs)]
     ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
     told = [
         f"{row}: average {_from_to(panels['average'][row])}, worst site {_from_to(panels['worst site'][row])}, up to "
@@ -94,7 +94,7 @@ def _measured(row: PageRow, split: str, metric: str) -> list[tuple[int, dict[str
     for run in row.runs:
         measured = {record["current_round"]: record[split] for record in run.rounds}
         if measured:  # validation is of the received model, and no round received the last one
-            measured[max(measured) + (split == "validation")] = run.document[split] or {}
+            measured[max(measured) + (split == "validation")] = run[split] or {}
         for n, by_site in measured.items():
             values = {site: value for site, of in by_site.items() if (value := of.get(metric)) is not None}
             found += [(n, values)] * bool(values)
@@ -114,10 +114,10 @@ def took_part(material: Material) -> Section:
     runs = [run for run in material.runs + material.others if run.rounds]
     states = [_states(run) for run in runs]
     missed = [bool((of < IN).any(axis=None)) for of in states]
-    gaps = [run for run, some in zip(runs, missed, strict=True) if some or run.document["left_out"]]
+    gaps = [run for run, some in zip(runs, missed, strict=True) if some or run["left_out"]]
     which = "In every run" if len(runs) > 1 and not gaps else "In the run" if len(runs) == 1 else "In the other runs"
     words = [f"{which} every site was in every round."] if len(gaps) < len(runs) else []
-    notes = [f"{run.name}: {line}" for run in gaps for line in attendance(run.document)]
+    notes = [f"{run.name}: {line}" for run in gaps for line in attendance(run)]
     if sum(missed) > MAX_GRIDS:
         notes.append(f"Pictures of the first {MAX_GRIDS} of {sum(missed)} such runs; the table has all.")
     counts = [(of == IN).sum(axis=1) for of in states]
@@ -134,13 +134,13 @@ def took_part(material: Material) -> Section:
         for k, (run, of, count) in enumerate(drawn[:MAX_GRIDS], 1)
     ]  # fmt: skip
     cells: list[list[Cell]] = [
-        [run.name.partition(",")[0], run.seed, len(run.rounds), *map(count.to_dict().get, material.sites)]
+        [run.name.partition(",")[0], run.info.seed, len(run.rounds), *map(count.to_dict().get, material.sites)]
         for run, count in zip(runs, counts, strict=True)
     ]
     out: list[list[Cell]] = [
         [run.name, when, left["phase"], left["site"], left["reason"]]
         for run in runs
-        for when, of in [*((r["current_round"], r["left_out"]) for r in run.rounds), ("end", run.document["left_out"])]
+        for when, of in [*((r["current_round"], r["left_out"]) for r in run.rounds), ("end", run["left_out"])]
         for left in of
     ]
     heads = ["run", "seed", "rounds", *material.sites]
@@ -220,7 +220,7 @@ def phases(row: PageRow) -> dict[str, list[float]]:
     """Give :data:`COSTS` by phase: sums over the rounds, means over the runs."""
     found: dict[str, np.ndarray] = {}
     for run in row.runs:
-        for phase in [one for record in run.rounds for one in record["phases"]] + run.document["phases"]:
+        for phase in [one for record in run.rounds for one in record["phases"]] + run["phases"]:
             one = np.array([1, phase["seconds"], phase["bytes_out"] / 1e6, phase["bytes_in"] / 1e6], dtype=float)
             found[phase["name"]] = found.get(phase["name"], np.zeros(len(COSTS))) + one
     return {name: (sums / len(row.runs)).tolist() for name, sums in found.items()}

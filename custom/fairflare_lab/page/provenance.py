@@ -46,9 +46,9 @@ def settings(material: Material) -> Section:
     runs = material.runs + material.others
     heads = ["run", "seed", "status", "rounds", "begun", "ended", "taken up again", "id or folder"]
     cells: list[list[Cell]] = [
-        [run.name.partition(", seed ")[0], run.seed, run.document["status"], len(run.rounds),
-         *((run.document[key] or "")[:19].replace("T", " ") or None for key in ("started", "finished")),
-         len(run.document["resumed"]), run.place or _text(run.info.get("job_id"))]
+        [run.name.partition(", seed ")[0], run.info.seed, run["status"], len(run.rounds),
+         *((run[key] or "")[:19].replace("T", " ") or None for key in ("started", "finished")),
+         len(run["resumed"]), run.place or _text(run.info.get("job_id"))]
         for run in runs
     ]  # fmt: skip
     tables = [Table("runs", "Every run of this page.", heads, cells), _versions(runs), _settings(material.rows)]

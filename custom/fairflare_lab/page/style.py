@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # In the page these become CSS variables, so that they follow light and dark; in files they stay.
 INK, MUTED, GRID, PAPER = "#1a1d21", "#565d66", "#d5d9de", "#fefefe"
 VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
+IN_PAGE = {"xlink:href": "href", **VARIABLES}  # in the tags of a figure within the page
 #: Each at least 3:1 against the light and the dark page; told apart by markers, dashes and hatches too.
 COLOURS = ("#0072b2", "#d55e00", "#008f6b", "#b5619c", "#a87000", "#7a68d8", "#7d858e", "#c0392b")
 MARKERS = "os^DvPX*<>hd"
@@ -232,13 +233,7 @@ def _inline(svg: str) -> str:
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-
-    def themed(tag: str) -> str:
-        for text, of_page in {"xlink:href": "href", **VARIABLES}.items():
-            tag = tag.replace(text, of_page)
-        return tag
-
-    body = _in_tags(body, themed)
+    body = _in_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda found: IN_PAGE[found[0]], tag))
     return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 

@@ -73,7 +73,7 @@ def answer(material: Material) -> str:
         return "There are no test results, so nothing is said of fairness."
     label = material.reference or material.rows[0].label
     row = next(row for row in material.rows if row.label == label)
-    whose = f"With {label}, " if material.reference else f"{title_of(row.runs[0].document)}: "
+    whose = f"With {label}, " if material.reference else f"{title_of(row.runs[0])}: "
     return " ".join([*_fairer(material, label), whose + _behind(row, material)])
 
 
@@ -90,10 +90,10 @@ def _fairer(material: Material, reference: str) -> list[str]:
 def _behind(row: PageRow, material: Material) -> str:
     """Say which site is last, by how much, and whether chance explains that; or that nothing was learnt."""
     metric = in_words(material.metric)
-    nothing = [text for run in row.runs for text in nothing_learnt(run.document, material.metric)]
+    nothing = [text for run in row.runs for text in nothing_learnt(run, material.metric)]
     if len(nothing) == len(row.runs):
         return f"{nothing[0][0].lower()}{nothing[0][1:]}"
-    known = [one for run in row.runs if (one := tested(run.document, material.metric))]
+    known = [one for run in row.runs if (one := tested(run, material.metric))]
     sign = 1 if material.higher else -1
     of_sites: dict[str, list[tuple[float, float]]] = {}
     for one in known:
@@ -119,11 +119,10 @@ def _behind(row: PageRow, material: Material) -> str:
 def of_run(material: Material) -> list[str]:
     """Say what one run reached."""
     (row,), (run,) = material.rows, material.runs
-    document, metric = run.document, material.metric
-    more = _measured_on(material) + who_is_behind(document)[:1] if metric == run.info["primary_metric"] else []
+    more = _measured_on(material) + who_is_behind(run)[:1] if material.metric == run.info.primary_metric else []
     return say(
-        "of_run", document["status"], document["reason"], counted(len(run.rounds), "round"), in_words(metric),
-        run.info["measured"] == "personal", row.summaries[0] if material.tested else None, more + captions(document),
+        "of_run", run, counted(len(run.rounds), "round"), in_words(material.metric),
+        row.summaries[0] if material.tested else None, more + captions(run),
     )  # fmt: skip
 
 
@@ -143,7 +142,7 @@ def of_comparison(material: Material) -> list[str]:
     """Say who is better than the reference, beyond noise."""
     found, metric = material.differences, in_words(material.metric)
     row = next(row for row in material.rows if row.label == material.reference)
-    seeds = sorted({run.seed for run in material.runs if run.seed is not None})
+    seeds = sorted({run.info.seed for run in material.runs if run.info.seed is not None})
     compared = {row.label, *(d.label for d in found)}
     by_measure = {measure: [d for d in found if d.measure == measure] for measure in MEASURES}
     return say(

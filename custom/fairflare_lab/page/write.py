@@ -144,8 +144,8 @@ def build(material: Material) -> Page:
     summary = words.of_comparison(material) if material.reference else words.of_run(material)
     title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
     return Page(
-        title if material.reference else title_of(material.runs[0].document),
-        provenance.facts([run.document for run in material.runs], material.metric),
+        title if material.reference else title_of(material.runs[0]),
+        provenance.facts(material.runs, material.metric),
         words.synthetic(material),
         summary if heads else [words.answer(material), *summary],
         rest,

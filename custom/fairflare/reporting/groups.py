@@ -230,21 +230,18 @@ def caption(found: Groups, attribute: str) -> str:
     worst, gap = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap")
     if not worst or gap is None:
         return f"Across all sites, fewer than two groups of {attribute} have a value."
-    called = CALLED.get(metric, metric)
     values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
+    best = max((group for group in values if group != UNKNOWN), key=lambda group: values[group], default="")
+    told = f'{attribute} "{worst}" has the lowest {CALLED.get(metric, metric)}: {number(values.get(worst))}, '
+    told += f'{number(gap)} below {attribute} "{best}"'
     if number(gap) == number(0):  # but for rounding in floats
-        told = f"Across all sites, the groups of {attribute} have the same {called}"
-    else:
-        best = max((g for g in values if g != UNKNOWN), key=lambda g: values[g])
-        told = f'Across all sites, {attribute} "{worst}" has the lowest {called}: {number(values.get(worst))}, '
-        told += f'{number(gap)} below {attribute} "{best}"'
-    told += f"{how_sure(pooled, f'{metric}_gap')}."
+        told = f"the groups of {attribute} have the same {CALLED.get(metric, metric)}"
+    sentences = [f"Across all sites, {told}{how_sure(pooled, f'{metric}_gap')}."]
     if len(found.sites) > 1 and "within" in pooled.model_fields_set:
-        told += f" {_within_words(pooled, attribute, f'{metric}_gap', worst)}"
-    odds = pooled.gaps.get("equalised_odds")
-    if odds is not None:
-        told += f" The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}."
-    return told
+        sentences.append(_within_words(pooled, attribute, f"{metric}_gap", worst))
+    if (odds := pooled.gaps.get("equalised_odds")) is not None:
+        sentences.append(f"The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}.")
+    return " ".join(sentences)
 
 
 def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> str:
@@ -254,16 +251,17 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
         return "No site has two of these groups, so this may be a difference between the sites."
     several, gap = len(of.sites) > 1, pooled.gaps[name]
     where = f"the {len(of.sites)} sites that have both" if several else f"{of.sites[0]}, the only site with both"
-    told = f"Within {where}, the gap is {number(inside)}"
-    if _ends(pooled, name):  # else why there is none has been said
-        told += how_sure(pooled, f"{name}{WITHIN}")
-    if abs(inside - gap) < APART:
-        return f"{told}."
-    if inside and of.lowest != worst:
-        return f'{told}, and there {attribute} "{of.lowest}" has the lower value: the sites differ, too.'
-    if inside < gap:
-        return f"{told}: a part of the difference may be one between the sites."
-    return f"{told}: differences between the sites may hide a part of it."
+    sure = how_sure(pooled, f"{name}{WITHIN}") if _ends(pooled, name) else ""  # else why there is none has been said
+    endings = {
+        "": abs(inside - gap) < APART,
+        f', and there {attribute} "{of.lowest}" has the lower value: the sites differ, too': (
+            inside and of.lowest != worst
+        ),
+        ": a part of the difference may be one between the sites": inside < gap,
+        ": differences between the sites may hide a part of it": True,
+    }
+    ending = next(text for text, holds in endings.items() if holds)
+    return f"Within {where}, the gap is {number(inside)}{sure}{ending}."
 
 
 def of_everybody(found: Groups, metric: str) -> str:

@@ -238,12 +238,13 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
     """
     if width is None:
         return list(lines)
-    found = []
-    for line in lines:
-        rest = line[: len(line) - len(line.lstrip())] + "  "
-        options: Any = {"subsequent_indent": rest, "break_long_words": False, "break_on_hyphens": False}
-        found += textwrap.wrap(line, max(width, 20), **options) or [""]
-    return found
+    options: Any = {"break_long_words": False, "break_on_hyphens": False}
+    indents = ((line, " " * (len(line) - len(line.lstrip()) + 2)) for line in lines)
+    return [
+        part
+        for line, rest in indents
+        for part in textwrap.wrap(line, max(width, 20), subsequent_indent=rest, **options) or [""]
+    ]
 
 
 def printed(

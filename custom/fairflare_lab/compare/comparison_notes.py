@@ -29,31 +29,33 @@ def notes_of(
         runs: all that were given.
         complete, metric, rows, last: as :func:`rows_of` has them.
     """
-    notes = [f"{metric} on the test splits{_over(complete, last)}."]
-    notes += dict.fromkeys(note for run in complete for note in global_notes(run))
-    notes += dict.fromkeys(f"{run['info']['without']}." for run in complete if (run["info"] or {}).get("without"))
-    notes += _without_sites(rows)
-    notes += [f"{row.label}: {row.settings}" for row in rows if row.settings]
-    notes += [] if last else _by_chance(rows, metric)  # which is of the final model
-    if own := [row.label for row in rows if row.measured == "personal"]:
-        others = "" if len(own) == len(rows) else "; of the others the common model"
-        notes.append(f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.")
-    if unfinished := [run for run in runs if run["status"] != "completed"]:
-        notes.append(f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:")
-        notes += [f"  {named(run)}: {printable(run['reason'] or run['status'], MOST)}" for run in unfinished]
-    if repeats := len(runs) - len(unfinished) - len(complete):
-        notes.append(f"{repeats} of {len(runs)} runs stand there twice and count once.")
+    unfinished = [run for run in runs if run.status != "completed"]
+    repeats = len(runs) - len(unfinished) - len(complete)
+    own = [row.label for row in rows if row.measured == "personal"]
+    others = "" if len(own) == len(rows) else "; of the others the common model"
     conditions = [_conditions(run) for run in complete]
     values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
     values[TASK_FILE].discard("null")  # older results do not say it
-    if differing := [what for what, found in values.items() if len(found) > 1]:
-        notes.append(f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.")
-    if TASK_SETTINGS in differing:
-        notes += _by_setting(complete)
-    notes += _faults(complete, metric)
-    if any((run["info"] or {}).get("synthetic") for run in complete):
-        notes.append(SYNTHETIC_NOTE)
-    return notes
+    differing = [what for what, found in values.items() if len(found) > 1]
+    told: dict[str, Any] = {
+        f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.": own,
+        f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:": unfinished,
+        **{f"  {named(run)}: {printable(run.reason or run.status, MOST)}": True for run in unfinished},
+        f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
+        f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
+    }
+    return [
+        f"{metric} on the test splits{_over(complete, last)}.",
+        *dict.fromkeys(note for run in complete for note in global_notes(run)),
+        *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
+        *_without_sites(rows),
+        *(f"{row.label}: {row.settings}" for row in rows if row.settings),
+        *([] if last else _by_chance(rows, metric)),  # which is of the final model
+        *(text for text, holds in told.items() if holds),
+        *(_by_setting(complete) if TASK_SETTINGS in differing else []),
+        *_faults(complete, metric),
+        *([SYNTHETIC_NOTE] if any(run.info.synthetic for run in complete) else []),
+    ]
 
 
 def _over(runs: Sequence[Results], last: bool) -> str:

@@ -73,21 +73,18 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
     }
     notes = [text for text, holds in told.items() if holds]
     totals = [d for d in found if d.measure == MEASURES[0]]
+    most = max((len(d.values) for d in totals), default=0)
     for d in totals:
-        if len(d.values) < max(len(other.values) for other in totals):
-            notes.append(
-                f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
-            )
-        if d.lacking:
-            who = [
-                f"{label} lacks {', '.join(sites)}"
-                for label in dict.fromkeys(d.lacking.values())
-                if (sites := [site for site, by in d.lacking.items() if by == label])
-            ]
-            notes.append(
-                f"{d.label}: OTHER SITES than {reference}: {'; '.join(who)}. Its average, std and worst here are over "
-                f"the sites that both have ({', '.join(d.sites)}), and no verdict is given."
-            )
+        seeds = f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
+        who = "; ".join(
+            f"{label} lacks {', '.join(site for site, by in d.lacking.items() if by == label)}"
+            for label in dict.fromkeys(d.lacking.values())
+        )
+        other = (
+            f"{d.label}: OTHER SITES than {reference}: {who}. Its average, std and worst here are over the sites that "
+            f"both have ({', '.join(d.sites)}), and no verdict is given."
+        )
+        notes += [text for text, holds in ((seeds, len(d.values) < most), (other, who)) if holds]
     return notes + (fell(found, totals[0].higher_is_better) if totals else [])
 
 

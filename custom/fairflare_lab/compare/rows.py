@@ -138,16 +138,13 @@ def _check_metric(run: Results, metric: str) -> None:
 
 def named(run: Results) -> str:
     """Return the name a run as its user knows it."""
-    info = run["info"] or {}
-    begun = f", begun {run['started'][:19]}" if run.get("started") else ""
-    return f"{label_of(run)!r}{begun}" + ("" if info.get("seed") is None else f", seed {info['seed']}")
+    begun = f", begun {run.started[:19]}" if run.started else ""
+    return f"{label_of(run)!r}{begun}" + ("" if run.info.seed is None else f", seed {run.info.seed}")
 
 
 def settings_of(run: Results) -> dict[str, Any]:
     """Return every setting but the seed by its dotted name."""
-    config = dict((run["info"] or {}).get("config") or {})
-    config.pop("seed", None)
-    found = by_name(config)
+    found = by_name({name: value for name, value in run.info.config.items() if name != "seed"})
     found.pop("task.path", None)  # the same file has another module name in a job
     return found
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -126,7 +126,7 @@ def _row(
         return [_left_out(by[site], kind, metric)[0] for site in sites if site in by]
 
     figures = {name: spread([*of.values.values()]) for name, of in contrasts.items()}
-    ways = {
+    ways: dict[str, tuple[str, Callable[[list[float]], Any]]] = {
         "worst": ("metrics", np.min if higher else np.max),
         "adapted": ("adapted", np.mean),
         "best": ("best", np.mean),
@@ -271,7 +271,7 @@ def unseen_cells(found: UnseenSites) -> Table:
     for row in found.rows:
         sure = {name: row.sure.get(name, Certainty(math.nan)) for name in KEPT}
         ends = {f"{name} 95 %": [of.mean - of.half, of.mean + of.half] for name, of in sure.items()}
-        cells = {**row.figures, **{name: Shown(interval(*of), of) for name, of in ends.items()}}
+        cells: dict[str, Cell] = {**row.figures, **{name: Shown(interval(*of), of) for name, of in ends.items()}}
         rows.append([row.label, row.seeds, *(cells[name] for name in FIGURES), *row.each.values()])
     names = [{"worst": "unseen worst"}.get(name, name) for name in (*FIGURES, *found.sites)]
     heads = [["method"], ["seeds"], *([f"{name} mean", f"{name} sd"] for name in names)]

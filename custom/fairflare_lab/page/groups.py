@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import EVERYBODY
+from fairflare.reporting.documents import Groups
 from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
 from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.values import in_words
@@ -41,15 +42,13 @@ def groups(material: Material) -> Section:
     """Show the groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
     reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
     run = reference.runs[0]
-    found = run.get("groups")
+    found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
     if not found:
         return NOTHING
-    words, notes, gaps, whose = captions(run), group_notes(run), list[Table](), ""
+    words, notes, gaps = captions(run), group_notes(run), list[Table]()
     people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
-    if material.reference:
-        whose = f"Of {run.name}. "
-        notes.append(f"Tables by site are of {run.name}; each other run's page has its own.")
-    if material.reference and people:
+    notes += [f"Tables by site are of {run.name}; each other run's page has its own."] if whose else []
+    if whose and people:
         rows = material.by_label
         gaps = [worded(gap_table(rows, material.reference))]
         words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
@@ -78,7 +77,7 @@ def _metric(pooled: Mapping[str, Any]) -> str:
     return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
 
 
-def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
+def _in_figures(found: Groups, attribute: str) -> str:
     """Say ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
     pooled = found["pooled"][attribute]
     metric = _metric(pooled)
@@ -90,7 +89,7 @@ def _in_figures(found: Mapping[str, Any], attribute: str) -> str:
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def _curves(found: Mapping[str, Any], name: str, synthetic: bool) -> Callable[[], Figure]:
+def _curves(found: Groups, name: str, synthetic: bool) -> Callable[[], Figure]:
     """Give a chart with a line for each site, and for all together."""
     places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
     lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
@@ -109,7 +108,7 @@ def _draw_curves(lines: Mapping[str, Any], marked: bool, axes: Axes) -> None:
         axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
 
 
-def picture_of(found: Mapping[str, Any], attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
     """Draw what each group of an attribute gets at every site.
 
     Args:

@@ -202,13 +202,13 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
 
 def _leaves_out(results: Path) -> bool:
     """Tell whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
-    if Unseen.is_in(results.parent):
-        return True
-    plans = [parent / "run.json" for parent in results.parents[:6] if (parent / "run.json").is_file()]
+    plans = (parent / "run.json" for parent in results.parents[:6])
+    plan = next((path for path in plans if path.is_file()), None)
     try:
-        return bool(plans) and bool(json.loads(plans[0].read_text(encoding="utf-8")).get("held_out"))
+        told = {} if plan is None else json.loads(plan.read_text(encoding="utf-8"))
+        return Unseen.is_in(results.parent) or bool(told.get("held_out"))
     except (OSError, ValueError, AttributeError):
-        return False
+        return Unseen.is_in(results.parent)
 
 
 def _run_folder(results: Path) -> str:

@@ -58,7 +58,7 @@ def _means(run: PageRun, name: str, by: str) -> pd.Series:
 
 
 def _mean(values: pd.Series) -> float:
-    return sum(values) / len(values)
+    return float(sum(values) / len(values))
 
 
 def _map(row: PageRow, name: str, weights: pd.DataFrame) -> Picture:
@@ -104,14 +104,15 @@ def _most_and_least(row: str, of: pd.DataFrame) -> str:
 def influence(material: Material) -> Section:
     """Show the largest weight that one site had, round by round, and where bounds were at work."""
     runs = material.runs + material.others
-    cells: list[list[Cell]] = []
-    for run in runs:
-        if len(found := largest(run)):
-            top, over = found.loc[found.weight.idxmax()], int((found.weight > HALF).sum())
-            cells.append([run.name, top.weight, top.site, top["round"], top.layer or "whole model", over, len(found)])
-    if not cells:
+    by_run = [(run, found) for run in runs if len(found := largest(run))]
+    if not by_run:
         return NOTHING
-    majority = sum(bool(cell[5]) for cell in cells)
+    tops = [(run, found.loc[found.weight.idxmax()], int((found.weight > HALF).sum()), found) for run, found in by_run]
+    cells: list[list[Cell]] = [
+        [run.name, top.weight, top.site, top["round"], top.layer or "whole model", over, len(found)]
+        for run, top, over, found in tops
+    ]
+    majority = sum(over > 0 for _, _, over, _ in tops)
     where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
     outweighs = (
         f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "

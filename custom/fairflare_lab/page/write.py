@@ -207,7 +207,6 @@ def _is_report(folder: Path) -> bool:
 
 def _clear(out: Path) -> None:
     """Remove an earlier report's files, and nothing else."""
-    for kind, suffixes in ((FIGURES, (".png", ".svg")), (TABLES, (".csv",))):
-        for path in (out / kind).iterdir() if (out / kind).is_dir() else ():
-            if path.suffix in suffixes and path.is_file():
-                path.unlink()
+    for pattern in (f"{FIGURES}/*.png", f"{FIGURES}/*.svg", f"{TABLES}/*.csv"):
+        for path in filter(Path.is_file, out.glob(pattern)):
+            path.unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -152,7 +152,7 @@ def document_of(
         intensities=intensities, class_names=list(class_names), sites=sites, pooled=pooled, distances=distances,
         sentences=[], left_out=dict(left_out or {}),
     )  # fmt: skip
-    made.sentences = list(_sentences(made))
+    made.sentences = _sentences(made)
     return made
 
 
@@ -232,34 +232,39 @@ def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def _sentences(document: StatsDocument) -> Iterator[str]:
-    """Yield the answer first."""
-    if document.left_out:
-        yield f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."
+def _sentences(document: StatsDocument) -> list[str]:
+    """Return what the figures mean, the answer first."""
     known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
-    hidden = [site for site, of in document.sites.items() if "cases" not in of.counts]
-    if known:
-        yield _about_intensity(document, max(known, key=lambda site: known[site].intensity_wasserstein or 0.0))
-    elif len(document.sites) > 1:
-        yield "The sites cannot be compared: fewer than two of them have enough cases."
     mixed = {site: of.classes_jensen_shannon for site, of in known.items() if of.classes_jensen_shannon is not None}
+    answers = []
+    if known:
+        answers.append(
+            _about_intensity(document, max(known, key=lambda site: known[site].intensity_wasserstein or 0.0))
+        )
+    elif len(document.sites) > 1:
+        answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
     if mixed:
-        yield _about_classes(document, mixed)
-    empty = {site: of.counts["empty_masks"] for site, of in document.sites.items() if of.counts.get("empty_masks")}
-    if empty:
-        yield f"Masks that mark nothing: {listed(f'{site} {count}' for site, count in empty.items())}."
-    lost = {
-        site: of.counts.get("unusable", 0) + of.counts.get("missing_labels", 0) for site, of in document.sites.items()
+        answers.append(_about_classes(document, mixed))
+    counts = {site: of.counts for site, of in document.sites.items()}
+    hidden = [site for site, of in counts.items() if "cases" not in of]
+    empty = [f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")]
+    unusable = {site: of.get("unusable", 0) + of.get("missing_labels", 0) for site, of in counts.items()}
+    lost = [f"{site} {count}" for site, count in unusable.items() if count]
+    part = [
+        f"{site}: {', '.join(of.suppressed)}"
+        for site, of in document.sites.items()
+        if of.suppressed and site not in hidden
+    ]
+    told = {
+        f"Masks that mark nothing: {listed(empty)}.": empty,
+        f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
+        "them.": lost,
+        f"SUPPRESSED: {listed(hidden)} has fewer cases than its min_cases, or none; it is in no figure.": hidden,
+        "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
+        f"{'; '.join(part)}.": part,
     }
-    if any(lost.values()):
-        told = listed(f"{site} {count}" for site, count in lost.items() if count)
-        yield f"Entries that cannot be used, in no figure: {told}; `fairflare check-data` at the site names them."
-    if hidden:
-        yield f"SUPPRESSED: {listed(hidden)} has fewer cases than its min_cases, or none; it is in no figure."
-    part = {site: of.suppressed for site, of in document.sites.items() if of.suppressed and site not in hidden}
-    if part:
-        told = "; ".join(f"{site}: {', '.join(texts)}" for site, texts in part.items())
-        yield f"SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): {told}."
+    absent = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
+    return [*absent, *answers, *(text for text, holds in told.items() if holds)]
 
 
 def _about_intensity(document: StatsDocument, site: str) -> str:

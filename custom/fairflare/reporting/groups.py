@@ -309,16 +309,19 @@ def group_notes(results: Results) -> list[str]:
     for attribute in found.attributes:
         pooled = found.pooled[attribute]
         images = {group: of.get(OF_IMAGES) for group, of in pooled.groups.items()}
-        if without := images.pop(UNKNOWN, 0):
-            notes.append(f"{attribute} of {counted(int(without), 'test image')} is {UNKNOWN}: in no gap.")
-        if empty := [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]:
-            notes.append(f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.")
+        without = int(images.pop(UNKNOWN, 0) or 0)
+        empty = [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]
+        told = {
+            f"{attribute} of {counted(without, 'test image')} is {UNKNOWN}: in no gap.": without,
+            f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.": empty,
+        }
+        notes += [text for text, holds in told.items() if holds]
         many = sum(1 for count in images.values() if count)
         notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
-    if stays := [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]:
-        why = "fewer cases than min_cases, or needed to hide one with fewer"
-        notes.append(f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}.")
-    return notes
+    stays = [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]
+    why = "fewer cases than min_cases, or needed to hide one with fewer"
+    kept_back = f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}."
+    return [*notes, kept_back] if stays else notes
 
 
 def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:

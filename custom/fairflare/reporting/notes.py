@@ -54,13 +54,14 @@ def attendance(results: Results) -> list[str]:
     expected, rounds = results.info.sites, results.rounds
     connected = expected if results.info.connected is None else results.info.connected
     missing = [site for site in expected if site not in connected]
-    lines = []
-    if missing:
-        lines.append(f"Expected, and not connected: {', '.join(missing)} ({len(missing)} of {len(expected)}).")
     counts = {site: sum(site in record.accepted for record in rounds) for site in expected}
-    if any(count < len(rounds) for count in counts.values()):
-        lines.append(f"Took part in rounds: {', '.join(f'{site} {n}/{len(rounds)}' for site, n in counts.items())}.")
-    return lines
+    told = {
+        f"Expected, and not connected: {', '.join(missing)} ({len(missing)} of {len(expected)}).": missing,
+        f"Took part in rounds: {', '.join(f'{site} {n}/{len(rounds)}' for site, n in counts.items())}.": any(
+            count < len(rounds) for count in counts.values()
+        ),
+    }
+    return [text for text, holds in told.items() if holds]
 
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
@@ -164,12 +165,12 @@ def global_notes(results: Results) -> list[str]:
         return []
     if not found.metrics:
         return [f"No global test: {found.reason}."]
-    of = f"{found.images} images" if found.images else "images"
-    how = f"of {len(found.lists)} lists, pooled: {', '.join(one.measured_at for one in found.lists)}"
-    if len(found.lists) == 1:
-        sites = found.lists[0].sites
+    measured_at, sites = [one.measured_at for one in found.lists], found.lists[0].sites
+    how = f"of {len(measured_at)} lists, pooled: {', '.join(measured_at)}"
+    if len(measured_at) == 1:
         how = f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
     without = f"; without: {found.reason}" if found.reason else ""
+    of = f"{found.images} images" if found.images else "images"
     return [f"Global test: the common model on {of} {how}{without}."]
 
 

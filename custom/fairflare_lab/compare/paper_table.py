@@ -60,18 +60,17 @@ def paper_table(
             table[column["title"].replace("{site}", name)] = cells
             if metric.startswith("global/"):
                 personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
-    if personal:
-        notes.append(
-            f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
-            f"{', '.join(personal)}."
-        )
-    if absent:
-        notes.append(f"ABSENT, as no run measured it: {', '.join(absent)}.")
     pooled = last and any(column.get("last") for column in columns)
     models = "models of the last rounds that were tested" if pooled else "last model"
+    told = {
+        f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
+        f"{', '.join(personal)}.": personal,
+        f"ABSENT, as no run measured it: {', '.join(absent)}.": absent,
+    }
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
+    notes = [about, *notes, *(text for text, holds in told.items() if holds)]
     lines = list(zip(*table.values(), strict=True))
-    return printed([Table("paper_table", title, list(table), lines)], [about, *notes], style, width)
+    return printed([Table("paper_table", title, list(table), lines)], notes, style, width)
 
 
 def _cell(found: Spread) -> str:

@@ -132,7 +132,7 @@ def _row(
         "best": ("best", np.mean),
     }
     figures |= {
-        name: spread([float(over(at(kind, by))) for by in whole.values()]) for name, (kind, over) in ways.items()
+        name: spread([float(figure(at(kind, by))) for by in whole.values()]) for name, (kind, figure) in ways.items()
     }
     return UnseenRow(
         label, len(by_seed), figures,

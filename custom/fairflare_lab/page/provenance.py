@@ -73,14 +73,15 @@ def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
 def _settings(rows: list[PageRow]) -> Table:
     """Give every setting by the name that a person sets, a column for each row of the comparison; the seed apart."""
     by_row = []
-    for row in rows:
-        info = row.runs[0].info
-        found = by_name({key: value for key, value in info["config"].items() if key != "seed"})
-        found |= {f"bounds.{name}": value for name, value in info["bounds"].items()}
-        found |= {key: info[key] for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info}
-        file = info["task_file"]
-        found |= {f"task_file.{key}": file[key] for key in ("name", "sha256", "monai_bundle_sha256") if key in file}
-        by_row.append(found)
+    for info in (row.runs[0].info for row in rows):
+        of_info = [key for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info]
+        of_file = [key for key in ("name", "sha256", "monai_bundle_sha256") if key in info.task_file]
+        by_row.append(
+            by_name({key: value for key, value in info.config.items() if key != "seed"})
+            | {f"bounds.{name}": value for name, value in info.bounds.items()}
+            | {key: info[key] for key in of_info}
+            | {f"task_file.{key}": info.task_file[key] for key in of_file}
+        )
     text, heads = "Every setting; the names are those of --set.", ["setting", *(row.label for row in rows)]
     return Table("settings", text, heads, _side_by_side(by_row), folded=True)
 
@@ -90,16 +91,19 @@ def _said(runs: list[PageRun]) -> Table:
     differing: dict[str, PageRun] = {}
     for run in runs:
         differing.setdefault(json.dumps(run.info["said"], sort_keys=True), run)
-    cells: list[list[Cell]] = []
-    for run in differing.values():
-        for site, told in sorted(run.info["said"].items()):
-            images = told.get("images")
-            lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
-            made_up = told.get("synthetic")
-            synthetic = ("SYNTHETIC" if made_up else "no") if isinstance(made_up, bool) else None
-            cells.append([run.name, site, lists, synthetic, _text(told.get("num_classes")), _text(told.get("device"))])
+    cells = [
+        [run.name, site, *_of_site(told)] for run in differing.values() for site, told in sorted(run.info.said.items())
+    ]
     text = "What each site said of its data before the first round; runs that said the same are not repeated."
     return Table("said", text, ["run", "site", "images", "synthetic", "classes", "device"], cells)
+
+
+def _of_site(told: Mapping[str, Any]) -> list[Cell]:
+    """Give a site's images by split, whether they are synthetic, its classes and its device."""
+    images, made_up = told.get("images"), told.get("synthetic")
+    lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
+    synthetic = ("no", "SYNTHETIC")[made_up] if isinstance(made_up, bool) else None
+    return [lists, synthetic, _text(told.get("num_classes")), _text(told.get("device"))]
 
 
 def _text(value: Any) -> Cell:

@@ -225,9 +225,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"--plan {path} does not exist") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no readable YAML or JSON: {error}") from error
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} must hold names and values ({', '.join(FILE_KEYS)})")
-    _known(str(path), found, FILE_KEYS)
+    found = _mapping(str(path), found, FILE_KEYS)
     rows = found.get("methods")
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
@@ -265,8 +263,7 @@ def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
     if isinstance(row, str):
         entry, own = read_entry(row), None
     else:
-        found = _mapping(f"{path}: a row of 'methods'", row)
-        _known(f"{path}, a row of 'methods'", found, ("method", "label", "set", "sweep"))
+        found = _mapping(f"{path}: a row of 'methods'", row, ("method", "label", "set", "sweep"))
         if not isinstance(found.get("method"), str):
             raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
         told = _mapping(f"{path}: 'set' of a row", found.get("set") or {})
@@ -284,16 +281,15 @@ def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
     ]
 
 
-def _mapping(what: str, value: Any) -> dict[str, Any]:
+def _mapping(what: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
+    """Check that a part of a plan holds names and values; ``keys``: no others than these."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{what} must hold names and values, got {value!r:.80}")
-    return {str(name): setting for name, setting in value.items()}
-
-
-def _known(what: str, found: Mapping[str, Any], keys: Sequence[str]) -> None:
-    for key in found:
+        allowed = f" ({', '.join(keys)})" if keys else ""
+        raise ValueError(f"{what} must hold names and values{allowed}, got {value!r:.80}")
+    for key in value if keys else ():
         if key not in keys:
             raise ValueError(f"{what}: unknown key {key!r}{checks.unknown(key, keys, 'docs/compare.md has all')}")
+    return {str(name): setting for name, setting in value.items()}
 
 
 def _split(text: str) -> list[str]:

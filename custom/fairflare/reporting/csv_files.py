@@ -84,15 +84,17 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """Return the CSV rows of what follows the last round."""
-    sites = _metric_rows(number, "validation", final.get("validation") or {})
-    sites += _metric_rows(number, "test", final["test"] or {})
-    sites += _metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}})
+    groups, best = final.get("groups"), final.get("best")
+    other = best and best["round"] + 1 != number
     kept = (final.get("suppressed") or {}).items()
-    sites += [[number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names]
-    if groups := final.get("groups"):
-        sites += group_rows(number, groups)
-    if (best := final.get("best")) and best["round"] + 1 != number:
-        sites += _metric_rows(best["round"] + 1, "test_best", final["test_best"] or {})
+    sites = [
+        *_metric_rows(number, "validation", final.get("validation") or {}),
+        *_metric_rows(number, "test", final["test"] or {}),
+        *_metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}}),
+        *([number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names),
+        *(group_rows(number, groups) if groups else []),
+        *(_metric_rows(best["round"] + 1, "test_best", final["test_best"] or {}) if other else []),
+    ]
     return {"sites.csv": sites} | _exchange_rows(number, final)
 
 

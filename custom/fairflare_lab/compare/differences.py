@@ -113,13 +113,14 @@ def _verdict(d: Difference) -> str:
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:
     """Correct p-values for the number of tests: all rows and measures together, and all rows and sites."""
-    families: dict[bool, list[int]] = {}
-    for index, d in enumerate(found):
-        if not d.lacking and not math.isnan(d.p) and not math.isnan(d.images_sd):
-            families.setdefault(d.measure in MEASURES, []).append(index)
     result = [replace(d, p_holm=math.nan) for d in found]
-    for family in families.values():
-        for index, p in zip(family, holm([found[k].p for k in family]), strict=True):
+    for totals in (True, False):
+        family = [
+            index
+            for index, d in enumerate(found)
+            if (d.measure in MEASURES) == totals and not (d.lacking or math.isnan(d.p) or math.isnan(d.images_sd))
+        ]
+        for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of
             smallest = math.nan if of is None else float(of.smallest(len(family)))
             result[index] = replace(found[index], p_holm=float(p), smallest=smallest)

@@ -15,7 +15,7 @@ from fairflare.reporting.layout import number
 from fairflare.reporting.pictures import in_order
 from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
 from fairflare_lab.page.lines import by_site, in_the_end, panels_of, site_parts
-from fairflare_lab.page.material import Material
+from fairflare_lab.page.material import Material, PageRun
 from fairflare_lab.page.style import chart, heat, label
 
 if TYPE_CHECKING:
@@ -101,24 +101,28 @@ def finite(value: Any) -> float | None:
 
 def maps(material: Material) -> list[Section]:
     """Show the map of the last round that placed sites on one, of the first runs that have it."""
-    found = []
-    for run in material.runs:
-        of_run = [(r["current_round"], som) for r in run.rounds if (som := _usable(r["details"].get("som")))]
-        found += [(run, *of_run[-1])] if of_run else []
+    found = [(run, *of_run[-1]) for run in material.runs if (of_run := _maps_of(run))]
     if not found:
         return []
-    parts: list[Picture | Table] = []
-    for index, (run, n, som) in enumerate(found[:MAX_MAPS], 1):
-        draw = draw_map(som, f"{run.name}, round {n}", run.info["synthetic"])
-        where = listed(f"{site} in row {r}, column {c}" for site, (r, c) in som["bmu"].items())
-        about = f"{run.name}, round {n}: the sites at their best matching neurons."
-        parts.append(Picture(f"map_{index}", draw, about, f"{where}."))
+    parts: list[Picture | Table] = [
+        Picture(
+            f"map_{index}",
+            draw_map(som, f"{run.name}, round {n}", run.info.synthetic),
+            f"{run.name}, round {n}: the sites at their best matching neurons.",
+            f"{listed(f'{site} in row {r}, column {c}' for site, (r, c) in som['bmu'].items())}.",
+        )
+        for index, (run, n, som) in enumerate(found[:MAX_MAPS], 1)
+    ]
     cells: list[list[Cell]] = [[run.name, n, site, *at] for run, n, som in found for site, at in som["bmu"].items()]
     table = Table("map", "Where each site lies on the map.", ["run", "round", "site", "row", "column"], cells)
     words = ["Sites whose models are alike lie near each other; a dark cell is a border between unlike ones."]
     few = f"Pictures of the first {MAX_MAPS} of {len(found)} runs; the table has all."
     notes = [few] if len(found) > MAX_MAPS else []
     return [Section("map", "Map of the sites' models", words=words, notes=notes, parts=[*parts, table])]
+
+
+def _maps_of(run: PageRun) -> list[tuple[int, dict[str, Any]]]:
+    return [(record.current_round, som) for record in run.rounds if (som := _usable(record.details.get("som")))]
 
 
 def _usable(value: Any) -> dict[str, Any] | None:

@@ -85,7 +85,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
     """Return the CSV rows of what follows the last round."""
     groups, best = final.get("groups"), final.get("best")
-    other = best and best["round"] + 1 != number
+    best_at = best["round"] + 1 if best else number
     kept = (final.get("suppressed") or {}).items()
     sites = [
         *_metric_rows(number, "validation", final.get("validation") or {}),
@@ -93,7 +93,7 @@ def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any
         *_metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}}),
         *([number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names),
         *(group_rows(number, groups) if groups else []),
-        *(_metric_rows(best["round"] + 1, "test_best", final["test_best"] or {}) if other else []),
+        *(_metric_rows(best_at, "test_best", final["test_best"] or {}) if best_at != number else []),
     ]
     return {"sites.csv": sites} | _exchange_rows(number, final)
 

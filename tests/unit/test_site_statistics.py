@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.core.statistics.site_figures import AXES, COUNTS, quantile, told
-from fairflare.flare.statistics import ImageStatistics, document_of, statistics_here
+from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.recipes import StatsRecipe
-from fairflare.reporting.sites.statistics import StatsDocument
+from fairflare.reporting.sites.statistics import Bin as FigureBin
+from fairflare.reporting.sites.statistics import Histogram, StatsDocument, document_of
 from fairflare.tasks.scores.site_statistics import SiteSums
 
 SPLITS = {"training": 12, "validation": 6, "test": 6}
@@ -211,12 +212,12 @@ def test_what_cannot_be_used_is_counted_and_said(tmp_path: Path) -> None:
 
 def test_a_figure_that_nobody_declared_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'a' sent figures that are not declared.*'weight'"):
-        document_of({"weight": {"count": {"a": {"images": 3}}}})
+        document_of({"a": ({"weight": 3}, {})})
     with pytest.raises(ValueError, match="greater than or equal to 0"):
-        document_of({"width": {"count": {"a": {"images": -3}}}})
-    beside = {"count": {"a": {"images": 3}}, "histogram": {"a": {"images": [(33.0, 65.0, 3)]}}}
+        Histogram(records=-3, bins=[])
+    beside = Histogram(records=3, bins=[FigureBin(low=33.0, high=65.0, count=3)])
     with pytest.raises(ValueError, match="site 'a': width: no bin begins at 33"):
-        document_of({"width": beside, "cases": {"count": {"a": {"images": 3}}}})
+        document_of({"a": ({"cases": 3}, {"width": beside})})
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -7,7 +7,7 @@ cleansers go over the answer. :func:`statistics_here` takes the same way in one 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -138,19 +138,19 @@ class SiteStatistics(StatisticsController):
             if abort_signal.triggered:
                 return
         try:
-            data = self.told()
+            told = self.told()
         except ValueError as error:
             self.system_panic(str(error), fl_ctx)
             return
         page = fl_ctx.get_engine().get_component(self.writer_id)
         page.left_out = dict(self.left_out)
-        page.save(data, overwrite_existing=True, fl_ctx=fl_ctx)
+        page.save(told, overwrite_existing=True, fl_ctx=fl_ctx)
 
     def reset(self) -> None:
         """Forget everything: the state is that before the first question."""
         self.left_out: dict[str, str] = {}
         self._counts: dict[str, dict[str, int]] = {}
-        self._histograms: dict[str, dict[str, Histogram]] = {}
+        self._measured: dict[str, figures.Measured] = {}  # of sites that answered both questions
         self.client_statistics: dict[str, Any] = {}
         self.global_statistics: dict[str, Any] = {}
 
@@ -175,41 +175,40 @@ class SiteStatistics(StatisticsController):
             ValueError: a figure that nobody declared, or one out of range.
         """
         if phase == StatisticsConstants.STATS_1st_STATISTICS:
-            counts = _of_features(told, StatisticsConstants.STATS_COUNT, (*AXES, *COUNTS))
+            counts = _of_features(told, StatisticsConstants.STATS_COUNT)
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
-            ends = {DATASET: dict.fromkeys(self._counts[site], 0)}, {DATASET: dict.fromkeys(self._counts[site], 1)}
-            of_site = {"count": {DATASET: self._counts[site]}, "min": ends[0], "max": ends[1]}
-        else:
-            counted, found = self._counts[site], {}
-            for name, told_of in _of_features(told, StatisticsConstants.STATS_HISTOGRAM, (*AXES, *COUNTS)).items():
-                bins = [Bin(float(of[0]), float(of[1]), _whole(name, of[2])) for of in told_of.bins]
-                if name not in counted or (bins and name not in AXES):
-                    raise ValueError(f"{name} has bins and no number of records")
-                found[name] = Histogram(HistogramType.STANDARD, bins)
-            self._histograms[site] = found
-            of_site = {"histogram": {DATASET: found}}
-            figures.check(site, *_measured(counted, found))
-        for statistic, values in of_site.items():
-            self.client_statistics.setdefault(statistic, {})[site] = values
+            # FLARE asks for histograms of what it knows the ends of.
+            for statistic, end in (("min", 0), ("max", 1)):
+                of_site = {DATASET: dict.fromkeys(self._counts[site], end)}
+                self.client_statistics.setdefault(statistic, {})[site] = of_site
+            return
+        records = self._counts[site]
+        axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
+        for name, histogram in _of_features(told, StatisticsConstants.STATS_HISTOGRAM).items():
+            bins = [{"low": float(of[0]), "high": float(of[1]), "count": _whole(name, of[2])} for of in histogram.bins]
+            if name not in records or (bins and name not in axes):
+                raise ValueError(f"{name} has bins and no number of records")
+            if name in axes:
+                axes[name].bins = [figures.Bin(**of) for of in bins]
+        measured = {name: count for name, count in records.items() if name not in AXES}, axes
+        figures.check(site, *measured)
+        self._measured[site] = measured
 
-    def told(self) -> dict[str, Any]:
-        """Return what the sites told that answered both questions well, as FLARE's writers get it.
+    def told(self) -> dict[str, figures.Measured]:
+        """Return what the sites told that answered both questions well.
 
         Raises:
             ValueError: there is none (says why, by site).
         """
-        for site in {*self._counts} - {*self._histograms}:
+        for site in {*self._counts} - {*self._measured}:
             self.left_out.setdefault(site, f"site {site!r}: no answer to the second question")
-        good = sorted({*self._histograms} - {*self.left_out})
+        good = {site: of for site, of in self._measured.items() if site not in self.left_out}
         if not good:
             raise ValueError(f"no site told its figures: {reasons(self.left_out.items()) or 'none answered'}")
-        kept = {name: {site: of[site] for site in good} for name, of in self.client_statistics.items()}
-        self.client_statistics, self.global_statistics = kept, {}
-        combined: dict[str, Any] = self._combine_all_statistics()
-        return combined
+        return good
 
 
-def _of_features(told: Any, statistic: str, declared: Collection[str]) -> Mapping[str, Any]:
+def _of_features(told: Any, statistic: str) -> Mapping[str, Any]:
     """Return what a site told of each feature.
 
     Raises:
@@ -218,7 +217,7 @@ def _of_features(told: Any, statistic: str, declared: Collection[str]) -> Mappin
     of = told.get(statistic, {}) if isinstance(told, Mapping) else None
     if not isinstance(of, Mapping) or not {*of} <= {DATASET} or not isinstance(found := of.get(DATASET, {}), Mapping):
         raise ValueError(f"{statistic} must be numbers of {DATASET!r} by name")
-    if unknown := sorted(map(str, {*found} - {*declared})):
+    if unknown := sorted(map(str, {*found} - {*AXES, *COUNTS})):
         raise ValueError(f"it sent figures that are not declared: {listed(unknown)}")
     return found
 
@@ -245,9 +244,9 @@ class StatisticsPage(StatisticsWriter):
         StatisticsWriter.__init__(self)
         self.left_out: dict[str, str] = {}
 
-    def save(self, data: dict[str, Any], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
-        """Write what all sites told; called by FLARE's controller."""
-        document = document_of(data, self.intensities, self.class_names, self.left_out)
+    def save(self, data: dict[str, figures.Measured], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
+        """Write what all sites told; called by :class:`SiteStatistics`."""
+        document = figures.document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
         for line in figures.write_statistics(document, run / FOLDER):
             self.log_info(fl_ctx, line)
@@ -286,42 +285,6 @@ def cleansers(least: int) -> dict[str, Any]:
     }
 
 
-def document_of(
-    data: Mapping[str, Any],
-    intensities: str = "",
-    class_names: tuple[str, ...] = (),
-    left_out: Mapping[str, str] | None = None,
-) -> figures.StatsDocument:
-    """Return the document of what FLARE's controller gathered: ``{feature: {statistic: {site: {dataset: value}}}}``.
-
-    Raises:
-        ValueError: a value that is not declared, or out of range (names the site).
-    """
-    counts: dict[str, dict[str, int]] = {}
-    bins: dict[str, dict[str, Histogram]] = {}
-    for feature, statistics in data.items():
-        for site, by_dataset in statistics.get("count", {}).items():
-            if site != StatisticsConstants.GLOBAL:
-                counts.setdefault(site, {})[feature] = int(by_dataset[DATASET])
-                told = statistics.get("histogram", {}).get(site, {}).get(DATASET, [])
-                bins.setdefault(site, {})[feature] = Histogram(HistogramType.STANDARD, told)
-    measured = {site: _measured(counts[site], bins[site]) for site in counts}
-    return figures.document_of(measured, intensities, class_names, left_out)
-
-
-def _measured(
-    counts: Mapping[str, int], told: Mapping[str, Histogram]
-) -> tuple[dict[str, int], dict[str, figures.Histogram]]:
-    """Return counts, and by axis the histogram with all of its records."""
-    axes = {}
-    for axis in counts:
-        if axis in AXES:
-            found = told[axis].bins if axis in told else []
-            bins = [figures.Bin(low=of[0], high=of[1], count=int(of[2])) for of in found]
-            axes[axis] = figures.Histogram(records=counts[axis], bins=bins)
-    return {name: count for name, count in counts.items() if name not in AXES}, axes
-
-
 def statistics_here(
     sites: Mapping[str, Mapping[str, Any]],
     generator: ImageStatistics,
@@ -358,4 +321,4 @@ def statistics_here(
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )
-    return document_of(controller.told(), generator.intensities, class_names)
+    return figures.document_of(controller.told(), generator.intensities, class_names)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -20,6 +20,7 @@ from fairflare.core.statistics.site_figures import (
     COUNTS,
     INTENSITY,
     PERCENTS,
+    SPLITS,
     jensen_shannon,
     quantile,
     wasserstein,
@@ -79,6 +80,14 @@ class Figures(_Part):
     quantiles: dict[str, float] = Field(default_factory=dict)
     suppressed: list[str] = Field(default_factory=list)
 
+    @classmethod
+    def of(cls, counts: dict[str, int], histograms: dict[str, Histogram], suppressed: list[str]) -> Figures:
+        """Return figures with the quantiles of their intensities."""
+        made = cls(counts=counts, histograms=histograms, suppressed=suppressed)
+        dense, width = made.dense(), AXES[INTENSITY].width
+        made.quantiles = {str(percent): quantile(dense, percent) * width for percent in PERCENTS} if any(dense) else {}
+        return made
+
     def dense(self, axis: str = INTENSITY) -> list[int]:
         """Return the counts of all bins of an axis."""
         found = self.histograms[axis].by_number(axis) if axis in self.histograms else {}
@@ -87,6 +96,9 @@ class Figures(_Part):
     def mix(self) -> dict[int, int]:
         """Return counts by class."""
         return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
+
+
+Measured: TypeAlias = tuple[dict[str, int], dict[str, Histogram]]  # counts, and histograms by axis, of a site
 
 
 class Distances(_Part):
@@ -124,7 +136,7 @@ class StatsDocument(_Part):
 
 
 def document_of(
-    measured: Mapping[str, tuple[Mapping[str, int], Mapping[str, Histogram]]],
+    measured: Mapping[str, Measured],
     intensities: str = "",
     class_names: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
@@ -144,7 +156,7 @@ def document_of(
     for site in in_order(measured):
         counts, histograms = measured[site]
         check(site, counts, histograms)
-        sites[site] = _figures(dict(counts), dict(histograms))
+        sites[site] = Figures.of(counts, histograms, _suppressed(counts, histograms))
     told = [site for site in sites.values() if "cases" in site.counts]
     pooled = _pooled(told)
     distances = {site: _distances(sites, site) for site in sites}
@@ -177,21 +189,16 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
             raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
 
 
-def _figures(counts: dict[str, int], histograms: dict[str, Histogram]) -> Figures:
-    made = Figures(counts=counts, histograms=histograms)
-    width, dense = AXES[INTENSITY].width, made.dense()
-    if any(dense):
-        made.quantiles = {str(percent): quantile(dense, percent) * width for percent in PERCENTS}
+def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> list[str]:
+    """Return what a site does not tell."""
     if "cases" not in counts:
-        made.suppressed = ["everything"]
-        return made
-    made.suppressed = [name for name in ("unusable", "missing_labels", "empty_masks") if name not in counts]
-    made.suppressed += [
-        f"{axis}: {of.suppressed} of {of.records} records" for axis, of in histograms.items() if of.suppressed
+        return ["everything"]
+    hidden = sum(counts.get(f"cases_{split}", 0) for split in SPLITS) < counts["cases"]
+    return [
+        *(name for name in ("unusable", "missing_labels", "empty_masks") if name not in counts),
+        *(f"{axis}: {of.suppressed} of {of.records} records" for axis, of in histograms.items() if of.suppressed),
+        *(["counts of a split"] if hidden else []),
     ]
-    if sum(counts.get(f"cases_{split}", 0) for split in ("training", "validation", "test")) < counts["cases"]:
-        made.suppressed.append("counts of a split")
-    return made
 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
@@ -210,10 +217,9 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
                 for k in sorted(total)
             ]
             histograms[axis] = Histogram(records=sum(histogram.records for histogram in having), bins=bins)
-    dense = Figures(counts={}, histograms=histograms).dense()
-    quantiles = {str(p): quantile(dense, p) * AXES[INTENSITY].width for p in PERCENTS} if any(dense) else {}
-    left_out = sorted({text.partition(":")[0] for site in sites for text in site.suppressed})
-    return Figures(counts=counts, histograms=histograms, quantiles=quantiles, suppressed=left_out)
+    return Figures.of(
+        counts, histograms, sorted({text.partition(":")[0] for site in sites for text in site.suppressed})
+    )
 
 
 def others_of(sites: Mapping[str, Figures], site: str) -> Figures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -40,8 +40,7 @@ class SiteSums:
         unusable, missing_labels: entries.
         empty: cases whose mask marks nothing, once for each image.
         intensity: pixels by bin.
-        records: by axis and bin.
-        with_record: cases by axis and bin.
+        records: by axis, bin and case.
     """
 
     least: int
@@ -52,8 +51,9 @@ class SiteSums:
     missing_labels: int = 0
     empty: list[Case] = field(default_factory=list)
     intensity: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(AXES[INTENSITY].bins, np.int64))
-    records: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    with_record: dict[str, dict[int, set[Case]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    records: dict[str, dict[int, Counter[Case]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Counter))
+    )
 
     def counts(self) -> dict[str, int]:
         """Return numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
@@ -79,16 +79,16 @@ class SiteSums:
         if "cases" not in self.counts():
             return {}
         found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
-        for axis, records in self.records.items():
-            cases = {number: len(of) for number, of in self.with_record[axis].items()}
-            if len(set[Case]().union(*self.with_record[axis].values())) >= self.least:
-                found[axis] = (records.total(), told(records, cases, self.least))
+        for axis, bins in self.records.items():
+            if len(set[Case]().union(*bins.values())) >= self.least:
+                counts = {number: of.total() for number, of in bins.items()}
+                shown = told(counts, {number: len(of) for number, of in bins.items()}, self.least)
+                found[axis] = (sum(counts.values()), shown)
         return found
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
         """Count records of a case in a bin."""
-        self.records[axis][number] += count
-        self.with_record[axis][number].add(case)
+        self.records[axis][number][case] += count
 
 
 def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
@@ -147,7 +147,9 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]
     intensity, labels = np.zeros_like(sums.intensity), Counter[int]()
     shape: tuple[int, ...] = ()
-    for image, mask in _pictures(planes, site, split, own, how):
+    more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
+    for plane in planes:
+        image, mask = (read_image(plane, **more), None) if isinstance(plane.label, int) else read_pair(plane, **more)
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         shape = image.shape
         if mask is not None:
@@ -170,14 +172,6 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
         lengths["slices"] = float(depth)
     for axis, length in lengths.items():
         sums.add(axis, AXES[axis].bin_of(length), case)
-
-
-def _pictures(
-    planes: list[Sample], site: str, split: str, own: SiteSettings, how: Reading
-) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64] | None]]:
-    more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
-    for plane in planes:
-        yield (read_image(plane, **more), None) if isinstance(plane.label, int) else read_pair(plane, **more)
 
 
 def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:

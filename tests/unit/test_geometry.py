@@ -10,7 +10,18 @@ import nibabel
 import numpy as np
 import pytest
 
-from fairflare.data.geometry import Fit, Grid, Misfit, Plane, Stack, fit, nifti_grid, notes_of, stack, tag_turn
+from fairflare.data.geometry import (
+    Fit,
+    Grid,
+    Misfit,
+    Plane,
+    Stack,
+    fit,
+    nifti_grid,
+    notes_of,
+    tag_turn,
+)
+from fairflare.data.geometry import stack as in_order
 from fairflare.data.kinds import by_kind
 from fairflare.data.orientation import turned
 
@@ -19,6 +30,14 @@ OBLIQUE = (0.939692621, 0.342020143, 0, -0.296198133, 0.813797681, 0.5)
 TILTED = (1, 0, 0, 0, 0.970295726, -0.241921896)
 FIRST = np.array([-10.0, -20.0, 30.0])
 SPACING = (0.5, 0.75)
+
+
+def stack(*given: Any, **how: Any) -> Stack | Misfit:
+    """Return the stack, or why it is none."""
+    try:
+        return in_order(*given, **how)
+    except Misfit as misfit:
+        return misfit
 
 
 def planes(across: Any, places: Any, **more: Any) -> list[Plane]:

@@ -169,10 +169,7 @@ def stack_of(pictures: Sequence[Picture]) -> Stack:
         return first.stack
     if any(picture.frames > 1 or picture.colour for picture in pictures):
         raise ValueError("the series has files of several frames or in colour; name one file")
-    found = stack([p.plane for p in pictures], same=lambda i, j: _same_pixels(pictures[i].path, pictures[j].path))
-    if isinstance(found, Misfit):
-        raise found
-    return found
+    return stack([p.plane for p in pictures], same=lambda i, j: _same_pixels(pictures[i].path, pictures[j].path))
 
 
 def _same_pixels(*paths: Path) -> bool:
@@ -198,7 +195,7 @@ def _header(path: Path, stamp: int) -> Picture:
     kind = NO_IMAGE_CLASSES.get(str(head.get("SOPClassUID", "")), str(head.get("Modality", "")))
     if kind in NO_IMAGES:
         what, remedy = NO_IMAGES[kind]
-        raise Misfit(what, "", f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
+        raise Misfit(what, f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
     if not syntax or "Rows" not in head or "Columns" not in head:
         raise ValueError("it is a DICOM file without an image")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
@@ -222,8 +219,6 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     groups = _frame_groups(head, frames)
     planes = _planes(path, head, kind, groups, frames)
     found = stack(planes, "frames" if frames > 1 else "files")  # of frames without places there is one plane
-    if isinstance(found, Misfit):
-        raise found
     ordered = [[*groups[k], head] for k in (found.order if len(groups) > 1 else (0,))]
     rescaling = tuple(map(_rescale, ordered))
     rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
@@ -278,11 +273,9 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
     """
     own = head.get("PerFrameFunctionalGroupsSequence")
     if own and len(own) != frames:
-        value = f"its header has {len(own)} functional groups for {frames} frames"
         raise Misfit(
             "per-frame functional groups and frames differ in number",
-            "",
-            value,
+            f"its header has {len(own)} functional groups for {frames} frames",
             "Fetch the file again, or leave it out",
         )
     return [_groups(head, number) for number in range(frames if own else 1)]
@@ -314,8 +307,11 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         if not offsets or len(offsets) != frames or top.position is None or top.across is None:
             return [usual]
         if float(offsets[0]) != 0:
-            value = f"its GridFrameOffsetVector begins with {float(offsets[0]):g}, not with 0"
-            raise Misfit("offsets of frames that are not relative", "", value, "Fetch the file again, or leave it out")
+            raise Misfit(
+                "offsets of frames that are not relative",
+                f"its GridFrameOffsetVector begins with {float(offsets[0]):g}, not with 0",
+                "Fetch the file again, or leave it out",
+            )
         normal = np.cross(top.across[:3], top.across[3:])
         behind = (np.array(top.position) + float(offset) * normal for offset in offsets)
         return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
@@ -369,15 +365,12 @@ def _groups(head: Any, frame: int) -> list[Any]:
 
     The frame's own items come before those of all frames.
     """
-    each, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
-    outer = [*([each[frame]] if each and frame < len(each) else []), *([shared[0]] if shared else [])]
-    return [item[0] for group in outer for item in (element.value for element in group) if _is_items(item)]
-
-
-def _is_items(value: Any) -> bool:
     from pydicom.sequence import Sequence as Items
 
-    return isinstance(value, Items) and len(value) > 0
+    each, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
+    outer = [*([each[frame]] if each and frame < len(each) else []), *([shared[0]] if shared else [])]
+    found = (element.value for group in outer for element in group)
+    return [items[0] for items in found if isinstance(items, Items) and len(items)]
 
 
 def _first(places: Sequence[Any], name: str, default: Any) -> Any:
@@ -471,10 +464,6 @@ def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
         return found
     low, high = picture.padding
     outside = (stored >= low) & (stored <= high)
-    return np.where(outside, 0, found).astype(found.dtype) if is_mask else _padded(found, outside)
-
-
-def _padded(found: npt.NDArray[Any], outside: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
-    values = found.astype(np.float32)
-    values[outside] = np.nan
-    return values
+    if is_mask:
+        return np.where(outside, 0, found).astype(found.dtype)
+    return np.where(outside, np.float32(np.nan), found.astype(np.float32))

@@ -38,7 +38,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     Source:
         Spec README 4.2.
     """
-    y, sites = _labels(labels), _whole("num_sites", num_sites)
+    y, sites = _labels(labels), whole("num_sites", num_sites)
     turn = cycle(range(sites))
     return _by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
 
@@ -104,7 +104,7 @@ def two_pool_partition(
         FedISM, spec README 4.3.
     """
     y, sites, least = _asked(labels, num_sites, alpha, min_size)
-    corrupted = _whole("num_corrupted", num_corrupted, low=0)
+    corrupted = whole("num_corrupted", num_corrupted, low=0)
     number(f"num_corrupted of num_sites={sites}", corrupted, low=0, high=sites, whole=True)
     clean = sites - corrupted
 
@@ -125,7 +125,7 @@ def two_pool_partition(
 def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
     """Return labels, number of sites and least size of one, checked with the concentration."""
     number("alpha", alpha, above=0)
-    return _labels(labels), _whole("num_sites", num_sites), _whole("min_size", min_size, low=0)
+    return _labels(labels), whole("num_sites", num_sites), whole("min_size", min_size, low=0)
 
 
 def _large_enough(
@@ -204,8 +204,8 @@ def shard_partition(
         FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. State the mode in reports.
     """
     y = _labels(labels)
-    sites = _whole("num_sites", num_sites)
-    shards = _whole("num_shards", num_shards)
+    sites = whole("num_sites", num_sites)
+    shards = whole("num_shards", num_shards)
     number("eta", eta, low=0, high=1)
     choice("shard mode", mode, SHARD_MODES)
     rng = _generator(seed)
@@ -297,7 +297,7 @@ def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) ->
 
     y = _labels(labels)
     folds = StratifiedKFold(
-        _whole("num_folds", num_folds, low=2), shuffle=True, random_state=_whole("seed", seed, low=0) % 2**32
+        whole("num_folds", num_folds, low=2), shuffle=True, random_state=whole("seed", seed, low=0) % 2**32
     )
     return [np.sort(test).astype(np.int64) for _, test in folds.split(y, y)]
 
@@ -334,9 +334,4 @@ def _by_owner(owner: Indices, parts: int) -> list[Indices]:
 
 
 def _generator(seed: Any, *more: int) -> np.random.Generator:
-    return np.random.default_rng([_whole("seed", seed, low=0), *more])
-
-
-def _whole(name: str, value: Any, low: int = 1) -> int:
-    """Return what :func:`fairflare.base.checks.whole` does, for NumPy's integers too."""
-    return whole(name, value.item() if isinstance(value, np.integer) else value, low=low)
+    return np.random.default_rng([whole("seed", seed, low=0), *more])

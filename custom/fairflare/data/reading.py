@@ -164,7 +164,8 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
         return 0.0, 1.0
-    if how.intensity == "auto" and _is_eight_bits(opened):
+    is_byte = opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume)
+    if how.intensity == "auto" and (opened.facts.eight_bits or is_byte):
         return 0.0, 255.0
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
     if kind == "percentile" and opened.facts.inverted:
@@ -174,10 +175,6 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     if found is None:
         raise opened.not_finite()
     return found
-
-
-def _is_eight_bits(opened: _Opened) -> bool:
-    return opened.facts.eight_bits or (opened.array.dtype == np.uint8 and not isinstance(opened.file, Volume))
 
 
 def _windowed(
@@ -251,15 +248,6 @@ def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.in
         raise opened.unreadable(str(error)) from None
 
 
-def _mask_file(sample: Sample, site: str, split: str) -> Path:
-    if isinstance(sample.label, int):
-        raise DataError(
-            f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
-            f"site '{site}': an image of split '{split}' has no mask",
-        )
-    return sample.label
-
-
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -280,7 +268,12 @@ def open_pair(
     Raises:
         DataError: one cannot be read, or they do not lie on each other.
     """
-    file = _mask_file(sample, site, split)
+    file = sample.label
+    if isinstance(file, int):
+        raise DataError(
+            f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
+            f"site '{site}': an image of split '{split}' has no mask",
+        )
     image = _open(sample.image, "image", site, split, limit, how, alone=False, decoded=not masks_only)
     mask = _open(file, "mask", site, split, limit, how, alone=False)
     found = fit(image.facts.grid, mask.facts.grid, how.drawn_on, how.orientation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -53,10 +52,15 @@ def read_whole(
         DataError: a file is larger, damaged, no volume, or volume and mask do not fit together.
     """
     if sample.slice is not None:
-        raise _refused(
-            sample.image, site, split, f"the datalist picks slice {sample.slice} of it, which a task on whole volumes "
-            "does not use; take the key 'slice' out (one entry for each volume), or run a task on slices"
-        )  # fmt: skip
+        reason = (
+            f"the datalist picks slice {sample.slice} of it, which a task on whole volumes does not use; take the key "
+            "'slice' out (one entry for each volume), or run a task on slices"
+        )
+        raise DataError(
+            f"site '{site}': volume '{sample.image}' of split '{split}' cannot be used: {reason}",
+            f"site '{site}': a volume of split '{split}' cannot be used",
+            reason,
+        )
     how = replace(how, orientation="stored")
     labels = None
     if masked:
@@ -82,11 +86,3 @@ def _volume(opened: _Opened) -> _Opened:
             "'segmentation' and 'classification'"
         )
     return opened
-
-
-def _refused(path: Path, site: str, split: str, reason: str) -> DataError:
-    return DataError(
-        f"site '{site}': volume '{path}' of split '{split}' cannot be used: {reason}",
-        f"site '{site}': a volume of split '{split}' cannot be used",
-        reason,
-    )

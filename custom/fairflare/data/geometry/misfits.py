@@ -17,14 +17,13 @@ class Misfit(ValueError):
 
     Args:
         cause: its kind in a few words, the same for all files of this kind.
-        place: where in the file, perhaps nothing.
         value: what was found, as a clause that begins behind the name of the file.
         remedy: a sentence, without its full stop.
     """
 
-    def __init__(self, cause: str, place: str, value: str, remedy: str) -> None:
-        super().__init__(cause, place, value, remedy)
-        self.cause, self.place, self.value, self.remedy = cause, place, value, remedy
+    def __init__(self, cause: str, value: str, remedy: str) -> None:
+        super().__init__(cause, value, remedy)
+        self.cause, self.value, self.remedy = cause, value, remedy
 
     def __str__(self) -> str:
         return f"{self.value}. {self.remedy}"

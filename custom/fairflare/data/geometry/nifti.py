@@ -25,7 +25,7 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
     found = tuple(int(length) for length in shape)
     if any(length != 1 for length in found[3:]):
         count = int(np.prod(found[3:]))
-        raise Misfit("several volumes in one file", "", f"it holds {count} volumes (its shape is {found})", FOUR)
+        raise Misfit("several volumes in one file", f"it holds {count} volumes (its shape is {found})", FOUR)
     if len(found) < 2:
         raise ValueError(f"it has the shape {found}, which is no picture")
     return found[:3]
@@ -55,10 +55,7 @@ def nifti_grid(header: Any) -> Grid:
     said = []
     for name, affine in found:
         affine = np.diag([factor] * 3 + [1.0]) @ np.asarray(affine, np.float64)[:, [1, 0, 2, 3]]
-        full = check_affine(affine, shape, name)
-        if isinstance(full, Misfit):
-            raise full
-        said.append((name, full))
+        said.append((name, check_affine(affine, shape, name)))
     if len(said) > 1 and together(said[0][1], said[1][1], shape):
         said = said[:1]
     notes = [f"voxels are given in {unit}; they are read in mm"] if found and factor != 1 else []
@@ -74,8 +71,7 @@ def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:
         if length == 1 and size == 0:
             header["pixdim"][axis] = 1  # an axis of one voxel has no size to lose
         elif not size > 0:
-            value = f"pixdim[{axis}] is {size:g}, and its qform needs it"
-            raise Misfit("a voxel without a size", f"pixdim[{axis}]", value, ASK)
+            raise Misfit("a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK)
     if header["pixdim"][0] == 0:
         header["pixdim"][0] = 1
     return np.asarray(header.get_qform())

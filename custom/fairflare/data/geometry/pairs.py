@@ -67,7 +67,7 @@ class Grid:
         """
         if len({codes_of(affine) for _, affine in self.statements}) > 1:
             said = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
-            raise Misfit(TWO_FORMS, "", said.replace(" ", " says ", 1), ASK)
+            raise Misfit(TWO_FORMS, said.replace(" ", " says ", 1), ASK)
         return self.statements[0][1] if self.statements else None
 
 
@@ -110,13 +110,19 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         orientation: to which a task turns images; it tells whether one slice is turned at all.
     """
     if image.frame and mask.frame and image.frame != mask.frame:
-        value = f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared"
-        return Misfit("image and mask have different frames of reference", "", value, ANEW)
+        return Misfit(
+            "image and mask have different frames of reference",
+            f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared",
+            ANEW,
+        )
     if image.statements and mask.statements:
         return _on_grid(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
-        value = f"its PatientOrientation is {mask.posture}, the image's {image.posture}"
-        return Misfit("image and mask differ in PatientOrientation", "", value, ANEW)
+        return Misfit(
+            "image and mask differ in PatientOrientation",
+            f"its PatientOrientation is {mask.posture}, the image's {image.posture}",
+            ANEW,
+        )
     if image.statements or mask.statements:
         return _half_said(image, mask, drawn_on, orientation)
     note = "volumes and masks that do not say how they lie: voxel on voxel" if image.shape[2] > 1 else ""
@@ -125,8 +131,11 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         return _pixel_on_pixel(image, mask, upright)
     stored = Fit(_after(back(tag_turn(mask.tag)), tag_turn(image.tag)))
     one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
-    value = f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing"
-    misfit = Misfit("only one of image and mask says that it is turned", "", value, CHOOSE)
+    misfit = Misfit(
+        "only one of image and mask says that it is turned",
+        f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
+        CHOOSE,
+    )
     return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
 
 
@@ -151,19 +160,21 @@ def codes_of(affine: Affine) -> str:
     return "".join(aff2axcodes(affine[:, [1, 0, 2, 3]]))
 
 
-def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine | Misfit:
-    """Return the affine, its axis of one voxel along the normal where it has no length, or why it cannot be used.
+def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
+    """Return the affine, its axis of one voxel along the normal where it has no length.
 
     Args:
         affine: from (row, column, slice) to mm.
         shape: of the array; an axis of one voxel may lead anywhere.
         name: of the statement, for the message.
+
+    Raises:
+        Misfit: it cannot be used.
     """
     full = _full(affine, shape)
     sides = np.linalg.norm(full[:3, :3], axis=0)
     if not np.isfinite(full).all() or not sides.all():
-        value = f"its {name} has an axis without a length: {listed(sides)} mm"
-        return Misfit("an affine without a size", "", value, ASK)
+        raise Misfit("an affine without a size", f"its {name} has an axis without a length: {listed(sides)} mm", ASK)
     for axis in (2, 0, 1):
         if shape[axis] == 1:
             continue
@@ -174,8 +185,11 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine | Mi
         if 1 - cosine > SKEW and sideways > ACROSS:
             lean = math.degrees(math.acos(min(cosine, 1.0)))
             which = ("rows", "columns", "slices")[axis]
-            value = f"its {name} is sheared: its {which} are stacked {lean:.1f} degrees off their normal"
-            return Misfit("slices stacked off their normal", "", value, ASK)
+            raise Misfit(
+                "slices stacked off their normal",
+                f"its {name} is sheared: its {which} are stacked {lean:.1f} degrees off their normal",
+                ASK,
+            )
     return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
 
 
@@ -200,8 +214,7 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
         return _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
         ways = ", or ".join(names for _, names in fitting)
-        value = f"it lies on the image in two ways, by image's and mask's {ways}"
-        return Misfit(TWO_FORMS, "", value, ASK)
+        return Misfit(TWO_FORMS, f"it lies on the image in two ways, by image's and mask's {ways}", ASK)
     return fitting[0][0]
 
 
@@ -217,14 +230,9 @@ def _full(affine: Affine, shape: Sequence[int]) -> Affine:
     return found
 
 
-def _between(a: Affine, b: Affine) -> Affine:
-    """Return the affine from the mask's indices to the image's."""
-    return np.asarray(np.linalg.solve(a, b))
-
-
 def _axes_of(a: Affine, b: Affine) -> Turn:
     """Return the image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
-    moved = _between(a, b)[:3, :3]
+    moved = np.linalg.solve(a, b)[:3, :3]
     # Compare directions in mm, not in voxels: unequal voxel sides must not change which axes match.
     shares = np.abs(moved) * np.linalg.norm(a[:3, :3], axis=0)[:, None]
     shares = shares / np.linalg.norm(shares, axis=0)
@@ -238,7 +246,7 @@ def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
 
 def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
     """Return how far a corner of the mask lies from where it belongs, mm, the farthest of the eight."""
-    moved = _between(a, b)
+    moved = np.linalg.solve(a, b)
     wanted = np.zeros((3, 4))
     for j in range(3):
         i = int(turn[j, 0])
@@ -255,8 +263,11 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     other = np.diag([-1.0, -1.0, 1.0, 1.0]) @ b
     turn = _axes_of(a, other)
     if _shape_fits(image.shape, mask.shape, turn) and _apart(a, other, turn, image.shape, mask.shape) < NEAR * smallest:
-        value = "left and right, front and back are exchanged in its header (LPS taken for RAS)"
-        return Misfit("LPS taken for RAS in a mask", "", value, ANEW)
+        return Misfit(
+            "LPS taken for RAS in a mask",
+            "left and right, front and back are exchanged in its header (LPS taken for RAS)",
+            ANEW,
+        )
     turn = _axes_of(a, b)
     axes = turn[:, 0].astype(int)
     own = np.linalg.norm(b[:3, :3], axis=0)
@@ -264,13 +275,16 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     ratio = {int(axes[j]): own[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
     if any(abs(each - 1) > STEP for each in ratio.values()):
         voxels = [float(own[list(axes).index(axis)]) for axis in range(3)]
-        value = f"its voxels are {sides_of(voxels)} mm, the image's {sides_of(sides)}"
-        return Misfit("a mask of another resolution", "", value, CONVERT if image.of == "frames" else RESAMPLE)
+        return Misfit(
+            "a mask of another resolution",
+            f"its voxels are {sides_of(voxels)} mm, the image's {sides_of(sides)}",
+            CONVERT if image.of == "frames" else RESAMPLE,
+        )
     cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (own[j] * sides[axes[j]]) for j in range(3)]
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
     if angle > 0.5:
-        return Misfit("a mask that is turned", "", f"it is turned by {angle:.1f} degrees", RESAMPLE)
-    moved = _between(a, b)
+        return Misfit("a mask that is turned", f"it is turned by {angle:.1f} degrees", RESAMPLE)
+    moved = np.linalg.solve(a, b)
     first = moved[:3, 3].copy()
     for j in range(3):
         if turn[j, 1] < 0:
@@ -280,14 +294,21 @@ def _named(image: Grid, mask: Grid) -> Misfit:
         sizes = f"{sides_of(size)} of {sides_of(image.shape)}"
         if np.abs(first - np.round(first)).max() <= 0.1:
             row, column, number = np.round(first).astype(int).tolist()
-            value = f"it covers a part (from row {row}, column {column}, slice {number}; {sizes})"
-            return Misfit("a mask of a part of the image", "", value, f"{RESAMPLE} fills the rest with 0")
-        value = f"it covers another part, between the image's voxels ({sizes})"
-        return Misfit("a mask of another part", "", value, RESAMPLE)
+            return Misfit(
+                "a mask of a part of the image",
+                f"it covers a part (from row {row}, column {column}, slice {number}; {sizes})",
+                f"{RESAMPLE} fills the rest with 0",
+            )
+        return Misfit(
+            "a mask of another part", f"it covers another part, between the image's voxels ({sizes})", RESAMPLE
+        )
     shift = a[:3, :3] @ first
     flipped = " (one voxel's corner taken for its centre)" if np.abs(np.abs(first) - 0.5).max() <= 0.1 else ""
-    value = f"it is shifted by ({', '.join(f'{each:.4g}' for each in shift + 0.0)}) mm{flipped}"
-    return Misfit("a mask that is shifted", "", value, ANEW)
+    return Misfit(
+        "a mask that is shifted",
+        f"it is shifted by ({', '.join(f'{each:.4g}' for each in shift + 0.0)}) mm{flipped}",
+        ANEW,
+    )
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
@@ -306,11 +327,17 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
     turn = PLAIN if turn is None else turn
     stored, upright = Fit(PLAIN, own), Fit(np.asarray(back(turn)) if said is image else turn, own)
     if said.of:
-        value = f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end"
-        misfit = Misfit("a mask of a DICOM volume without geometry", "", value, WITH_GEOMETRY)
+        misfit = Misfit(
+            "a mask of a DICOM volume without geometry",
+            f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
+            WITH_GEOMETRY,
+        )
         return _as_drawn(image, mask, stored, upright, None, misfit)
-    value = f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing"
-    misfit = Misfit("only one of image and mask says how it lies", "", value, f"{WITH_GEOMETRY}. Or: {CHOOSE}")
+    misfit = Misfit(
+        "only one of image and mask says how it lies",
+        f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing",
+        f"{WITH_GEOMETRY}. Or: {CHOOSE}",
+    )
     return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
 
 
@@ -319,10 +346,10 @@ def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str 
 
     Without that statement the misfit is returned, but sizes that go together in no way come first.
     """
-    found = {"stored": _pixel_on_pixel(image, mask, stored), "upright": _pixel_on_pixel(image, mask, upright)}
-    if drawn_on is not None:
-        return found[drawn_on]
-    return found["stored"] if all(isinstance(each, Misfit) for each in found.values()) else misfit
+    ways = {"stored": stored, "upright": upright}
+    if drawn_on is None and any(_shape_fits(image.shape, mask.shape, way.turn) for way in ways.values()):
+        return misfit
+    return _pixel_on_pixel(image, mask, ways[drawn_on or "stored"])
 
 
 def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
@@ -332,7 +359,7 @@ def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
     sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
     unit = "(width x height)" if flat else "voxels (rows, columns, slices)"
     return Misfit(
-        "image and mask differ in size", "", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
+        "image and mask differ in size", f"it is {sizes[0]} {unit}, its image {sizes[1]}", REDRAWN if flat else ANEW
     )
 
 

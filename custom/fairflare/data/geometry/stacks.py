@@ -74,31 +74,36 @@ class Stack:
 
 def stack(
     planes: Sequence[Plane], what: str = "files", same: Callable[[int, int], bool] = lambda one, other: False
-) -> Stack | Misfit:
+) -> Stack:
     """Order planes by where they lie, to the left, the back or the head, whichever is nearest to their normal.
 
     Args:
         planes: at least one.
         what: ``"files"`` or ``"frames"``.
         same: whether two planes at one place, by their numbers, hold the same pixels.
+
+    Raises:
+        Misfit: they are no stack.
     """
-    unlike = _unlike(planes, what)
-    if unlike is not None:
-        return unlike
+    _check_alike(planes, what)
     for name, said in (("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across")):
         has = sum(getattr(plane, said) is not None for plane in planes)
         if 0 < has < len(planes):
-            value = f"{has} of {len(planes)} {what} have a usable {name}"
-            return Misfit("some slices do not say where they lie", "", value, WHOLE_SERIES)
+            raise Misfit(
+                "some slices do not say where they lie",
+                f"{has} of {len(planes)} {what} have a usable {name}",
+                WHOLE_SERIES,
+            )
     first = planes[0]
     if first.position is None or first.across is None:
         return _unplaced(planes, what)
-    wrong = _axes(first.across)
-    if wrong is not None:
-        return wrong
+    _check_axes(first.across)
     if len(planes) > 1 and first.spacing is None:
-        value = f"its {what} have no usable PixelSpacing, so a voxel has no size"
-        return Misfit("PixelSpacing is missing", "", value, WHOLE_SERIES)
+        raise Misfit(
+            "PixelSpacing is missing",
+            f"its {what} have no usable PixelSpacing, so a voxel has no size",
+            WHOLE_SERIES,
+        )
     down, right, normal = _directions(first.across)
     grown = normal if normal[np.abs(normal).argmax()] > 0 else -normal
     places = np.array([plane.position for plane in planes], np.float64)
@@ -106,9 +111,7 @@ def stack(
     step = grown
     if len(planes) > 1:
         copied = lambda k: same(int(order[k]), int(order[k + 1]))  # noqa: E731
-        uneven = _uneven([planes[k] for k in order], places[order], grown, what, copied)
-        if uneven is not None:
-            return uneven
+        _check_even([planes[k] for k in order], places[order], grown, what, copied)
         step = (places[order[-1]] - places[order[0]]) / (len(planes) - 1)
     rows, columns = first.spacing or (1.0, 1.0)
     affine = np.eye(4)
@@ -127,25 +130,25 @@ def _directions(across: Sequence[float]) -> tuple[npt.NDArray[Any], npt.NDArray[
     return down, right, normal / max(float(np.linalg.norm(normal)), 1e-12)
 
 
-def _axes(across: Sequence[float]) -> Misfit | None:
+def _check_axes(across: Sequence[float]) -> None:
     down, right, _ = _directions(across)
     lengths, angle = [float(np.linalg.norm(each)) for each in (right, down)], float(right @ down)
-    if max(abs(length - 1) for length in lengths) <= UNIT and abs(angle) <= UNIT:
-        return None
-    value = (
-        f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
-        f"{listed(across)})"
-    )
-    return Misfit("rows and columns do not lie at a right angle", "", value, WHOLE_SERIES)
+    if max(abs(length - 1) for length in lengths) > UNIT or abs(angle) > UNIT:
+        raise Misfit(
+            "rows and columns do not lie at a right angle",
+            f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
+            f"{listed(across)})",
+            WHOLE_SERIES,
+        )
 
 
-def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
-    """Return the first attribute that differs and must not."""
+def _check_alike(planes: Sequence[Plane], what: str) -> None:
+    """Refuse the first attribute that differs and must not."""
     first = planes[0]
     for name in first.alike:
         told = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
         if len(told) > 1:
-            return _several(planes, name, told, what)
+            raise _several(planes, name, told, what)
     near = LENGTH * max(first.spacing or (1.0,))
     for name, said, apart in (("ImageOrientationPatient", "across", DIRECTION), ("PixelSpacing", "spacing", near)):
         known = [plane for plane in planes if getattr(plane, said) is not None]
@@ -158,62 +161,77 @@ def _unlike(planes: Sequence[Plane], what: str) -> Misfit | None:
                 cosine = abs(float(_directions(own)[2] @ _directions(its)[2]))
                 angle = math.degrees(math.acos(min(cosine, 1.0)))
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
-            place = f"{known[0].name} and {known[odd[0]].name}"
-            value = f"{place} differ in {name}: {listed(own)} and {listed(its)}{scout}"
-            return Misfit(UNLIKE, place, value, OWN_STACK if what == "files" else OWN_FILE)
-    return None
+            raise Misfit(
+                UNLIKE,
+                f"{known[0].name} and {known[odd[0]].name} differ in {name}: {listed(own)} and {listed(its)}{scout}",
+                OWN_STACK if what == "files" else OWN_FILE,
+            )
 
 
 def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what: str) -> Misfit:
     """Return planes with several values of an attribute that a stack has one of; ``told``: the first plane of each."""
     values = sorted(told)
     if name == "SeriesInstanceUID":
-        value = f"the folder holds {len(values)} DICOM series"
-        return Misfit(SEVERAL_SERIES, "", value, "Give each a folder of its own, or name one file")
+        return Misfit(
+            SEVERAL_SERIES,
+            f"the folder holds {len(values)} DICOM series",
+            "Give each a folder of its own, or name one file",
+        )
     if what == "frames":
         lie = len({tuple(np.round(plane.position, 3)) for plane in planes if plane.position is not None})
         count = f"{len(planes)} frames lie at {lie} places"
         count = count if 0 < lie < len(planes) else f"its frames are {len(values)} stacks"
-        value = f"{count}; they differ in {name} ({_shortly(values)})"
-        return Misfit("frames of several stacks", "", value, _apart_by(name, what))
+        return Misfit(
+            "frames of several stacks",
+            f"{count}; they differ in {name} ({_shortly(values)})",
+            _apart_by(name, what),
+        )
     one, other = sorted(told.values(), key=planes.index)[:2]
-    place = f"{one.name} and {other.name}"
-    value = f"{place} differ in {name}: {one.alike[name]} and {other.alike[name]}"
-    return Misfit(UNLIKE, place, value, OWN_STACK)
+    return Misfit(
+        UNLIKE,
+        f"{one.name} and {other.name} differ in {name}: {one.alike[name]} and {other.alike[name]}",
+        OWN_STACK,
+    )
 
 
 def _shortly(values: Sequence[str]) -> str:
     return ", ".join(values[:SHOWN]) + (", ..." if len(values) > SHOWN else "")
 
 
-def _unplaced(planes: Sequence[Plane], what: str) -> Stack | Misfit:
+def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
     """Order planes whose header does not say where they lie: frames as in their file, files by their numbers."""
     if len(planes) == 1:
         return Stack((0,))
     tilt = next((plane.tilt for plane in planes if plane.tilt), 0.0)
     if tilt:
-        value = f"its slices do not say where they lie, and were taken with a tilted gantry ({tilt:g} degrees)"
-        return Misfit("a tilted gantry without positions", "", value, WHOLE_SERIES)
+        raise Misfit(
+            "a tilted gantry without positions",
+            f"its slices do not say where they lie, and were taken with a tilted gantry ({tilt:g} degrees)",
+            WHOLE_SERIES,
+        )
     if what == "frames":
         return Stack(tuple(range(len(planes))))
     numbers = [plane.number for plane in planes]
     if None in numbers or len(set(numbers)) < len(numbers):
-        value = "the series has no order: its files say neither where a slice lies nor a number of its own"
-        return Misfit(NO_ORDER, "", value, "Name one file, or fetch the whole series")
+        raise Misfit(
+            NO_ORDER,
+            "the series has no order: its files say neither where a slice lies nor a number of its own",
+            "Name one file, or fetch the whole series",
+        )
     order = sorted(range(len(planes)), key=lambda k: numbers[k] or 0)
     return Stack(tuple(order), note="slices do not say where they lie: ordered by InstanceNumber")
 
 
-def _uneven(
+def _check_even(
     planes: Sequence[Plane], places: npt.NDArray[Any], grown: npt.NDArray[Any], what: str, copied: Callable[[int], bool]
-) -> Misfit | None:
-    """Return what is wrong with the places of planes in order: twice, a gap, uneven steps, drift, shear."""
+) -> None:
+    """Refuse places of planes in order: twice one, a gap, uneven steps, drift, shear."""
     along = places @ grown
     steps = np.diff(along)
     usual, count = float(np.median(steps)), len(planes)
     twice = np.flatnonzero(steps <= max(SAME_PLACE, TWICE * usual))
     if twice.size:
-        return _twice(planes, along, twice, what, copied)
+        raise _twice(planes, along, twice, what, copied)
     if count > 2:
         decimals = max(plane.decimals for plane in planes)
         rounding = 10.0**-decimals if decimals >= 2 else 0.0
@@ -224,42 +242,45 @@ def _uneven(
             whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
             lacks = f": {counted(sum(missing), 'slice is', 'slices are')} missing" if whole else ""
             more = f", as in {len(gaps) - 1} more places" if len(gaps) > 1 else ""
-            place = f"slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
-            value = f"{steps[k]:.4g} mm lie between {place}, {usual:.4g} mm between the others{more}{lacks}"
-            return Misfit("slices are missing", place, value, WHOLE_SERIES)
+            raise Misfit(
+                "slices are missing",
+                f"{steps[k]:.4g} mm lie between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name}), "
+                f"{usual:.4g} mm between the others{more}{lacks}",
+                WHOLE_SERIES,
+            )
         off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
         straight = along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)
         drift = np.abs(along - straight)
         if off.size or drift.max() > DRIFT * usual:
             k = int(off[0]) if off.size else int(drift.argmax()) - 1
-            place = f"slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
             value = (
                 f"its steps are uneven: from {steps.min():.4g} to {steps.max():.4g} mm, mostly {usual:.4g}, first "
-                f"between {place}"
+                f"between slices {k} and {k + 1} ({planes[k].name}, {planes[k + 1].name})"
             )
             if not off.size:
                 value = f"its steps drift: slice {k + 1} lies {drift.max():.3g} mm off even steps of {usual:.4g} mm"
-            return Misfit("uneven steps between slices", place, value, WHOLE_SERIES)
+            raise Misfit("uneven steps between slices", value, WHOLE_SERIES)
     whole = places[-1] - places[0]
     length = float(np.linalg.norm(whole))
     sideways = math.sqrt(max(length**2 - float(whole @ grown) ** 2, 0.0))
     cosine = abs(float(whole @ grown)) / length
     if 1 - cosine > SKEW and sideways > ACROSS:
-        tilt = math.degrees(math.acos(min(cosine, 1.0)))
-        step = length / (count - 1)
-        value = (
+        tilt, step = math.degrees(math.acos(min(cosine, 1.0))), length / (count - 1)
+        raise Misfit(
+            "slices stacked off their normal",
             f"its slices are stacked {tilt:.1f} degrees off their normal (tilted gantry): {step * cosine:.4g} mm from "
-            f"plane to plane, {step:.4g} from place to place"
+            f"plane to plane, {step:.4g} from place to place",
+            UNTILTED if planes[0].modality == "CT" else "Fetch the series as the scanner made it, or leave it out",
         )
-        remedy = UNTILTED if planes[0].modality == "CT" else "Fetch the series as the scanner made it, or leave it out"
-        return Misfit("slices stacked off their normal", "", value, remedy)
     beside = places - places[0] - np.arange(count)[:, None] * whole / (count - 1)
     beside = np.linalg.norm(beside - np.outer(beside @ grown, grown), axis=1)
     if beside.max() > max(min(planes[0].spacing or (1.0,)) / 2, ACROSS):
         k = int(beside.argmax())
-        value = f"slice {k} ({planes[k].name}) is shifted by {beside[k]:.3g} mm beside the others"
-        return Misfit("slices are shifted", f"slice {k}", value, WHOLE_SERIES)
-    return None
+        raise Misfit(
+            "slices are shifted",
+            f"slice {k} ({planes[k].name}) is shifted by {beside[k]:.3g} mm beside the others",
+            WHOLE_SERIES,
+        )
 
 
 def _twice(
@@ -269,15 +290,21 @@ def _twice(
     one, other = planes[k], planes[k + 1]
     place = f"{one.name} and {other.name}, at {along[k]:.4g} mm"
     if copied(k):
-        value = f"a file was copied: {place}, hold the same slice"
-        return Misfit("a slice is there twice", place, value, "Fetch the series again, into an empty folder")
+        return Misfit(
+            "a slice is there twice",
+            f"a file was copied: {place}, hold the same slice",
+            "Fetch the series again, into an empty folder",
+        )
     differ = next((name for name in one.apart if one.apart[name] != other.apart.get(name, "")), None)
     why = f"the first are {place}"
     if differ is not None:
         values = sorted({plane.apart.get(differ, "nothing") for plane in planes})
         why = f"they differ in {differ} ({_shortly(values)})"
-    value = f"{len(planes)} {what} lie at {len(planes) - len(twice)} places; {why}"
-    return Misfit("several slices at one place", place, value, _apart_by(differ, what))
+    return Misfit(
+        "several slices at one place",
+        f"{len(planes)} {what} lie at {len(planes) - len(twice)} places; {why}",
+        _apart_by(differ, what),
+    )
 
 
 def _apart_by(name: str | None, what: str) -> str:

@@ -183,7 +183,7 @@ def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt
     file = image_file(mask)
     found = fit(image.grid, file.facts().grid, drawn_on)
     if isinstance(found, Misfit):
-        raise Misfit(found.cause, found.place, f"its mask '{mask.name}': {found.value}", found.remedy)
+        raise Misfit(found.cause, f"its mask '{mask.name}': {found.value}", found.remedy)
     try:
         values = whole_labels(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
     except (TooLarge, Misfit):

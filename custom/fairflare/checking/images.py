@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
@@ -34,6 +35,7 @@ BINS = 64  # of the histogram of intensities in [0, 1]
 SHOWN = 24  # images on a site's contact sheet
 CLEAR = 0.15  # above chance: so much a probe of the images must know to say anything
 PLACES = 3  # of one image that are named in a message
+COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # of an image that could be read
 
 
 @dataclass(frozen=True)
@@ -93,32 +95,15 @@ class DataReport:
         return sum(sum(found.values()) for site in self.sites for found in site.counts.values())
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """One image that could be read."""
-
-    site: str
-    split: str
-    sample: Sample
-    content: str | None  # hash; None: all its pixels are the same
-    target: str  # hash
-    empty: bool  # a mask with nothing in it
-    full: bool  # a mask of which a structure covers all
-
-    @property
-    def place(self) -> str:
-        number = "" if self.sample.slice is None else f" slice {self.sample.slice}"
-        return f"'{self.sample.image}'{number} ({self.site}, {self.split})"
-
-
 @dataclass
 class _Look:
     """What one look at an image gave."""
 
     size: tuple[int, ...] | None = None
-    content: str | None = None
+    content: str | None = None  # hash; None: all its pixels are the same
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
+    target_hash: str = ""
     histogram: npt.NDArray[np.int64] | None = None
     empty: bool = False  # nothing in the mask
     full: bool = False  # one structure covers all
@@ -152,7 +137,8 @@ def check_sites(
             done(before, total)
         seen += looker.seen
         problems += looker.problems
-    problems += [*_names(opened), *_duplicates(seen), *_contradictions(seen), *_people(seen), *_unnamed_people(opened)]
+    frame = pd.DataFrame(seen, columns=COLUMNS)
+    problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     return DataReport(reports, problems, _labels(lookers, names, problems) if task.class_labels else "")
 
@@ -188,7 +174,7 @@ class _Looker:
         self.task, self.own, self.listed = task, own, listed
         self.report = SiteReport(listed.site, groups=_groups(listed))
         self.problems: list[Problem] = []
-        self.seen: list[_Seen] = []
+        self.seen: list[tuple[Any, ...]] = []  # see COLUMNS
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
         self._values = ValueNotes()
@@ -230,6 +216,7 @@ class _Looker:
             structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
             found.empty = not (structures > 0).any()
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
+            found.target_hash = _hash(found.target)
             found.features = features_of(found.picture) if self.task.class_labels else None
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
@@ -259,8 +246,10 @@ class _Looker:
         if found.features is not None:
             self.features.append((found.features, int(found.target)))
         self.report.counts[split][int(found.target) if is_class else None] += 1
-        empty = found.empty and not is_class
-        self.seen.append(_Seen(self.report.site, split, sample, found.content, _hash(found.target), empty, found.full))
+        number = "" if sample.slice is None else f" slice {sample.slice}"
+        place = f"'{sample.image}'{number} ({self.report.site}, {split})"
+        masked = (found.empty and not is_class, found.full)
+        self.seen.append((self.report.site, split, place, sample.patient, found.content, found.target_hash, *masked))
         before = self.report.histogram
         self.report.histogram = found.histogram if before is None else before + found.histogram
         if show:
@@ -271,12 +260,10 @@ class _Looker:
 
         These are the counts of images whose mask is empty or full, and classes that have no training image.
         """
-        empty = sum(seen.empty for seen in self.seen if seen.split == split)
-        if empty:
-            self.say(f"{empty} image(s) of '{split}' have a mask with nothing in it", grave=False)
-        full = sum(seen.full for seen in self.seen if seen.split == split)
-        if full:
-            self.say(f"{full} image(s) of '{split}' have a mask of which one structure covers all", grave=False)
+        own = pd.DataFrame(self.seen, columns=COLUMNS).query("split == @split")
+        for kind, what in (("empty", "with nothing in it"), ("full", "of which one structure covers all")):
+            if count := own[kind].sum():
+                self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
         if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
             return
         trained = self.report.counts.get("training", Counter())
@@ -294,13 +281,13 @@ class _Looker:
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
     """Return how many listed images are of each declared group, also of ``unknown``, by attribute and split."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for name, attribute in listed.attributes.items():
-        for split, samples in listed.splits.items():
-            counts = Counter(sample.groups[name] for sample in samples)
-            of = {group: counts[number] for number, group in enumerate(attribute.groups)}
-            found.setdefault(name, {})[split] = of
-    return found
+    return {
+        name: {
+            split: {**dict.fromkeys(of.groups, 0), **Counter(of.groups[sample.groups[name]] for sample in samples)}
+            for split, samples in listed.splits.items()
+        }
+        for name, of in listed.attributes.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------ of all images
@@ -358,46 +345,36 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
     return f"labels across sites: a simple probe of the others' images agrees at {shown} (chance {chance:.0%}): {told}"
 
 
-def _by_content(seen: Iterable[_Seen]) -> Iterator[list[_Seen]]:
-    """Return images that are the same pixel by pixel."""
-    groups: dict[str, list[_Seen]] = defaultdict(list)
-    for one in seen:
-        if one.content is not None:
-            groups[one.content].append(one)
-    return (group for group in groups.values() if len(group) > 1)
-
-
-def _where(group: Sequence[_Seen]) -> tuple[str, str]:
-    """Return the site of a group of images, if it is one, and the group in words."""
-    sites = {one.site for one in group}
-    return sites.pop() if len(sites) == 1 else "", few([one.place for one in group], PLACES)
-
-
-def _duplicates(seen: Iterable[_Seen]) -> Iterator[Problem]:
-    """Yield the same image in two splits, at two sites, or twice in one split.
+def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
+    """Yield images that are there twice, pixel by pixel: in two splits, at two sites, in one split; labelled otherwise.
 
     A test list that all sites share is meant, as is an image in ``test`` and in ``test_<name>``.
     """
-    shared: Counter[tuple[str, ...]] = Counter()
-    for group in _by_content(seen):
-        site, where = _where(group)
-        places = {(one.site, one.split) for one in group}
-        tested = all(split.startswith("test") for _, split in places)
-        if len(places) == 1:
-            yield Problem(site, f"one image {len(group)} times in one split: {where}", grave=False)
-        elif not tested:
+    shared: Counter[str] = Counter()
+    otherwise = []
+    copied = seen[seen["content"].notna() & seen.duplicated("content", keep=False)]
+    for _, same in copied.groupby("content", sort=False):
+        sites, where = sorted(set(same["site"])), few(same["place"].tolist(), PLACES)
+        site = sites[0] if len(sites) == 1 else ""
+        if len(same[["site", "split"]].drop_duplicates()) == 1:
+            yield Problem(site, f"one image {len(same)} times in one split: {where}", grave=False)
+        elif not same["split"].str.startswith("test").all():
             yield Problem(site, f"one image in several splits or at several sites: {where}; keep it in one place")
         elif not site:
-            shared[tuple(sorted({one.site for one in group}))] += 1
-    for sites, count in shared.items():
-        yield Problem("", f"{count} test image(s) are the same at {', '.join(sites)}", grave=False)
+            shared[", ".join(sites)] += 1
+        if same["target"].nunique() > 1:
+            otherwise.append(Problem(site, f"one image with different labels: {where}; find out which one is right"))
+    for names, count in shared.items():
+        yield Problem("", f"{count} test image(s) are the same at {names}", grave=False)
+    yield from otherwise
 
 
-def _contradictions(seen: Iterable[_Seen]) -> Iterator[Problem]:
-    for group in _by_content(seen):
-        if len({one.target for one in group}) > 1:
-            site, where = _where(group)
-            yield Problem(site, f"one image with different labels: {where}; find out which one is right")
+def _people(seen: pd.DataFrame) -> Iterator[Problem]:
+    """Yield each patient who is at several sites; inside one site the datalist itself is refused."""
+    for patient, sites in seen[seen["split"] != SPLIT_GLOBAL].groupby("patient")["site"].unique().items():
+        if len(sites) > 1:
+            text = f"patient '{patient}' is at {', '.join(sorted(sites))}: the same person, or the same number?"
+            yield Problem("", text, grave=False)
 
 
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
@@ -425,15 +402,3 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
             "intervals count each volume, or picture, as a patient"
         )
         yield Problem("", text, grave=False)
-
-
-def _people(seen: Iterable[_Seen]) -> Iterator[Problem]:
-    """Report each patient who is at several sites; inside one site the datalist itself is refused."""
-    sites: dict[str, set[str]] = defaultdict(set)
-    for one in seen:
-        if one.sample.patient is not None and one.split != SPLIT_GLOBAL:
-            sites[one.sample.patient].add(one.site)
-    for patient, found in sorted(sites.items()):
-        if len(found) > 1:
-            text = f"patient '{patient}' is at {', '.join(sorted(found))}: the same person, or the same number?"
-            yield Problem("", text, grave=False)

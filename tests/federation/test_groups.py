@@ -27,7 +27,7 @@ from fairflare.reporting.layout import interval
 from fairflare.reporting.results import read_document, read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
-from fairflare.tasks.scores.class_scores import MeasuresClasses
+from fairflare.tasks.images import ImageTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare_lab.page.groups import groups as section_of
 from fairflare_lab.page.material import of_one, page_run
@@ -416,7 +416,7 @@ def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words:
 
 
 def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MeasuresClasses, "outcome_names", lambda self: [])
+    monkeypatch.setattr(ImageTask, "outcome_names", lambda self: [])
     with pytest.raises(RoundFailed, match="groups needs a task that tells of each image"):
         run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
 

@@ -186,7 +186,7 @@ class Site:
             if request.experiment:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
             training = built_training(told)
-            self._task.told = told.get("metrics")
+            self._task.told = told.get("metrics") or {}
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)
             self._told = told
         return self._site

@@ -23,7 +23,6 @@ from fairflare.exchange.messages import (
     STATUS_OK,
     TASK_TRAIN,
     TASKS,
-    Message,
     SiteReply,
     SiteTask,
     VersionError,
@@ -83,7 +82,11 @@ class SiteExecutor(Executor):
         try:
             message = from_model(FLModelUtils.from_shareable(shareable))
             current_round = message.current_round
-            reply = self._answer(task_name, message, site, fl_ctx, abort_signal)
+            request = decode_task(task_name, message, site)
+            self._asked = replace(request, state={})
+            reply = self._perform(request, site, fl_ctx, abort_signal)
+            if task_name == TASK_TRAIN:
+                self._trained = request.current_round if reply.status == STATUS_OK else None
         except (SiteError, VersionError) as e:
             self.log_warning(fl_ctx, str(e))
             reply = SiteReply(STATUS_FAILED, reason=getattr(e, "public", str(e)))
@@ -96,16 +99,6 @@ class SiteExecutor(Executor):
         said = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
         (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {said}")
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
-
-    def _answer(
-        self, task_name: str, message: Message, site: str, fl_ctx: FLContext, abort_signal: Signal
-    ) -> SiteReply:
-        request = decode_task(task_name, message, site)
-        self._asked = replace(request, state={})
-        reply = self._perform(request, site, fl_ctx, abort_signal)
-        if task_name == TASK_TRAIN:
-            self._trained = request.current_round if reply.status == STATUS_OK else None
-        return reply
 
     def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Return what one of FLARE's workflows asks; a failure is a return code, why stands in this site's log."""
@@ -153,11 +146,9 @@ class SiteExecutor(Executor):
             self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
         settings = self._settings
         root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
-        if experiment:
-            # Outlives the job, so that a resubmitted one goes on.
-            folder = root / safe_name(experiment) / safe_name(site)
-        else:
-            folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
+        # That of an experiment outlives the job, so that a resubmitted one goes on.
+        of_job = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
+        folder = root / safe_name(experiment) / safe_name(site) if experiment else of_job
         # Simulated sites share a machine, and the number of threads changes the last bits of a sum.
         simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
         return {

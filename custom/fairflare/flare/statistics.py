@@ -89,10 +89,6 @@ class ImageStatistics(Intensities, Statistics):
         """
         self._site, self._own, self._sums = site, dict(own), None
 
-    def finalize(self, fl_ctx: FLContext) -> None:
-        """Forget what was counted."""
-        self._sums = None
-
     @property
     def sums(self) -> SiteSums:
         """What was counted, once for all questions."""

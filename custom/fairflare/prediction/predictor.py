@@ -23,6 +23,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
 from fairflare.prediction.saved_model import PERSONAL_NOTE, SavedModel, find_model, not_whole, read_model, read_whole
+from fairflare.tasks.placing import plain
 from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.shared.structures import StructureTask
 from fairflare.tasks.volumes.base import VolumeSettings
@@ -133,8 +134,8 @@ class Predictor:
             return found
         own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        placed: torch.Tensor = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)
-        return torch.as_tensor(placed).as_subclass(torch.Tensor)
+        placed = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)
+        return plain(placed)
 
 
 def load_predictor(

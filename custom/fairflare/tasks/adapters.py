@@ -119,11 +119,11 @@ class Lora(Adapters):
         exactly = "|".join(re.escape(name) for name in targets)  # peft matches the whole name
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
         model = inject_adapter_in_model(config, model)
-
-        def trained(name: str) -> bool:
-            return FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None
-
-        train_only(model, trained, norms=self.train_norms)
+        train_only(
+            model,
+            lambda name: FACTOR.fullmatch(name) is not None or re.search(self.train_also, name) is not None,
+            norms=self.train_norms,
+        )
         return model
 
 

@@ -22,6 +22,7 @@ from monai.transforms import (
 from torch.utils.data import DataLoader, Dataset
 
 from fairflare.base.task import Batches
+from fairflare.tasks.placing import plain
 from fairflare.tasks.scores.dice_scores import BatchOf
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class Augmented:
         transform.set_random_state(seed=self.seed % 2**32)
         for inputs, targets in self.batches:
             items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
-            yield _plain(items, "image").clamp_(0.0, 1.0), _plain(items, "label") if self.with_targets else targets
+            images, labels = (torch.stack([plain(item[key]) for item in items]) for key in ("image", "label"))
+            yield images.clamp_(0.0, 1.0), labels if self.with_targets else targets
 
 
 class Blur(Randomizable, Transform):
@@ -158,45 +160,32 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
     """
     moved = ("image", "label") if with_targets else ("image",)
     modes = ("bilinear", "nearest") if with_targets else ("bilinear",)
-    steps: list[Any] = []
-    if "flip" in names:
-        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=1 if len(size) == 2 else 0))
-    if "flip_vertical" in names:
-        steps.append(RandFlipd(keys=moved, prob=0.5, spatial_axis=0))
-    if "blur" in names:
-        steps.append(Blur())
-    if "rotate" in names or "shift" in names:
-        steps.append(
-            RandAffined(
-                keys=moved, prob=1.0, rotate_range=math.radians(10) if "rotate" in names else None, mode="nearest",
-                translate_range=[0.02 * side for side in size] if "shift" in names else None, padding_mode="zeros",
-                cache_grid=False,
-            )
-        )  # fmt: skip
-    if "one_move" in names:
-        told: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
-        black: Any = {**told, "padding_mode": "zeros", "cache_grid": False}
-        steps.append(
+    each: Any = {"keys": moved, "prob": 1.0, "mode": "nearest"}
+    black: Any = {**each, "padding_mode": "zeros", "cache_grid": False}
+    turn = math.radians(10) if "rotate" in names else None
+    away = [0.02 * side for side in size] if "shift" in names else None
+    steps: dict[tuple[str, ...], list[Any]] = {
+        ("flip",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=1 if len(size) == 2 else 0)],
+        ("flip_vertical",): [RandFlipd(keys=moved, prob=0.5, spatial_axis=0)],
+        ("blur",): [Blur()],
+        ("rotate", "shift"): [RandAffined(rotate_range=turn, translate_range=away, **black)],
+        ("one_move",): [
             OneOf([
-                RandZoomd(min_zoom=0.95, max_zoom=1.2, padding_mode="constant", **told),
+                RandZoomd(min_zoom=0.95, max_zoom=1.2, padding_mode="constant", **each),
                 RandAffined(translate_range=[0.0, 0.05 * size[1]], **black),
                 RandAffined(rotate_range=math.radians(45), **black),
             ])
-        )  # fmt: skip
-    if "jitter" in names:
-        steps.append(Jitter())
-    if "affine" in names:
-        steps.append(
+        ],
+        ("jitter",): [Jitter()],
+        ("affine",): [
             RandAffined(
                 keys=moved, prob=0.5, rotate_range=0.17, scale_range=(0.1, 0.1), mode=modes,
                 padding_mode="border", cache_grid=False,
             )
-        )  # fmt: skip
-    if "intensity" in names:
-        steps.append(RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)))
-        steps.append(RandScaleIntensityd(keys="image", prob=0.3, factors=0.1))
-    return Compose(steps)
-
-
-def _plain(items: Sequence[Mapping[str, Any]], key: str) -> torch.Tensor:
-    return torch.stack([torch.as_tensor(item[key]).as_subclass(torch.Tensor) for item in items])
+        ],
+        ("intensity",): [
+            RandAdjustContrastd(keys="image", prob=0.3, gamma=(0.8, 1.25)),
+            RandScaleIntensityd(keys="image", prob=0.3, factors=0.1),
+        ],
+    }  # fmt: skip
+    return Compose([step for any_of, own in steps.items() if {*any_of} & {*names} for step in own])

@@ -155,11 +155,11 @@ class ClassificationTask(Preprocessing, ClassTask):
             self.plan(self.phantom_seed)  # refuses what does not fit together
 
     @property
-    def drawn_classes(self) -> tuple[str, ...]:
+    def drawn_classes(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(phantom_of(self.phantom).class_names)
 
     @property
-    def drawn_groups(self) -> Mapping[str, Sequence[int]]:
+    def drawn_groups(self) -> Mapping[str, Sequence[int]]:  # type: ignore[override]
         return phantom_of(self.phantom).groups
 
     def plan(self, seed: int) -> Any:
@@ -230,22 +230,17 @@ class PhantomClasses(PhantomImages):
     def arrays(self, split: str) -> Batch:
         import torch
 
-        if split not in self._arrays:
-            labels = torch.from_numpy(np.array(self._drawn.labels[split], np.int64))
-            self._arrays[split] = self._pictures(split), labels
-        return self._arrays[split]
-
-    def _pictures(self, split: str) -> torch.Tensor:
-        """Return (n, channels, height, width) uint8."""
-        import torch
-
         from fairflare.tasks.placing import smooth
         from fairflare.tasks.transforms import luminance
 
-        pictures = torch.tensor(self._drawn.images[split]).permute(0, 3, 1, 2)
-        if self.task.in_channels == 1:
-            pictures = luminance(pictures).round().to(torch.uint8)
-        return smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
+        if split not in self._arrays:
+            labels = torch.from_numpy(np.array(self._drawn.labels[split], np.int64))
+            pictures = torch.tensor(self._drawn.images[split]).permute(0, 3, 1, 2)
+            if self.task.in_channels == 1:
+                pictures = luminance(pictures).round().to(torch.uint8)
+            pictures = smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
+            self._arrays[split] = pictures, labels
+        return self._arrays[split]
 
 
 def phantom_of(name: str) -> Any:

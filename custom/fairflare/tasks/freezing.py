@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 NAMES = 12  # that an error lists
 
 
-def adaptable(model: nn.Module) -> list[str]:
-    """Return names of the linear layers and convolutions; those with groups have other products than A and B give."""
-    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-    found = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
-    return [name for name, module in found if getattr(module, "groups", 1) == 1]
-
-
 def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
     """Freeze every parameter of which ``trained`` says no by its name.
 
@@ -72,7 +65,11 @@ def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
     Raises:
         ValueError: one of them is found nowhere (names what there is).
     """
-    found = matching("adapters.targets", targets, adaptable(model), "linear layers and convolutions")
+    kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+    layers = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
+    # Convolutions with groups have other products than an adapter's two factors give.
+    usable = [name for name, module in layers if getattr(module, "groups", 1) == 1]
+    found = matching("adapters.targets", targets, usable, "linear layers and convolutions")
     if train_also != "^$":
         parameters = [name for name, _ in model.named_parameters()]
         matching("adapters.train_also", train_also, parameters, "parameters")

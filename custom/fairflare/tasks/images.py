@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Field
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch, Device
     from fairflare.tasks.scores.dice_scores import Origin
 
+T = TypeVar("T")
 # Types of settings of tasks on images.
 Grey = Literal[1, 3]
 Size = tuple[PositiveInt, PositiveInt]
@@ -138,6 +139,28 @@ class ImageTask(Intensities, Fitted, Task):
     class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
     spatial_dims: ClassVar[int] = 2
     allow_phantom: bool = True
+
+    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """Return what the network gives for whole inputs, in evaluation."""
+        found: torch.Tensor = model(inputs)
+        return found
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of the classes or structures."""
+
+    def outcome_names(self) -> list[str]:
+        return self.names()
+
+    def write_examples(
+        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
+    ) -> bool:
+        """Write the best, the median and the worst test image with what the model says of them."""
+        from fairflare.tasks.scores import examples
+
+        chosen = examples.of_classification if self.class_labels else examples.of_segmentation
+        examples.write(chosen(self, model, data, batch_size, device), folder, self.names(), title)  # type: ignore[arg-type]
+        return True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the site's own images, or the phantom where it is asked for or no data are named anywhere.
@@ -291,7 +314,50 @@ class ImageData(SiteData):
         )
 
 
-class FolderImages(ImageData):
+def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> dict[int, T]:
+    """Return what ``read`` gives for each index; several threads read where there is more than one worker."""
+    if workers > 1 and len(indices) > 1:
+        check_stop()
+        with ThreadPool(workers) as threads:
+            return dict(zip(indices, threads.map(read, indices), strict=True))
+    found = {}
+    for index in indices:
+        check_stop()
+        found[index] = read(index)
+    return found
+
+
+class ListedData(SiteData):
+    """Samples of a datalist.
+
+    Args:
+        datalist: of the site.
+        what: the data are, in the words of the log.
+    """
+
+    def __init__(self, datalist: Datalist, what: str) -> None:
+        self.datalist = datalist
+        self.synthetic = datalist.synthetic
+        self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
+        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
+        sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
+        self.description = f"{made_up}{what}: {sizes}"
+
+    def check_split(self, split: str) -> str:
+        """Return ``split``, or raise ``ValueError`` when the list has no split of this name."""
+        return checks.choice("split", split, tuple(self.datalist.splits))
+
+    def num_samples(self, split: str) -> int:
+        return len(self.datalist.splits[self.check_split(split)])
+
+    def cases(self, split: str) -> list[tuple[str, str]]:
+        return self.datalist.cases(self.check_split(split))
+
+    def fingerprint(self, split: str) -> str | None:
+        return self.datalist.fingerprint(self.check_split(split))
+
+
+class FolderImages(ListedData, ImageData):
     """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``.
 
     Args:
@@ -308,21 +374,19 @@ class FolderImages(ImageData):
         cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
         kept: DecodedVolumes | None = None, mask_drawn_on: DrawnOn | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(task, datalist.site)
-        self.datalist = datalist
+        ImageData.__init__(self, task, datalist.site)
+        ListedData.__init__(self, datalist, "images of the site's own folder")
         self.coding = coding
-        self.cache_bytes = cache_bytes
         self.num_workers = num_workers
         self.max_image_bytes = max_image_bytes
         self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
         self._datasets: dict[str, CacheDataset] = {}
-        self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
-        sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
-        self.synthetic = datalist.synthetic
-        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
-        self.description = f"{made_up}images of the site's own folder: {sizes}{self._unknown(datalist)}"
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
+        listed = [sample for samples in datalist.splits.values() for sample in samples]
+        for name, groups in self.attributes.items():
+            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
+            self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
     def sample_bytes(self, split: str) -> int:
         """Return how many bytes one sample and its target take in memory."""
@@ -339,25 +403,8 @@ class FolderImages(ImageData):
         The dict is ``{"image": tensor, "label": tensor}``.
         """
 
-    @staticmethod
-    def _unknown(datalist: Datalist) -> str:
-        """Return how many images lack a declared attribute, in words."""
-        last = {name: len(attribute.groups) - 1 for name, attribute in datalist.attributes.items()}
-        listed = [sample for samples in datalist.splits.values() for sample in samples]
-        lacks = {name: sum(sample.groups[name] == number for sample in listed) for name, number in last.items()}
-        return "".join(f"; {count} without {name!r} (group 'unknown')" for name, count in lacks.items() if count)
-
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
-
-    def num_samples(self, split: str) -> int:
-        return len(self.datalist.splits[self.check_split(split)])
-
-    def cases(self, split: str) -> list[tuple[str, str]]:
-        return self.datalist.cases(self.check_split(split))
-
-    def fingerprint(self, split: str) -> str | None:
-        return self.datalist.fingerprint(self.check_split(split))
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
@@ -372,13 +419,7 @@ class FolderImages(ImageData):
         found = {i: kept[i] for i in indices if i < len(kept) and kept[i] is not None}
         missing = [i for i in indices if i not in found]
         try:
-            if self.num_workers > 1 and len(missing) > 1:
-                with ThreadPool(self.num_workers) as threads:
-                    found.update(zip(missing, threads.map(dataset.__getitem__, missing), strict=True))
-            else:
-                for i in missing:
-                    check_stop()
-                    found[i] = dataset[i]
+            found |= read_all(dataset.__getitem__, missing, self.num_workers)
         except RuntimeError as error:  # MONAI's words around ours
             if isinstance(error.__cause__, DataError):
                 raise error.__cause__ from None
@@ -393,12 +434,12 @@ class FolderImages(ImageData):
         if split not in self._datasets:
             from monai.data import CacheDataset
 
-            samples = self.datalist.splits[split]
+            samples, transform = self.datalist.splits[split], self.transform(split)
             each = self.sample_bytes(split)
             number = min(len(samples), self._left // each)
             self._left -= number * each
             self._datasets[split] = CacheDataset(
-                samples, self.transform(split), cache_num=number, runtime_cache=True, copy_cache=False, progress=False
+                samples, transform, cache_num=number, runtime_cache=True, copy_cache=False, progress=False
             )
         return self._datasets[split]
 

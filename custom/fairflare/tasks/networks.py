@@ -105,14 +105,11 @@ class Classifier(nn.Module):
             width = neck_dim
         self.head = nn.Linear(width, classes) if cosine_scale is None else CosineHead(width, classes, cosine_scale)
         self.retrained = GivenHead(self.head) if retrained_head and isinstance(self.head, nn.Linear) else None
-        self.projector: nn.Module | None = None
-        if projector_dim is not None:
-            self.projector = nn.Sequential(
-                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
-            )
-        self._statistics: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
-        if in_channels == 1:
-            self._statistics = (sum(IMAGENET_MEAN) / 3, sum(IMAGENET_STD) / 3)
+        self.projector = None if projector_dim is None else nn.Sequential(
+            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
+        )  # fmt: skip
+        usual: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
+        self._statistics = usual if in_channels != 1 else tuple(sum(values) / 3 for values in usual)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (n, width) features in front of the head."""
@@ -240,13 +237,11 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     entries = content if isinstance(content, Mapping) else {}
     tensors = {str(name): value for name, value in entries.items() if isinstance(value, torch.Tensor)}
     strange = [n for n, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all())]
-    problem = ""
     if not tensors:
-        problem = f"no tensors, only {', '.join(map(str, list(entries)[:5]))}" if entries else "no state dict"
-    elif strange:
-        problem = f"values that are NaN or infinite in tensor '{strange[0]}'"
-    if problem:
-        raise ValueError(f"checkpoint {path} holds {problem}")
+        what = f"no tensors, only {', '.join(map(str, list(entries)[:5]))}" if entries else "no state dict"
+        raise ValueError(f"checkpoint {path} holds {what}")
+    if strange:
+        raise ValueError(f"checkpoint {path} holds values that are NaN or infinite in tensor '{strange[0]}'")
     return tensors
 
 
@@ -336,10 +331,7 @@ def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor])
     missing = [n for n in own if n not in found and not n.endswith(optional)]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]
     extra = [n for n in found if n not in own]
-    parts = []
-    for what, names in (("missing", missing), ("unexpected", extra)):
-        if names:
-            parts.append(f"{what} {checks.few(names, 3)}")
+    parts = [f"{what} {checks.few(own, 3)}" for what, own in (("missing", missing), ("unexpected", extra)) if own]
     parts += [f"{n} has the shape {tuple(found[n].shape)}, needed is {tuple(own[n].shape)}" for n in shapes[:3]]
     if len(shapes) > 3:
         parts.append(f"{len(shapes) - 3} more shapes differ")

@@ -7,12 +7,18 @@ edge around it; ``"crop"`` keeps them too and fills the picture, so that the lon
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch.nn.functional import interpolate, pad
 
 Size = tuple[int, int]  # height, width
 NOT_COUNTED = -1  # in targets: this pixel has no part in loss and metrics
+
+
+def plain(value: Any) -> torch.Tensor:
+    """Return a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
+    return torch.as_tensor(value).as_subclass(torch.Tensor)
 
 
 def inner_size(own: Size, size: Size, how: str) -> Size:

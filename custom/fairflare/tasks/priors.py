@@ -115,28 +115,18 @@ def load_prior(
         )
     path = Path(path).expanduser()
     tensors = read_checkpoint(path)
-    state = torch.random.get_rng_state()  # building a network draws initial weights
-    try:
+    with torch.random.fork_rng(devices=[]):  # building a network draws initial weights
         encoder, width = build_encoder(network)
-    finally:
-        torch.random.set_rng_state(state)
+    queries = {name.partition(MOCO_PREFIX)[2]: tensor for name, tensor in tensors.items() if MOCO_PREFIX in name}
+    own = encoder.state_dict()
+    named = match_names(queries or tensors)
     load_fitting(
         encoder,
-        encoder_tensors(tensors, encoder.state_dict()),
+        {name: tensor for name, tensor in named.items() if name in own or not name.startswith(HEADS)},
         f"checkpoint {path} does not fit the prior network {network!r}",
         f". Choose the prior_network that the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'",
     )
     return PriorNetwork(encoder, network, width, image_size)
-
-
-def encoder_tensors(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a checkpoint's tensors under an encoder's names, without heads.
-
-    Of a MoCo checkpoint the query encoder's.
-    """
-    queries = {name.partition(MOCO_PREFIX)[2]: t for name, t in tensors.items() if MOCO_PREFIX in name}
-    named = match_names(queries or tensors)
-    return {name: t for name, t in named.items() if name in own or not name.startswith(HEADS)}
 
 
 def build_encoder(network: str) -> tuple[nn.Module, int]:

@@ -206,10 +206,10 @@ class LoopTask(Task):
         prior: a frozen network of the script's own for Fed-MAS; ``None``: loaded as the job says.
 
     Attributes:
-        told: the metrics that the job declares, as :class:`ScriptTask` has them; ``None``: the job does not say.
+        told: the metrics that the job declares, as :class:`ScriptTask` has them.
     """
 
-    told: Mapping[str, Mapping[str, Any]] | None = None
+    told: Mapping[str, Mapping[str, Any]] = {}
     primary_metric: ClassVar[str] = "accuracy"
 
     def __init__(
@@ -222,12 +222,10 @@ class LoopTask(Task):
         prior: torch.nn.Module | None = None,
     ) -> None:
         self.model, self.criterion, self.data, self.metrics = model, criterion, data, metrics
-        self.prior = None if prior is None else OwnPrior.of(prior)
+        self.prior = None if prior is None else OwnPrior(prior)
         vars(self)["primary_metric"] = metric
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        if self.told is None:  # a server of before: the primary one is as it was then
-            return declared({self.primary_metric: {"higher_is_better": True}})
         return declared(self.told)
 
     def asks_for(self, metric: str) -> str:
@@ -276,20 +274,18 @@ class LoopTask(Task):
 
 
 class OwnPrior(priors.PriorNetwork):
-    """A script's frozen encoder, which gets the images as the script has them."""
+    """A script's frozen encoder, which gets the images as the script has them.
 
-    @classmethod
-    def of(cls, encoder: torch.nn.Module) -> OwnPrior:
-        """Freeze it.
+    Raises:
+        DataError: its width is not known.
+    """
 
-        Raises:
-            DataError: its width is not known.
-        """
+    def __init__(self, encoder: torch.nn.Module) -> None:
         linear = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
         width = getattr(encoder, "width", linear[-1].out_features if linear else None)
         if not isinstance(width, int):
             raise problem("the prior network must have an attribute width, the number of its features")
-        return cls(encoder, type(encoder).__name__, width)
+        super().__init__(encoder, type(encoder).__name__, width)
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

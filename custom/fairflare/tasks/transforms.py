@@ -22,7 +22,7 @@ from monai.transforms import Compose, EnsureChannelFirstd, Lambdad, MapTransform
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
-from fairflare.tasks.placing import NOT_COUNTED, masks_placed, smooth
+from fairflare.tasks.placing import NOT_COUNTED, masks_placed, plain, smooth
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
 Item = dict[Hashable, Any]
@@ -107,7 +107,14 @@ class Structured(MapTransform):
             coding = {0: 0, 255: 1}
         strange = [value for value in found if value not in coding]
         if strange:
-            raise self.unexpected(strange, known, file, binary)
+            lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
+            raise DataError(
+                f"site '{self.site}': mask '{file}' of split '{self.split}' has the values "
+                f"{few(list(map(str, strange)), 5)}; expected are {', '.join(map(str, known))}"
+                f"{' (or 0 and 255)' if binary else ''}. Correct the mask, or say with 'mask_values' in the site's "
+                f'fairflare.json what they mean, such as {{"0": 0, "{strange[0]}": 1}}{lossy}',
+                f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
+            )
         meaning = np.zeros_like(mask)
         for value, label in coding.items():
             meaning[mask == value] = label
@@ -115,17 +122,6 @@ class Structured(MapTransform):
         if self.ignore is None:
             return torch.from_numpy(inside.astype(np.uint8))
         return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), inside.astype(np.int8)))
-
-    def unexpected(self, strange: Sequence[int], known: Sequence[int], file: str, binary: bool) -> DataError:
-        shown = few(list(map(str, strange)), 5)
-        example = f'{{"0": 0, "{strange[0]}": 1}}'
-        lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
-        return DataError(
-            f"site '{self.site}': mask '{file}' of split '{self.split}' has the values {shown}; expected are "
-            f"{', '.join(map(str, known))}{' (or 0 and 255)' if binary else ''}. Correct the mask, or say with "
-            f"'mask_values' in the site's fairflare.json what they mean, such as {example}{lossy}",
-            f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
-        )
 
 
 def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
@@ -138,7 +134,7 @@ def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
 
 def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
     """Return (1 or 3, height, width) with ``channels`` channels: colour becomes luminance, grey is repeated."""
-    picture = torch.as_tensor(picture).as_subclass(torch.Tensor).contiguous()
+    picture = plain(picture).contiguous()
     return luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
 
 

@@ -128,9 +128,14 @@ class _JobConfig(FedJobConfig):
         if self.plan.monai_bundle is not None:
             copy_bundle(self.plan.monai_bundle, custom / BUNDLE_FOLDER)
         if self.packaging == "bundle":
-            shutil.copytree(
-                Path(fairflare.__file__).parent,
-                custom / "fairflare",
-                ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
-                dirs_exist_ok=True,
-            )
+            carry_package(custom)
+
+
+def carry_package(custom: Path) -> None:
+    """Copy the whole package into the custom code of a job."""
+    shutil.copytree(
+        Path(fairflare.__file__).parent,
+        custom / "fairflare",
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+        dirs_exist_ok=True,
+    )

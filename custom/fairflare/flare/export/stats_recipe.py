@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
-import fairflare
 from fairflare.base.checks import choice
+from fairflare.flare.export.job import carry_package
 from fairflare.flare.statistics import (
     DECIMALS,
     WRITER,
@@ -82,6 +81,4 @@ class _WithPackage(FedJobConfig):
 
     def generate_job_config(self, job_root: str) -> None:
         super().generate_job_config(job_root)
-        target = Path(job_root) / self.job_name / "app" / "custom" / "fairflare"
-        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-        shutil.copytree(Path(fairflare.__file__).parent, target, ignore=ignored, dirs_exist_ok=True)
+        carry_package(Path(job_root) / self.job_name / "app" / "custom")

@@ -34,8 +34,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "validate_batch_size": ("validate#dataloader#batch_size", "validate#evaluator#val_data_loader#batch_size"),
     "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric"),
 }
-#: Top-level modules of bundles by name, and the bundle's folder that they were imported from.
-_imported_from: dict[str, Path] = {}
+_imported: set[str] = set()  # names of top-level modules that were some bundle's
 
 
 class Bundle:
@@ -58,27 +57,28 @@ class Bundle:
         ids: Mapping[str, str] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
+        from monai.bundle import ConfigParser
+
         self.folder, self.ids = folder, dict(ids or {})
         for part in self.ids:
             if part not in PLACES:
                 raise BundleError(f"bundle_ids has no part {part!r}{unknown(part, PLACES, 'docs/bundles.md has all')}")
         files = [self._file(name) for name in configs]
         self.where = " and ".join(f"{CONFIGS}/{file.name}" for file in files)
-        self.config = self._read(files)
-        if any((folder / CONFIGS / f"{METADATA}{suffix}").is_file() for suffix in SUFFIXES):
-            self.config["_meta_"] = self._read([self._file(METADATA)])
+        self.parser: Any = ConfigParser()
         with self.telling("what it says together"):
-            parser = self._parser(self.config)
+            self.parser.read_config([str(file) for file in files])
+            if any((folder / CONFIGS / f"{METADATA}{suffix}").is_file() for suffix in SUFFIXES):
+                self.parser.read_meta(str(self._file(METADATA)))
             for key, value in (overrides or {}).items():
-                if key not in parser:
+                if key not in self.parser:
                     raise BundleError(f"bundle_overrides names {key!r}, which {self.where} does not have")
-                parser[key] = value
+                self.parser[key] = value
             # Two values that FairFlare sets instead of the bundle: the path of the bundle's folder, and the device.
             for key, value in (("bundle_root", str(folder)), ("device", "$torch.device('cpu')")):
-                if key in parser:
-                    parser[key] = value
-            parser.parse()
-            self.config = parser.get()
+                if key in self.parser:
+                    self.parser[key] = value
+            self.parser.parse()
 
     def place(self, part: str) -> str | None:
         """Return the key of a part; ``None``: the bundle has none.
@@ -86,12 +86,11 @@ class Bundle:
         Raises:
             BundleError: ``bundle_ids`` names a key that is not there.
         """
-        parser = self._parser(self.config)
         if part in self.ids:
-            if self.ids[part] not in parser:
+            if self.ids[part] not in self.parser:
                 raise self.problem(f"bundle_ids says that {part} is {self.ids[part]!r}, which is not there")
             return self.followed(self.ids[part])
-        found = next((key for key in PLACES[part] if key in parser and parser[key] is not None), None)
+        found = next((key for key in PLACES[part] if self.parser.get(key) is not None), None)
         return None if found is None else self.followed(found)
 
     def needed(self, part: str) -> str:
@@ -106,41 +105,32 @@ class Bundle:
 
     def followed(self, key: str) -> str:
         """Return the key that a reference (``@other``) leads to in the end; one that is none leads to itself."""
-        parser = self._parser(self.config)
         seen = {key}
-        while isinstance(value := parser[key], str) and value.startswith("@") and value[1:] in parser:
+        while isinstance(value := self.parser[key], str) and value.startswith("@") and value[1:] in self.parser:
             if (key := value[1:]) in seen:
                 raise self.problem(f"key {key!r} refers to itself")
             seen.add(key)
         return key
 
-    def raw(self, key: str) -> Any:
-        """Return what the file says under a key; nothing is made of it."""
-        return self._parser(self.config)[key]
-
-    def make(self, key: str) -> Any:
+    def make(self, key: str, **arguments: Any) -> Any:
         """Return the object under a key, with whatever it refers to; a new one each time.
+
+        Args:
+            key: of the configuration.
+            arguments: in place of those in the file, which are not made.
 
         Raises:
             BundleError: it cannot be made (names file, key and the first cause).
         """
-        with self.telling(f"key {key!r}"), importing_from(self.folder), quiet():
-            return self._parser(self.config).get_parsed_content(key)
+        from monai.bundle import ConfigParser
 
-    def make_with(self, key: str, **arguments: Any) -> Any:
-        """Make an object as :meth:`make` does, with arguments in place of those in the file, which are not made."""
-        with self.telling(f"key {key!r}"), importing_from(self.folder):
-            parser = self._parser(self.config)
+        with self.telling(f"key {key!r}"), code_of(self.folder):
+            parser = ConfigParser(copy.deepcopy(self.parser.config))
             for name in arguments:
                 parser[f"{key}#{name}"] = None
-            return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
-
-    def meta(self, *steps: str) -> Any:
-        """Return an entry of the metadata; ``None``: it is not there."""
-        found: Any = self.config.get("_meta_")
-        for step in steps:
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return found
+            if arguments:
+                return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
+            return parser.get_parsed_content(key)
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
@@ -157,38 +147,25 @@ class Bundle:
         return BundleError(f"MONAI bundle {self.folder.name!r}, {self.where}: {text}")
 
     def _file(self, name: str) -> Path:
+        """Return a file of the configuration, which can be read."""
+        from monai.bundle import ConfigParser
+
         folder = self.folder / CONFIGS
-        found = [folder / f"{name}{suffix}" for suffix in SUFFIXES if (folder / f"{name}{suffix}").is_file()]
-        if not found:
+        file = next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)
+        if file is None:
             there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
             raise BundleError(
                 f"MONAI bundle {self.folder}: no {CONFIGS}/{name}.json (or .yaml); there is "
                 f"{', '.join(there) or f'no folder {CONFIGS}'}. A bundle is a folder with {CONFIGS}/train.json in it"
             )
-        return found[0]
-
-    def _read(self, files: Sequence[Path]) -> dict[str, Any]:
-        from monai.bundle import ConfigParser
-
-        for file in files:
-            try:
-                content = ConfigParser.load_config_file(file)
-            except Exception as error:  # of the JSON or the YAML reader, or two keys of one name
-                where = f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name}"
-                raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
-            if not isinstance(content, dict):
-                raise BundleError(
-                    f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name} must hold an object, "
-                    f"got a {type(content).__name__}"
-                )
-        found: dict[str, Any] = ConfigParser.load_config_files([str(file) for file in files])
-        return found
-
-    @staticmethod
-    def _parser(config: Mapping[str, Any]) -> Any:
-        from monai.bundle import ConfigParser
-
-        return ConfigParser(copy.deepcopy(dict(config)))
+        where = f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name}"
+        try:
+            content = ConfigParser.load_config_file(file)
+        except Exception as error:  # of the JSON or the YAML reader, or two keys of one name
+            raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
+        if not isinstance(content, dict):
+            raise BundleError(f"{where} must hold an object, got a {type(content).__name__}")
+        return file
 
 
 def first_cause(error: BaseException) -> str:
@@ -199,50 +176,36 @@ def first_cause(error: BaseException) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence, inside the context, what every LoadImage says of a decoder for GPUs that is not installed."""
-    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
-        yield
-
-
-@contextmanager
-def importing_from(folder: Path) -> Iterator[None]:
+def code_of(folder: Path) -> Iterator[None]:
     """Let modules in a bundle's folder (``scripts.net``) be imported, inside the context, and be this bundle's.
+
+    What every LoadImage says of a decoder for GPUs that is not installed is not shown.
 
     Raises:
         BundleError: a module of the same name is there already, of no bundle.
     """
     folder = folder.resolve()
-    for name in _modules_in(folder):
-        _make_way(name, folder)
+    packages = [path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.py"))]
+    names = [name for name in (*packages, *(path.stem for path in folder.glob("*.py"))) if name.isidentifier()]
+    for name in names:
+        if name in sys.modules and not _lies_in(sys.modules[name], folder):
+            if name not in _imported:
+                raise BundleError(
+                    f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; "
+                    "rename it"
+                )
+            # Another bundle's module: its classes live on in what was made of them.
+            for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
+                del sys.modules[loaded]
     sys.path.insert(0, str(folder))
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
+            yield
     finally:
         sys.path.remove(str(folder))
-        for name in _modules_in(folder):
-            if name in sys.modules and _lies_in(sys.modules[name], folder):
-                _imported_from[name] = folder
-
-
-def _modules_in(folder: Path) -> list[str]:
-    packages = [p.name for p in folder.iterdir() if p.is_dir() and any(p.glob("*.py"))]
-    return [name for name in (*packages, *(p.stem for p in folder.glob("*.py"))) if name.isidentifier()]
-
-
-def _make_way(name: str, folder: Path) -> None:
-    """Remove another bundle's module of the same name: its classes live on in what was made of them."""
-    module = sys.modules.get(name)
-    if module is None or _lies_in(module, folder):
-        return
-    if name not in _imported_from:
-        raise BundleError(
-            f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; rename it"
-        )
-    for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
-        del sys.modules[loaded]
+        _imported.update(name for name in names if name in sys.modules and _lies_in(sys.modules[name], folder))
 
 
 def _lies_in(module: Any, folder: Path) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from multiprocessing.pool import ThreadPool
+from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +14,15 @@ from monai.data import MetaTensor
 
 from fairflare.base import checks
 from fairflare.base.site_data import shuffled
-from fairflare.base.stopping import check_stop
-from fairflare.base.task import Batches, SiteData
+from fairflare.base.task import Batches
 from fairflare.data.datalist import DataError, Datalist
 from fairflare.data.geometry.misfits import Misfit
 from fairflare.data.geometry.pairs import Grid, fit
 from fairflare.data.orientation import PLAIN
 from fairflare.tasks.bundles.bundle_config import first_cause
+from fairflare.tasks.images import ListedData, read_all
+from fairflare.tasks.placing import plain
+from fairflare.tasks.scores.dice_scores import BatchOf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,19 +35,7 @@ Item = dict[str, Any]
 TRAINING = "training"
 
 
-class ItemBatch(tuple[torch.Tensor, torch.Tensor]):
-    """A batch (inputs, targets) that knows the dicts it was made of, whose postprocessing may need more of them."""
-
-    items: Sequence[Item]
-
-    def __new__(cls, items: Sequence[Item], keys: tuple[str, str]) -> ItemBatch:
-        inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in keys)
-        made = super().__new__(cls, (inputs, targets))
-        made.items = items
-        return made
-
-
-class BundleData(SiteData):
+class BundleData(ListedData):
     """The files of a site's datalist through a bundle's transforms.
 
     A sample is an image of the list, for a bundle that cuts patches too. With ``augment`` the training split goes
@@ -75,17 +66,13 @@ class BundleData(SiteData):
         cache_bytes: int = 2**30,
         num_workers: int = 0,
     ) -> None:
-        self.datalist, self.keys = datalist, keys
+        super().__init__(datalist, "images of the site's own folder, for a MONAI bundle")
+        self.keys = keys
         self.validate_batch, self.num_workers = validate_batch, num_workers
         self._train, self._cut, self._first_random = _split(train)
         self._validate = validate
         self._kept: dict[tuple[str, int], Item] = {}
         self._left = cache_bytes
-        self.synthetic = datalist.synthetic
-        self.test_splits = tuple(split for split in datalist.splits if split.startswith("test"))
-        made_up = "SYNTHETIC, not patient data: " if datalist.synthetic else ""
-        sizes = ", ".join(f"{len(samples)} {split}" for split, samples in datalist.splits.items())
-        self.description = f"{made_up}images of the site's own folder, for a MONAI bundle: {sizes}"
         for split, samples in datalist.splits.items():
             if any(sample.slice is not None for sample in samples):
                 raise DataError(
@@ -94,21 +81,12 @@ class BundleData(SiteData):
                     f"site '{datalist.site}': split '{split}' names slices, which a MONAI bundle cannot read",
                 )
 
-    def num_samples(self, split: str) -> int:
-        return len(self.datalist.splits[self._known(split)])
-
-    def cases(self, split: str) -> list[tuple[str, str]]:
-        return self.datalist.cases(self._known(split))
-
-    def fingerprint(self, split: str) -> str | None:
-        return self.datalist.fingerprint(self._known(split))
-
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Return the order of a split's samples.
 
         The order is not known of the training split, where an image may give several patches.
         """
-        return None if self._known(split) == TRAINING else shuffled(self.num_samples(split), shuffle_seed)
+        return None if self.check_split(split) == TRAINING else shuffled(self.num_samples(split), shuffle_seed)
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
@@ -124,24 +102,16 @@ class BundleData(SiteData):
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
         return _Batches(chunks, lambda chunk: self._patches(chunk, seed), self.keys, self._different)
 
-    def _known(self, split: str) -> str:
-        return checks.choice("split", split, tuple(self.datalist.splits))
-
     # -- items
 
     def _of_one_size(self, split: str, order: Sequence[int], most: int) -> list[list[int]]:
         """Return neighbours of one size together; with ``most=1`` nothing is read for it."""
-        if most == 1:
-            return [[index] for index in order]
-        chunks: list[list[int]] = []
-        sizes: list[Any] = []
-        for index in order:
-            size = self._prepared(split, [index])[0][self.keys[0]].shape
-            if not chunks or len(chunks[-1]) == most or sizes[-1] != size:
-                chunks.append([])
-                sizes.append(size)
-            chunks[-1].append(index)
-        return chunks
+
+        def size(index: int) -> Any:
+            return self._prepared(split, [index])[0][self.keys[0]].shape if most > 1 else None
+
+        alike = (list(group) for _, group in groupby(order, size))
+        return [group[i : i + most] for group in alike for i in range(0, len(group), most)]
 
     def _patches(self, indices: Sequence[int], seed: int | None) -> list[Item]:
         """Return all patches of some images, with random changes of this seed: the same however the images are batched.
@@ -151,7 +121,8 @@ class BundleData(SiteData):
         transform = self._cut if seed is None else self._train
         found: list[Item] = []
         for index, item in zip(indices, self._prepared(TRAINING, indices), strict=True):
-            transform.set_random_state(seed=_seed(seed or 0, index))
+            own = np.random.SeedSequence([seed or 0, index]).generate_state(1)[0]
+            transform.set_random_state(seed=int(own))
             made = self._applied(TRAINING, index, transform, copy.deepcopy(item), start=self._first_random)
             patches = made if isinstance(made, list) else [made]
             found += patches[:1] if seed is None else patches
@@ -160,15 +131,7 @@ class BundleData(SiteData):
     def _prepared(self, split: str, indices: Sequence[int]) -> list[Item]:
         """Return images before the first random transform; whole ones where there is none."""
         missing = [index for index in indices if (split, index) not in self._kept]
-        read = {}
-        if self.num_workers > 1 and len(missing) > 1:
-            check_stop()
-            with ThreadPool(self.num_workers) as threads:
-                read = dict(zip(missing, threads.map(lambda index: self._read(split, index), missing), strict=True))
-        else:
-            for index in missing:
-                check_stop()
-                read[index] = self._read(split, index)
+        read = read_all(partial(self._read, split), missing, self.num_workers)
         for index, item in read.items():
             size = sum(value.nbytes for value in item.values() if isinstance(value, (torch.Tensor, np.ndarray)))
             if size <= self._left:
@@ -259,7 +222,8 @@ class _Batches:
             sizes = sorted({tuple(item[key].shape) for item in items for key in self.keys[:1]})
             if len(sizes) > 1 and self.different is not None:
                 raise self.different(sizes)
-            yield ItemBatch(items, self.keys)
+            inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in self.keys)
+            yield BatchOf(inputs, targets, items=items)
 
 
 def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
@@ -269,7 +233,7 @@ def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
     steps = list(transforms.flatten().transforms)
     options = {name: getattr(transforms, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
     first = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
-    kept = [step for i, step in enumerate(steps) if i < first or not _is_random(step) or _cuts(step)]
+    kept = [step for step in steps if not _is_random(step) or _cuts(step)]
     return Compose(steps, **options), Compose(kept, **options), first
 
 
@@ -285,26 +249,16 @@ def _cuts(step: Any) -> bool:
     return not places[0].startswith("monai.") or any(place.startswith("monai.transforms.croppad") for place in places)
 
 
-def _seed(seed: int, index: int) -> int:
-    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
-
-
-def plain(value: Any) -> torch.Tensor:
-    """Return a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
-    return torch.as_tensor(value).as_subclass(torch.Tensor)
-
-
 def item_of(batch: Any, number: int, keys: tuple[str, str]) -> Item:
     """Return the dict (key -> value) of one image of a batch, as the bundle's transforms made it.
 
-    For a batch that is no :class:`ItemBatch` and so has no dicts, return a new dict of the image's two tensors.
+    For a batch that has no dicts, return a new dict of the image's two tensors.
 
     Args:
         batch: inputs and targets.
         number: place of the image in the batch.
         keys: the bundle's names of input and target.
     """
-    items = getattr(batch, "items", None)
-    if items is not None:
+    if items := getattr(batch, "items", ()):
         return dict(items[number])
     return {key: tensor[number] for key, tensor in zip(keys, batch, strict=True)}

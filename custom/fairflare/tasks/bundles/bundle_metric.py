@@ -38,11 +38,11 @@ class KeyMetric:
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
         key = bundle.needed("key_metric")
-        found = bundle.raw(key)
+        found = bundle.parser[key]
         if isinstance(found, Mapping) and "_target_" not in found and found:
             # The first one is the key metric, as in MONAI's engines.
             key = bundle.followed(f"{key}#{next(iter(found))}")
-            found = bundle.raw(key)
+            found = bundle.parser[key]
         self.bundle, self.key = bundle, key
         target = str(found.get("_target_") if isinstance(found, Mapping) else found).rpartition(".")[2]
         if target not in KINDS:
@@ -82,7 +82,7 @@ class KeyMetric:
 
     def _structures(self, class_names: Sequence[str] | None) -> list[str] | None:
         """Return the names of the structures that are measured; ``None``: not known."""
-        channels = self.bundle.meta("network_data_format", "outputs", "pred", "channel_def")
+        channels = self.bundle.parser.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = list(class_names or (channels.values() if isinstance(channels, Mapping) else ()))
         if not names:
             return None

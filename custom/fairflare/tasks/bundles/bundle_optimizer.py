@@ -29,7 +29,7 @@ def found_as_settings(bundle: Bundle, key: str) -> dict[str, Any] | None:
         bundle: has the key.
         key: of the optimizer.
     """
-    told = bundle.raw(key)
+    told = bundle.parser[key]
     name = str(told.get("_target_")) if isinstance(told, Mapping) else ""
     kind = name.rpartition(".")[2]
     if kind not in OPTIMIZERS or (name != kind and not name.startswith("torch.optim.")):

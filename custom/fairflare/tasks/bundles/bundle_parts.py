@@ -43,7 +43,7 @@ class BundleParts:
             self.transforms(part)
         _ = self.loss, self.postprocessing, self.inferer
         key = self.bundle.place("train_inferer")
-        found = None if key is None else self.bundle.raw(key)
+        found = None if key is None else self.bundle.parser[key]
         target = found.get("_target_") if isinstance(found, Mapping) else found
         if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
             raise self.bundle.problem(
@@ -132,11 +132,11 @@ class BundleParts:
         import torch
 
         key = self.bundle.needed("optimizer")
-        told = self.bundle.raw(key)
+        told = self.bundle.parser[key]
         remedy = "set optimizer and learning_rate to train with another one"
         if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
             raise self.bundle.problem(f"key {key!r} must be of all the network's parameters, in one group; {remedy}")
-        made = self.bundle.make_with(key, params=parameters)
+        made = self.bundle.make(key, params=parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise self.bundle.problem(f"key {key!r} must give an optimizer, got a {type(made).__name__}; {remedy}")
         return made
@@ -147,11 +147,10 @@ class BundleParts:
         from monai.transforms import Compose
 
         made = [] if key is None else self.bundle.make(key)
-        steps = list(made.flatten().transforms) if isinstance(made, Compose) else made
-        steps = list(steps) if isinstance(steps, (list, tuple)) else [steps]
+        whole = made if isinstance(made, Compose) else Compose(made)
+        steps = whole.flatten().transforms
         for step in steps:
             if not callable(step):
                 raise self.bundle.problem(f"key {key!r} must give transforms, got a {type(step).__name__}")
         kept = [step for step in steps if type(step).__name__ not in SAVING]
-        options = {name: getattr(made, name) for name in OPTIONS} if isinstance(made, Compose) else {}
-        return Compose(kept, **options)
+        return Compose(kept, **{name: getattr(whole, name) for name in OPTIONS})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base import checks
 from fairflare.tasks.base import evaluating
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import TypeAlias
 
     import numpy as np
@@ -29,6 +30,7 @@ class MeasuresClasses(ABC):
     """Part of a task whose targets are the numbers of classes and whose network gives logits, (n, classes)."""
 
     primary_metric: ClassVar[str]
+    outputs: ClassVar[Any]  # of a network for whole inputs, in evaluation
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -37,11 +39,6 @@ class MeasuresClasses(ABC):
     @abstractmethod
     def groups(self) -> dict[str, list[int]]:
         """Return the groups of classes, such as head, medium, tail."""
-
-    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return what the network gives for whole inputs, in evaluation."""
-        found: torch.Tensor = model(inputs)
-        return found
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross-entropy."""
@@ -80,23 +77,18 @@ class MeasuresClasses(ABC):
 
         NaN where a draw has too few classes.
         """
-        import math
+        told = self.outcomes(model, data, "test", device)
+        return [self._primary(told, one) for one in drawn]
 
+    def _primary(self, told: Told, chosen: Any) -> float:
+        """Return the primary metric of some images, by their places; NaN where it is not defined."""
         from fairflare.tasks.scores.metrics import classification_metrics
 
-        targets, probabilities = self.outcomes(model, data, "test", device)
-        named: dict[str, Any] = {
-            "class_names": self.names(), "groups": self.groups(), "areas": self.primary_metric.startswith("auc"),
-        }  # fmt: skip
-        found = []
-        for one in drawn:
-            metrics = classification_metrics(targets[one], probabilities[one], **named)
-            found.append(metrics.get(self.primary_metric, math.nan))
-        return found
-
-    def outcome_names(self) -> list[str]:
-        """Return the classes."""
-        return self.names()
+        found = classification_metrics(
+            *(values[chosen] for values in told), class_names=self.names(), groups=self.groups(),
+            areas=self.primary_metric.startswith("auc"),
+        )  # fmt: skip
+        return found.get(self.primary_metric, math.nan)
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
         """Return classes and probabilities, as :meth:`fairflare.base.task.Task.outcomes`."""
@@ -108,14 +100,11 @@ class MeasuresClasses(ABC):
 
         The primary metric may be any of :mod:`fairflare.tasks.scores.metrics`.
         """
-        import math
-
         import numpy as np
 
         from fairflare.base.cases import sampling
-        from fairflare.tasks.scores.metrics import classification_metrics
 
-        targets, probabilities = self.outcomes(model, data, "test", device)
+        targets, probabilities = told = self.outcomes(model, data, "test", device)
         names, cases, metric = self.names(), data.cases("test"), self.primary_metric
         support = np.bincount(targets, minlength=len(names))
         right = (probabilities.argmax(1) == targets).astype(float)
@@ -127,26 +116,10 @@ class MeasuresClasses(ABC):
                 influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())
                 error = sampling.standard_error(influence, cases)
             else:
-                named: dict[str, Any] = {
-                    "class_names": names, "groups": self.groups(), "areas": metric.startswith("auc"),
-                }  # fmt: skip
-
-                def of_images(kept: Any) -> float:
-                    return classification_metrics(targets[kept], probabilities[kept], **named).get(metric, math.nan)
-
-                error = sampling.jackknife(of_images, len(targets), cases)
+                error = sampling.jackknife(partial(self._primary, told), len(targets), cases)
             said = {"test_cases": sampling.num_cases(len(targets), cases)}
             said |= {"standard_error": error} if math.isfinite(error) else {}
         return {**said, "classes": names, "class_support": support.tolist()}
-
-    def write_examples(
-        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
-    ) -> bool:
-        """Write example images, chosen by the probability of the true class, with the class that was told."""
-        from fairflare.tasks.scores import examples
-
-        examples.write(examples.of_classification(self, model, data, batch_size, device), folder, self.names(), title)
-        return True
 
     def _outputs(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,22 @@ NOWHERE = Origin(None, None, "stretch")  # of an image that does not say where i
 
 
 class BatchOf(tuple[torch.Tensor, torch.Tensor]):
-    """A batch (inputs, targets) that knows where its images come from."""
+    """A batch (inputs, targets) that knows more of its images.
 
-    origins: Sequence[Origin]
+    Attributes:
+        origins: where they come from; ``None``: it does not matter.
+        items: the dicts of a bundle's transforms that they were made of; its postprocessing may need more of these.
+    """
 
-    def __new__(cls, inputs: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> BatchOf:
+    origins: Sequence[Origin] | None
+    items: Sequence[Mapping[str, Any]]
+
+    def __new__(
+        cls, inputs: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin] | None = None,
+        items: Sequence[Mapping[str, Any]] = (),
+    ) -> BatchOf:  # fmt: skip
         made = super().__new__(cls, (inputs, targets))
-        made.origins = origins
+        made.origins, made.items = origins, items
         return made
 
 

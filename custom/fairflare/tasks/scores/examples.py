@@ -99,9 +99,8 @@ def of_segmentation(
 ) -> list[Example]:
     """Return the best, the median and the worst test image by the Dice of an image."""
     scores = DiceScores()
-    for inputs, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
+    for _, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
         scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
-        del inputs
     values = scores.images.mean(1).tolist()
     found = []
     for which, number, image, target, output in _shown(choose(values), task, model, data, batch_size, device):
@@ -184,15 +183,15 @@ def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title
 
 
 def _rows(examples: Sequence[Example], names: Sequence[str]) -> list[list[Any]]:
-    rows: list[list[Any]] = []
-    for example in examples:
-        row = [example.which, example.number, repr(example.score)]
-        if example.probability is not None:
-            row += [names[example.truth], names[example.found], repr(example.probability)]
-        rows.append(row)
     if examples[0].probability is None:
-        return [["which", "test_image", "dice"], *rows]
-    return [["which", "test_image", "p_true_class", "true_class", "told_class", "p_told_class"], *rows]
+        return [["which", "test_image", "dice"], *([one.which, one.number, repr(one.score)] for one in examples)]
+    return [
+        ["which", "test_image", "p_true_class", "true_class", "told_class", "p_told_class"],
+        *(
+            [one.which, one.number, repr(one.score), names[one.truth], names[one.found], repr(one.probability)]
+            for one in examples
+        ),
+    ]
 
 
 def draw(examples: Sequence[Example], names: Sequence[str], title: str) -> Figure:

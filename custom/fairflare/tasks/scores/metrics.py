@@ -96,15 +96,11 @@ def classification_metrics(
         metrics.update(_areas(targets, probabilities, present))
     by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
     metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
-    if groups:
-        means = {}
-        for group, members in groups.items():
-            values = [by_class[c] for c in members if c in by_class]
-            if values:
-                means[group] = math.fsum(values) / len(values)
-        metrics.update(means)
-        if means:
-            metrics["all"] = math.fsum(means.values()) / len(means)
+    of_groups = {group: [by_class[c] for c in members if c in by_class] for group, members in (groups or {}).items()}
+    means = {group: math.fsum(values) / len(values) for group, values in of_groups.items() if values}
+    metrics |= means
+    if means:
+        metrics["all"] = math.fsum(means.values()) / len(means)
     return metrics
 
 

@@ -90,6 +90,8 @@ class ClassTask(MeasuresClasses, ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassSite
     class_labels: ClassVar[bool] = True
     has_classes: ClassVar[bool | None] = True
+    drawn_classes: ClassVar[tuple[str, ...]] = ()  # names of the synthetic data's classes
+    drawn_groups: ClassVar[Mapping[str, Sequence[int]]] = {}  # groups of them
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "resnet18"),
         "max_pool": only_with("network", "resnet18"),
@@ -128,16 +130,6 @@ class ClassTask(MeasuresClasses, ImageTask):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
             for member in members:
                 checks.number(f"class_groups: class of {group!r}", member, low=0, high=self.classes - 1, whole=True)
-
-    @property
-    def drawn_classes(self) -> tuple[str, ...]:
-        """Names of the synthetic data's classes."""
-        return ()
-
-    @property
-    def drawn_groups(self) -> Mapping[str, Sequence[int]]:
-        """Groups of the synthetic data's classes."""
-        return {}
 
     @property
     def classes(self) -> int:

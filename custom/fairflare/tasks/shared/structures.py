@@ -197,11 +197,6 @@ class StructureTask(ImageTask):
             return outputs, targets
         return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
 
-    def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return what the network gives for whole inputs, in evaluation."""
-        found: torch.Tensor = model(inputs)
-        return found
-
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the probability of each structure, (n, structures, ...) in [0, 1]."""
         return outputs.sigmoid()
@@ -228,10 +223,6 @@ class StructureTask(ImageTask):
             if self.num_classes > 1:
                 result |= {f"{name}_{of}": float(value) for of, value in zip(self.names(), means, strict=True)}
         return result
-
-    def outcome_names(self) -> list[str]:
-        """Return the structures."""
-        return self.names()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
         """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes`."""
@@ -264,15 +255,6 @@ class StructureTask(ImageTask):
                 scores.add(found, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
         return scores, losses, counts
-
-    def write_examples(
-        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
-    ) -> bool:
-        """Write example images, chosen by the Dice of an image, with the outlines of truth and of what was found."""
-        from fairflare.tasks.scores import examples
-
-        examples.write(examples.of_segmentation(self, model, data, batch_size, device), folder, self.names(), title)
-        return True
 
     def names(self) -> list[str]:
         """Return the names of the structures."""

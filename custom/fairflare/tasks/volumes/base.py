@@ -19,7 +19,6 @@ from fairflare.tasks.images import FolderImages, ImageData, ImageTask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import torch
     from monai.data import MetaTensor
     from monai.transforms import Compose
 
@@ -93,12 +92,6 @@ class VolumeSettings(ImageTask):
         """Return one volume as the network gets it in evaluation, and as it is stored: for ``fairflare predict``."""
         whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
         return self.placed(whole, file.name), whole
-
-
-def plain(tensor: Any) -> torch.Tensor:
-    """Return a tensor without a header."""
-    found: torch.Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
-    return found
 
 
 class VolumeData(ImageData):

@@ -13,7 +13,7 @@ from fairflare.base.settings import PositiveInt, settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
-from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings, plain
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeSettings
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
         phantom_cases: factor on the number of synthetic patients.
     """
 
-    spatial_dims: ClassVar[int] = 3
-
+    drawn_classes: ClassVar[tuple[str, ...]] = ("no_lesion", "lesion")
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l")
     }
@@ -66,10 +65,6 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
         """Of what the network gets."""
         return self.volume_size
-
-    @property
-    def drawn_classes(self) -> tuple[str, ...]:
-        return "no_lesion", "lesion"
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
         from monai.transforms import Resize, ResizeWithPadOrCrop
@@ -96,6 +91,8 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
         import torch
 
+        from fairflare.tasks.placing import plain
+
         image = self.task.placed(whole, sample.image.name, self.site)
         return {"image": plain(image), "label": torch.tensor(self.class_of(sample, split))}
 
@@ -111,6 +108,8 @@ class PhantomVolumeClasses(PhantomVolumes):
 
     def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
         import torch
+
+        from fairflare.tasks.placing import plain
 
         image = self.task.placed(whole, "phantom", self.site)
         return {"image": plain(image), "label": torch.tensor(int((volume.label == LESION).any()))}

@@ -14,7 +14,7 @@ from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import Batches, SiteData
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
-from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, plain
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
 
 if TYPE_CHECKING:
     import torch
@@ -209,6 +209,8 @@ class _Cut:
             yield inputs, targets.float()
 
     def _patch(self, crop: Any, index: int) -> Mapping[str, torch.Tensor]:
+        from fairflare.tasks.placing import plain
+
         item = self.data.item("training", index)
         anything = (item["label"] > 0).any(0, keepdim=True)
         patch = crop({"image": item["image"], "label": item["label"], "any": anything})[0]
@@ -229,6 +231,8 @@ class FolderPatches(_Patches, FolderVolumes):
         return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
+        from fairflare.tasks.placing import plain
+
         structured = self.task.structured(self.coding, self.site, split)
         image = self.task.placed(whole, sample.image.name, self.site)
         targets = self.task.targets(whole, structured, str(sample.label), self.site)
@@ -243,6 +247,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         return [("patient", str(index // each)) for index in range(self.num_samples(split))]
 
     def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
+        from fairflare.tasks.placing import plain
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures

@@ -555,14 +555,6 @@ def test_models_that_do_not_say_what_they_are_for(segmented: Path, tmp_path: Pat
     torch.save({"model": model.state}, tmp_path / "FL_global_model.pt")
     with pytest.raises(ValueError, match=r"does not say what it was trained for.* give --task-file with"):
         load_predictor(tmp_path)
-    # Of a run made before the model's file said it, the results do.
-    shutil.copytree(segmented / "run/server/simulate_job/fairflare", tmp_path / "fairflare")
-    file = tmp_path / "own.py"
-    file.write_text(
-        "from fairflare.tasks.segmentation import SegmentationTask\nclass Task(SegmentationTask):\n    pass\n"
-    )
-    predictor = load_predictor(tmp_path, task_file=file)
-    assert predictor.task.image_size == (32, 32)
 
 
 def test_records_that_do_not_fit(segmented: Path, tmp_path: Path) -> None:

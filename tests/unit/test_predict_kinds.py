@@ -98,8 +98,6 @@ def test_the_record_says_how_images_are_read(padded: Path) -> None:
     assert {key: record["settings"][key] for key in said} == said
     assert record["intensities"].startswith("clipped to [minimum, 99th percentile]")
     assert load_predictor(padded / "run").task.resize == "pad"
-    earlier = {**record, "settings": {key: value for key, value in record["settings"].items() if key != "orientation"}}
-    assert recall(earlier, padded).task.orientation == "stored"  # type: ignore[attr-defined]
     assert recall({**record, "settings": {}}, padded).task.orientation == "canonical"  # type: ignore[attr-defined]
 
 

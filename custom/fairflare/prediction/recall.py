@@ -10,7 +10,6 @@ from typing import Any
 
 from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
-from fairflare.base.settings import field_names
 from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.task_files import load_task_class
@@ -57,11 +56,8 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
     else:
         cls = load_task_class(task_file)
         own = origin(cls)[1]
-    settings = dict(record.get("settings") or {})
-    if settings and "orientation" in field_names(cls):
-        settings.setdefault("orientation", "stored")  # what was done before the setting was there
     try:
-        task: Any = cls(**settings)
+        task: Any = cls(**dict(record.get("settings") or {}))
     except (ValueError, TypeError) as error:
         made = record.get("fairflare", "an earlier version")
         raise ValueError(

@@ -14,7 +14,7 @@ from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import PERSONAL
 from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
-from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.documents import Results
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import load_fitting, read_checkpoint
 
@@ -139,16 +139,14 @@ def read_model(path: Path) -> SavedModel:
     conf = content.get("train_conf") if isinstance(content, Mapping) else None
     conf = conf if isinstance(conf, Mapping) else {}
     record, made, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
-    info = results_beside(path).info
-    if not isinstance(record, Mapping) or not record:
-        record = _record_of_results(info)
     return SavedModel(
         path,
         state,
         made if isinstance(made, int) else None,
         str(conf.get("method", "")),
-        record,
-        personal=PERSONAL in (conf.get("measured"), info.measured),  # results alone: a site half of its own
+        record if isinstance(record, Mapping) else {},
+        # Of a site half of its own the results alone say it.
+        personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),
         exchange=dict(conf.get("exchange") or {}),
@@ -192,18 +190,3 @@ def results_beside(path: Path) -> Results:
         return read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
     except (ValueError, OSError):
         return Results()
-
-
-def _record_of_results(info: Info) -> dict[str, Any]:
-    """Return what the results of a run say of its task, whose model file says nothing."""
-    try:
-        task = info.config["task"]
-        return {
-            "class": task["path"] if str(task["path"]).startswith("fairflare.") else "",
-            "settings": task["args"],
-            "metric": info.get("primary_metric"),
-            "synthetic": info.get("synthetic", False),
-            "fairflare": info.get("versions", {}).get("fairflare"),
-        }
-    except (KeyError, TypeError, AttributeError):
-        return {}

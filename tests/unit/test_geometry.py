@@ -228,8 +228,8 @@ def grid(shape: Any, affine: np.ndarray, name: str = "sform") -> Grid:
 def fits(image: Grid, mask: Grid, axes: Any, flips: str) -> Fit:
     found = fit(image, mask)
     assert isinstance(found, Fit), str(found)
-    assert found.axes == tuple(axes)
-    assert "".join("-" if flipped else "+" for flipped in found.flips) == flips
+    assert tuple(found.turn[:, 0].astype(int).tolist()) == tuple(axes)
+    assert "".join("-" if flipped else "+" for flipped in found.turn[:, 1] < 0) == flips
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import nibabel
 import numpy as np
@@ -17,7 +17,7 @@ from pydicom.uid import JPEGLSLossless
 
 from fairflare.data.datalist import DataError, Sample, load_datalist, write_datalist
 from fairflare.data.image_file import ImageFile, TooLarge, image_file, kind_of
-from fairflare.data.intensity import INTENSITIES
+from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import ORIENTATIONS, back, turn_of, turned
 from fairflare.data.reading import Reading, read_image, read_mask, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationTask
@@ -218,11 +218,11 @@ def test_each_intensity_by_its_formula(tmp_path: Path) -> None:
         "auto": (low, np.percentile(values, 99)), "percentile": (low, np.percentile(values, 99)), "range": (low, high),
         "zscore": (mean - 3 * spread, mean + 3 * spread), "window": (-160, 240),
     }  # fmt: skip
-    assert set(wanted) == set(INTENSITIES)
+    assert set(wanted) == set(get_args(Intensity))
     for intensity, (black, white) in wanted.items():
         found = read(tmp_path / "a.npy", intensity=intensity, window=(40, 400) if intensity == "window" else None)
         np.testing.assert_allclose(found[:, :, 0], np.clip((values - black) / (white - black), 0, 1), atol=1e-5)
-    for intensity in INTENSITIES[:3]:
+    for intensity in get_args(Intensity)[:3]:
         np.save(tmp_path / "flat.npy", np.full((5, 5), 7, np.int16))
         assert not read(tmp_path / "flat.npy", intensity=intensity).any()
         np.save(tmp_path / "nan.npy", np.array([[0.0, np.nan]]))

@@ -36,8 +36,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
         A new uint8 image of the same shape; intensities are truncated, not rounded, as in the published code.
     """
     image = _checked(image)
-    sigma = NOISE_SIGMA[_severity(severity) - 1]
-    noise = rng.standard_normal(image.shape, np.float32) * (255 * sigma)
+    noise = rng.standard_normal(image.shape, np.float32) * (255 * NOISE_SIGMA[_severity(severity) - 1])
     return np.clip(noise + image, 0, 255).astype(np.uint8)
 
 
@@ -104,8 +103,7 @@ def corrupt(image: Image, kind: str, severity: int, seed: int) -> Image:
 
 def image_seed(image_id: str | int, seed: int = 0) -> int:
     """Return a seed for one image from a hash of its id: independent of order, of other images and of the machine."""
-    digest = hashlib.sha256(f"{seed}/{image_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return int.from_bytes(hashlib.sha256(f"{seed}/{image_id}".encode()).digest()[:8], "little")
 
 
 def _severity(severity: Any) -> int:

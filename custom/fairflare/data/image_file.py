@@ -338,12 +338,11 @@ class Dicom(ImageFile):
         said = () if found.affine is None else (("header", found.affine),)
         of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
         grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
-        windows = tuple(window for picture in pictures for window in picture.windows)
         return Facts(
             grid,
             frames if several else None,
             first.inverted,
-            windows,
+            tuple(window for picture in pictures for window in picture.windows),
             any(picture.padding is not None for picture in pictures),
             all(picture.eight_bits for picture in pictures),
             shape,

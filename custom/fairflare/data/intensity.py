@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,6 @@ import numpy.typing as npt
 TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
-INTENSITIES: tuple[str, ...] = get_args(Intensity)
 LABEL_OFF = 1e-3  # from a whole number: what scaling and float32 do to a label
 SHOWN_LABELS = 5
 MOST_LABEL = 2**31

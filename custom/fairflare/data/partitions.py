@@ -319,8 +319,7 @@ def _cut(y: Indices, rng: np.random.Generator, owners: Callable[[int], npt.Array
     """Return the owner of each sample: those of a class's size, over the shuffled class."""
     owner = np.empty(len(y), np.int64)
     for members in _classes(y):
-        own = owners(len(members))
-        owner[rng.permutation(members)] = own
+        owner[rng.permutation(members)] = owners(len(members))
     return owner
 
 

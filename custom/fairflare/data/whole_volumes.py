@@ -67,8 +67,7 @@ def read_whole(
         opened, labels = map(_volume, open_pair(sample, site, split, max_bytes, how))
     else:
         opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
-    bounds = _bounds(opened, how, max_bytes)
-    image = _scaled(opened, opened.array, None, bounds, how)
+    image = _scaled(opened, opened.array, None, _bounds(opened, how, max_bytes), how)
     mask = None if labels is None else whole_numbers(labels, labels.array)
     affine = opened.facts.affine if opened.fit is None else opened.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:

@@ -133,8 +133,7 @@ class Site:
             task = str(flare.get_task_name())
             try:
                 request = decode_task(task, message, self.name)
-                site = self._at(request, message.meta.get(TRAINING_KEY))
-                answer = site.begin(request)
+                answer = self._at(request, message.meta.get(TRAINING_KEY)).begin(request)
                 if answer is None:
                     self._round = request.current_round
                     return True

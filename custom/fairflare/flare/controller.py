@@ -79,18 +79,7 @@ class RoundsController(RunSettings, ModelController):
     def run(self) -> None:
         """Run the rounds as FLARE's entry; see :class:`fairflare.federation.server.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
-        workspace = self.engine.get_workspace()
-        own = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
-        root = own.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
-        place = Place(
-            run_dir=Path(self.get_run_dir()),
-            experiments=Path(root),
-            job_id=self.fl_ctx.get_job_id(),
-            settings=own,
-            site_half=self._site_half(),
-            carried=Path(self.get_app_dir()) / "custom",
-            apart=True,
-        )
+        place = self._place()
         for text in sweep():
             self.warning(text)
         try:
@@ -112,6 +101,20 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    def _place(self) -> Place:
+        workspace = self.engine.get_workspace()
+        own = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
+        root = own.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
+        return Place(
+            run_dir=Path(self.get_run_dir()),
+            experiments=Path(root),
+            job_id=self.fl_ctx.get_job_id(),
+            settings=own,
+            site_half=self._site_half(),
+            carried=Path(self.get_app_dir()) / "custom",
+            apart=True,
+        )
 
     def _site_half(self) -> Any:
         """Return the training's settings as this job's client configuration has them; ``None`` when it is not here."""
@@ -226,8 +229,7 @@ class _Received:
     hand_over: Callable[[str, Message | str], bool]
 
     def __call__(self, reply: FLModel) -> bool:
-        site = str((reply.meta or {}).get("client_name"))
-        used = self.hand_over(site, from_model(reply))
+        used = self.hand_over(str((reply.meta or {}).get("client_name")), from_model(reply))
         reply.params = None  # FLARE keeps the message for a while
         return used
 

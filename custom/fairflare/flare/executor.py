@@ -149,15 +149,14 @@ class SiteExecutor(Executor):
         # That of an experiment outlives the job, so that a resubmitted one goes on.
         of_job = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
         folder = root / safe_name(experiment) / safe_name(site) if experiment else of_job
-        # Simulated sites share a machine, and the number of threads changes the last bits of a sum.
-        simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
         return {
             "site": site,
             "task": self.task,
             "training": self.training,
             "settings": settings,
             "state_folder": folder,
-            "num_threads": 1 if simulated else None,
+            # Simulated sites share a machine, and the number of threads changes the last bits of a sum.
+            "num_threads": 1 if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else None,
             "decoded": root / DECODED_PLACE / safe_name(site),
         }
 

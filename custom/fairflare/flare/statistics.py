@@ -181,11 +181,13 @@ class SiteStatistics(StatisticsController):
         records = self._counts[site]
         axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
         for name, histogram in _of_features(told, StatisticsConstants.STATS_HISTOGRAM).items():
-            bins = [{"low": float(of[0]), "high": float(of[1]), "count": _whole(name, of[2])} for of in histogram.bins]
+            bins = [
+                figures.Bin(low=float(of[0]), high=float(of[1]), count=_whole(name, of[2])) for of in histogram.bins
+            ]
             if name not in records or (bins and name not in axes):
                 raise ValueError(f"{name} has bins and no number of records")
             if name in axes:
-                axes[name].bins = [figures.Bin(**of) for of in bins]
+                axes[name].bins = bins
         measured = {name: count for name, count in records.items() if name not in AXES}, axes
         figures.check(site, *measured)
         self._measured[site] = measured

@@ -51,8 +51,7 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
     """
     above = probabilities.double() - float(np.float32(threshold))
     scores = torch.stack([torch.zeros_like(above[0]), *(above[list(having)].sum(0) for having in labels.values())])
-    numbers = torch.tensor([0, *labels])
-    return numbers[scores.argmax(0)]  # of equals the first: nothing before something
+    return torch.tensor([0, *labels])[scores.argmax(0)]  # of equals the first: nothing before something
 
 
 def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:

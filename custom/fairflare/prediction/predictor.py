@@ -134,8 +134,7 @@ class Predictor:
             return found
         own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        placed = back(MetaTensor(found, affine=image.affine), own, whole.image.shape)
-        return plain(placed)
+        return plain(back(MetaTensor(found, affine=image.affine), own, whole.image.shape))
 
 
 def load_predictor(

@@ -99,5 +99,4 @@ def back_in_place(pictures: torch.Tensor, own: Size, how: str) -> torch.Tensor:
         own: height and width of the image.
         how: the image was brought to the network's size.
     """
-    size = (pictures.shape[1], pictures.shape[2])
-    return nearest(centred(pictures, inner_size(own, size, how)), own)
+    return nearest(centred(pictures, inner_size(own, (pictures.shape[1], pictures.shape[2]), how)), own)

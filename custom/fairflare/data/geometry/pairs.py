@@ -85,16 +85,6 @@ class Fit:
     affine: Affine | None = None
     note: str = ""
 
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The image's axis of each axis of the mask."""
-        return tuple(self.turn[:, 0].astype(int).tolist())
-
-    @property
-    def flips(self) -> tuple[bool, ...]:
-        """Whether it runs the other way, for each axis of the mask."""
-        return tuple((self.turn[:, 1] < 0).tolist())
-
     def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a view of the whole mask along the image's axes; more axes behind these stay."""
         return turned(mask, self.turn)
@@ -284,8 +274,7 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
     if angle > 0.5:
         return Misfit("a mask that is turned", f"it is turned by {angle:.1f} degrees", RESAMPLE)
-    moved = np.linalg.solve(a, b)
-    first = moved[:3, 3].copy()
+    first = np.linalg.solve(a, b)[:3, 3].copy()
     for j in range(3):
         if turn[j, 1] < 0:
             first[axes[j]] -= mask.shape[j] - 1

@@ -249,8 +249,7 @@ def _check_even(
                 WHOLE_SERIES,
             )
         off = np.flatnonzero(np.abs(steps - usual) > max(STEP * usual, rounding) + 1e-9)
-        straight = along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)
-        drift = np.abs(along - straight)
+        drift = np.abs(along - (along[0] + np.arange(count) * (along[-1] - along[0]) / (count - 1)))
         if off.size or drift.max() > DRIFT * usual:
             k = int(off[0]) if off.size else int(drift.argmax()) - 1
             value = (

@@ -176,8 +176,7 @@ def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title
     from fairflare.reporting.pictures import save_picture
 
     with rc_context({"text.parse_math": False}):  # a name with two dollars is no formula
-        figure = draw(examples, names, title)
-        write_whole(folder / PICTURE, partial(save_picture, figure), durable=False)
+        write_whole(folder / PICTURE, partial(save_picture, draw(examples, names, title)), durable=False)
     text = csv_text(_rows(examples, names))
     write_whole(folder / TABLE, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
 

@@ -251,8 +251,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
-        coding = {0: 0, 1: 1, 2: 2}
-        structured = Structured("label", labels, coding, self.site, "none", self.task.ignore)
+        structured = Structured("label", labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
         image = self.task.placed(whole, "phantom", self.site)
         targets = self.task.targets(whole, structured, "phantom", self.site)
         return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}

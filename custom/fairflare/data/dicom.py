@@ -267,18 +267,26 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float]:
 
 
 def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
-    """Return for each frame what stands in its functional groups, the frame's own before those of all frames.
+    """Return the items in which an enhanced file keeps, by frame, what other files have at the top of the header.
 
-    A file without functional groups by frame has one entry, for all frames.
+    A frame's own items come before those of all frames. A file without functional groups by frame has one entry, for
+    all frames.
     """
-    own = head.get("PerFrameFunctionalGroupsSequence")
+    from pydicom.sequence import Sequence as Items
+
+    own, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
     if own and len(own) != frames:
         raise Misfit(
             "per-frame functional groups and frames differ in number",
             f"its header has {len(own)} functional groups for {frames} frames",
             "Fetch the file again, or leave it out",
         )
-    return [_groups(head, number) for number in range(frames if own else 1)]
+    of_all = [shared[0]] if shared else []
+    outer = [[each, *of_all] for each in own] if own else [of_all]
+    return [
+        [item.value[0] for group in groups for item in group if isinstance(item.value, Items) and len(item.value)]
+        for groups in outer
+    ]
 
 
 def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], frames: int) -> list[Plane]:
@@ -358,19 +366,6 @@ def _keyword(pointer: str) -> str:
 def _text(value: Any) -> str:
     r"""Return a header's value as text, as the header has it: ``L\P``."""
     return "" if value is None else str(value) if isinstance(value, (str, int, float)) else "\\".join(map(str, value))
-
-
-def _groups(head: Any, frame: int) -> list[Any]:
-    """Return the items in which an enhanced file keeps, for one frame, what other files have at the top of the header.
-
-    The frame's own items come before those of all frames.
-    """
-    from pydicom.sequence import Sequence as Items
-
-    each, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
-    outer = [*([each[frame]] if each and frame < len(each) else []), *([shared[0]] if shared else [])]
-    found = (element.value for group in outer for element in group)
-    return [items[0] for items in found if isinstance(items, Items) and len(items)]
 
 
 def _first(places: Sequence[Any], name: str, default: Any) -> Any:

@@ -40,7 +40,3 @@ def listed(values: Iterable[float]) -> str:
 
 def sides_of(values: Iterable[float]) -> str:
     return " x ".join(f"{value:.5g}" for value in values)
-
-
-def counted(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, counted, listed
+from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, listed
 
 DIRECTION = 1e-4  # of a component of two directions that count as one
 LENGTH = 1e-4  # share of a length that two spacings may differ by
@@ -238,9 +238,10 @@ def _check_even(
         gaps = np.flatnonzero(steps > GAP * usual)
         if gaps.size:
             k = int(gaps[0])
-            missing = [round(float(step) / usual) - 1 for step in steps[gaps]]
+            missing = sum(round(float(step) / usual) - 1 for step in steps[gaps])
+            slices = "slice is" if missing == 1 else "slices are"
             whole = np.abs(steps[gaps] / usual - np.round(steps[gaps] / usual)).max() <= 0.1
-            lacks = f": {counted(sum(missing), 'slice is', 'slices are')} missing" if whole else ""
+            lacks = f": {missing} {slices} missing" if whole else ""
             more = f", as in {len(gaps) - 1} more places" if len(gaps) > 1 else ""
             raise Misfit(
                 "slices are missing",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from fairflare.base.disk.locks import Held, locked
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.preparers.contents import known_ending
-from fairflare.data.preparers.items import Source, pixels_of
+from fairflare.data.preparers.items import Item, Source, pixels_of
 
 FOLDER = ".prepare-draft"
 CORES = os.cpu_count() or 1
@@ -37,55 +38,67 @@ class Draft:
     def __init__(self, folder: Path, threads: ThreadPoolExecutor, progress: Callable[[int], None]) -> None:
         self.new, self.old = folder / "new", folder / "old"
         self.checksums: dict[str, str] = {}
-        self._progress = progress
-        self._turn = threading.Lock()
-        self._threads = threads
-        self._waiting: deque[Future[None]] = deque()
+        self._progress, self._threads = progress, threads
+        self._waiting: deque[tuple[str, Future[str]]] = deque()
+        self._first: dict[str, str] = {}  # folder in which a file that all sites share is written
+        self._links: list[tuple[str, str]] = []
 
-    def put(self, name: str, source: Source) -> str:
-        """Write an image or mask; return its path with the ending.
+    def put(self, folder: str, item: Item) -> Item:
+        """Write image and mask into the folder of a site; return the item with their paths below that folder."""
+        image, mask = (
+            source if isinstance(source, int) else self._put(folder, f"{kind}/{item.name}", source, item.shared)
+            for kind, source in (("images", item.image), ("masks", item.mask))
+        )
+        return replace(item, image=image, mask=mask)
 
-        Args:
-            name: path below ``new`` without an ending, with ``/``.
-            source: a path is copied, of a folder (a series) the DICOM files in it; all else becomes a PNG.
-        """
+    def _put(self, folder: str, name: str, source: Any, shared: bool) -> str:
+        """Write a file and return its name; of a folder (a series) the DICOM files are copied, pixels become a PNG."""
         if isinstance(source, Path) and source.is_dir():
             for file in files_of_series(source):
-                self._submit(f"{name}/{file.name}", file)
+                self._submit(f"{folder}/{name}/{file.name}", file)
             return name
         name += known_ending(source) if isinstance(source, Path) else ".png"
-        self._submit(name, source)
+        first = self._first.setdefault(name, folder) if shared else folder
+        if first == folder:
+            self._submit(f"{folder}/{name}", source)
+        else:
+            self.link(f"{folder}/{name}", f"{first}/{name}")
         return name
 
     def _submit(self, name: str, source: Source) -> None:
         if len(self._waiting) >= MOST_WAITING:
-            self._waiting.popleft().result()
-        self._waiting.append(self._threads.submit(self._write, name, source))
+            self._settle()
+        self._waiting.append((name, self._threads.submit(self._write, name, source)))
 
-    def link(self, name: str, other: str) -> None:
-        """Give one file a second path, when all are written."""
-        target = self.new / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        try:
-            target.hardlink_to(self.new / other)
-        except OSError:  # the file system has no links
-            shutil.copyfile(self.new / other, target)
-        self.checksums[name] = self.checksums[other]
+    def _settle(self) -> None:
+        name, checksum = self._waiting.popleft()
+        self.checksums[name] = checksum.result()
+        self._progress(len(self.checksums))
 
-    def finish(self) -> None:
-        """Wait for all files."""
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def _write(self, name: str, source: Source) -> None:
+    def _write(self, name: str, source: Source) -> str:
         target = self.new / name
         target.parent.mkdir(parents=True, exist_ok=True)
         _save(target, source)
-        checksum = sha256_of(target)
-        with self._turn:
-            self.checksums[name] = checksum
-            self._progress(len(self.checksums))
+        return sha256_of(target)
+
+    def link(self, name: str, other: str) -> None:
+        """Give one file a second path when all are written."""
+        self._links.append((name, other))
+
+    def finish(self) -> None:
+        """Wait for all files, and make the links."""
+        while self._waiting:
+            self._settle()
+        for name, other in self._links:
+            target = self.new / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            try:
+                target.hardlink_to(self.new / other)
+            except OSError:  # the file system has no links
+                shutil.copyfile(self.new / other, target)
+            self.checksums[name] = self.checksums[other]
+        self._links.clear()
 
 
 def _save(target: Path, source: Source) -> None:

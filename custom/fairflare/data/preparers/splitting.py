@@ -63,8 +63,8 @@ def split_groups(
 
 
 def assign(
-    items: Sequence[Item], *, site: str, seed: int, fractions: Sequence[float] = FRACTIONS, stratified: bool = False
-) -> list[tuple[str, ...]]:
+    items: Sequence[Item], *, site: str, seed: int, fractions: Sequence[float], stratified: bool, folds: int
+) -> list[list[tuple[str, ...]]]:
     """Return the splits of each item: those that its source gives, else one that is drawn for its whole group.
 
     Args:
@@ -73,45 +73,37 @@ def assign(
         seed: of the draw.
         fractions: of the groups; without the last one where the source says what is in ``test``.
         stratified: draw each class in the same shares (a group has the class that most of its images have).
+        folds: of a stratified cross-validation in which each group is tested once, and what a fold does not test is
+            divided into training and validation in the proportion of the fractions; 0: none.
+
+    Returns:
+        one list for each fold; one without folds.
 
     Raises:
-        DataError: too few groups.
+        DataError: too few groups; folds where the source says what is in ``test``.
     """
     free = [item for item in items if not item.splits]
     given = {split for item in items for split in item.splits}
-    if not free:
-        return [item.splits for item in items]
+    if folds:
+        if given:
+            raise DataError(f"site '{site}': its data say which images are for the test, so there are no folds to draw")
+        tested = {item.group: item.fold for item in items}
+        if None in tested.values():
+            tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
+        rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
+        drawn = [
+            _stratified(own, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
+            for fold, own in enumerate(rest)
+        ]
+        return [[(chosen.get(item.group, "test"),) for item in items] for chosen in drawn]
     shares = (*fractions[:2], 0.0 if "test" in given else fractions[2])
     if "validation" in given:
         chosen = dict.fromkeys((item.group for item in free), "training")
-    elif stratified:
+    elif stratified and free:
         chosen = _stratified(free, site, seed, shares)
-    else:
+    elif free:
         chosen = split_groups((item.group for item in free), site=site, seed=seed, fractions=shares)
-    return [item.splits or (chosen[item.group],) for item in items]
-
-
-def assign_folds(
-    items: Sequence[Item], folds: int, *, site: str, seed: int, fractions: Sequence[float]
-) -> list[list[tuple[str, ...]]]:
-    """Return the splits of each item in each fold of a stratified cross-validation by group, each tested once.
-
-    What a fold does not test is divided into training and validation in the proportion of the fractions.
-
-    Raises:
-        DataError: fewer groups than folds, or the source says what is in ``test``.
-    """
-    if any(item.splits for item in items):
-        raise DataError(f"site '{site}': its data say which images are for the test, so there are no folds to draw")
-    tested = {item.group: item.fold for item in items}
-    if None in tested.values():
-        tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
-    found: list[list[tuple[str, ...]]] = []
-    for number in range(folds):
-        rest = [item for item in items if tested[item.group] != number]
-        chosen = _stratified(rest, site, image_seed(f"fold {number}", seed), (*fractions[:2], 0.0))
-        found.append([(chosen.get(item.group, "test"),) for item in items])
-    return found
+    return [[item.splits or (chosen[item.group],) for item in items]]
 
 
 def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dict[str, int]:

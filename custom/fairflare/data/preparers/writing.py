@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 from fairflare import __version__
 from fairflare.base.checks import whole
@@ -22,7 +23,7 @@ from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import file_name, site_names
-from fairflare.data.preparers.splitting import FRACTIONS, assign, assign_folds, frequency_groups
+from fairflare.data.preparers.splitting import FRACTIONS, assign, frequency_groups
 
 NO_KEY = (
     "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
@@ -33,6 +34,8 @@ CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
 
 log = logging.getLogger(__name__)
+
+Split: TypeAlias = dict[str, list[Item]]
 
 
 class Writing(TypedDict, total=False):
@@ -129,21 +132,21 @@ def write_sites(
     seed = whole("seed", writing.get("seed", 0), low=0)
     out = Path(out_dir).expanduser().absolute()
     names = site_names(sites, writing.get("number", False))
-    targets = {site: out / name for site, name in names.items()}
+    targets = {name: out / name for name in names.values()}
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
-        result = _Result(draft, form, seed, names)
-        result.write(sites)
-        blocks = {names[site]: {"data_root": str(targets[site]), **(settings or {})} for site in sites}
-        _write_json(draft.new / SITE_FILE, {"sites": blocks})
-        for fold in range(1, form.folds + 1):
-            own = {site: {**block, "datalist": f"datalist_fold{fold}.json"} for site, block in blocks.items()}
-            _write_json(draft.new / f"fairflare_fold{fold}.json", {"sites": own})
-        result.summaries({"seed": seed, **writing.get("record", {})})
+        items = {site: [draft.put(names[site], item) for item in _different(site, own)] for site, own in sites.items()}
+        draft.finish()
+        result = _Result(draft, form, names, items)
+        result.write_datalists(seed)
+        result.write_summaries({"seed": seed, **writing.get("record", {})})
+        for fold in range(form.folds + 1):
+            file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
+            own = {name: {"data_root": str(target), **(settings or {}), **file} for name, target in targets.items()}
+            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": own})
         moves = [(path, draft.old / path.name) for path in existing]
-        moves += [(path, out / path.name) for path in sorted(draft.new.iterdir())]
-        _move(moves)
-    return {names[site]: target for site, target in targets.items()}
+        _move([*moves, *((path, out / path.name) for path in sorted(draft.new.iterdir()))])
+    return targets
 
 
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
@@ -182,163 +185,110 @@ def _move(moves: Sequence[tuple[Path, Path]]) -> None:
         raise
 
 
-@dataclass(frozen=True)
-class _Entry:
-    item: Item
-    image: str  # paths below the site's folder
-    label: str | int
-
-    def contents(self, whose: str = "") -> list[dict[str, Any]]:
-        """Return the entries of a datalist, one for each slice; ``whose``: put before the patient's key."""
-        item = self.item
-        patient = item.patient and whose + item.patient
-        more = {
-            "patient": patient, "volume": item.volume, "spacing": item.spacing and list(item.spacing),
-            "attributes": item.attributes or None,
-        }  # fmt: skip
-        found = {"image": self.image, "label": self.label, **{k: v for k, v in more.items() if v is not None}}
-        return [found] if item.slices is None else [{**found, "slice": number} for number in item.slices]
-
-
 class _Result:
-    """The draft of a result while it is made."""
+    """The datalists and summaries of images that are written: ``items`` by site, with paths below its folder."""
 
-    def __init__(self, draft: Draft, form: Form, seed: int, names: Mapping[str, str]) -> None:
-        self.draft, self.form, self.seed, self.names = draft, form, seed, names
+    def __init__(self, draft: Draft, form: Form, names: Mapping[str, str], items: Mapping[str, Sequence[Item]]) -> None:
+        self.draft, self.form, self.names, self.items = draft, form, names, items
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
         self.classes: list[str] = []  # in the order of their numbers; none: there are masks
-        self._entries: dict[str, list[_Entry]] = {}
-        self._shared: dict[str, str] = {}
-        self._tested: dict[int, list[dict[str, Any]]] = {}  # by fold: of all sites
+        written = [item for own in items.values() for item in own]
+        numbers = [item.mask for item in written if isinstance(item.mask, int)]
+        if len(numbers) == len(written):
+            self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
+        people = [item.patient for item in written if not item.shared]
         self.notes = list(form.notes)
+        if form.keys and None in people:
+            self.notes.append(NO_KEY.format(people.count(None), len(people), form.keys))
 
-    def write(self, sites: Mapping[str, Iterable[Item]]) -> None:
-        """Write the images, then everything about them."""
-        links: list[tuple[str, str]] = []
-        for site, items in sites.items():
-            self._entries[site] = [self._put(site, item, links) for item in _different(site, items)]
-        self.draft.finish()
-        entries = [entry for own in self._entries.values() for entry in own]
-        numbers = [entry.label for entry in entries if isinstance(entry.label, int)]
-        if len(numbers) == len(entries):
-            self.classes = list(self.form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
-        splits = {site: self._splits(site) for site in sites}
-        if self.form.global_test:
-            links += self._share(splits)
-        for name, other in links:
-            self.draft.link(name, other)
-        self._datalists(splits)
-        own = [entry.item for entry in entries if not entry.item.shared]
-        if self.form.keys and (unknown := sum(item.patient is None for item in own)):
-            self.notes.append(NO_KEY.format(unknown, len(own), self.form.keys))
-        for note in self.notes:
-            log.warning(note)
-
-    def _share(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> list[tuple[str, str]]:
-        """Collect the test images of all sites; return what every site needs of the others' files."""
-        links = []
-        for site, found in splits.items():
-            folder = self.names[site]
-            for entry, *own in zip(self._entries[site], *found, strict=True):
-                contents = entry.contents(f"{site}/" if entry.item.site else "")  # a key of this site alone
-                tested = [fold for fold, of in enumerate(own) if "test" in of]
-                for fold in tested:
-                    self._tested.setdefault(fold, []).extend(contents)
-                files = [file for file in (entry.image, entry.label) if isinstance(file, str) and tested]
-                others = [name for name in self.names.values() if name != folder]
-                links += [(f"{other}/{file}", f"{folder}/{file}") for other in others for file in files]
-        return links
-
-    def _put(self, site: str, item: Item, links: list[tuple[str, str]]) -> _Entry:
-        folder = self.names[site]
-
-        def put(kind: str, source: Any) -> str:
-            key = f"{kind}/{item.name}"
-            first = self._shared.get(key, "") if item.shared else ""
-            own = first.partition("/")[2] or self.draft.put(f"{folder}/{key}", source).partition("/")[2]
-            if first:
-                links.append((f"{folder}/{own}", first))
-            elif item.shared:
-                self._shared[key] = f"{folder}/{own}"
-            return own
-
-        return _Entry(
-            item, put("images", item.image), item.mask if isinstance(item.mask, int) else put("masks", item.mask)
-        )
-
-    def _splits(self, site: str) -> list[list[tuple[str, ...]]]:
-        """Return the splits of each image; one list for each fold."""
-        items, form = [entry.item for entry in self._entries[site]], self.form
-        how: dict[str, Any] = {"site": site, "seed": self.seed, "fractions": form.fractions}
-        return (
-            assign_folds(items, form.folds, **how) if form.folds else [assign(items, **how, stratified=form.stratified)]
-        )
-
-    def _datalists(self, splits: Mapping[str, Sequence[Sequence[tuple[str, ...]]]]) -> None:
-        for fold in range(self.form.folds or 1):
-            lists = {site: _by_split(self._entries[site], found[fold]) for site, found in splits.items()}
-            if tested := self._tested.get(fold):
-                # A small site may have none of its own.
-                lists = {s: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} for s, own in lists.items()}
-            more: dict[str, Any] = {"synthetic": True} if self.form.synthetic else {}
-            more |= self._classes(lists) if self.classes else {}
-            more |= {"attributes": self.form.attributes} if self.form.attributes else {}
-            for site, by_split in lists.items():
+    def write_datalists(self, seed: int) -> None:
+        """Write the datalists of each site, one for each fold, and read them as the site would."""
+        form = self.form
+        how: dict[str, Any] = {"seed": seed, "fractions": form.fractions, "stratified": form.stratified}
+        splits = {site: assign(own, site=site, folds=form.folds, **how) for site, own in self.items.items()}
+        for fold in range(form.folds or 1):
+            lists = {site: _by_split(own, splits[site][fold]) for site, own in self.items.items()}
+            if form.global_test:
+                lists = self._with_global_test(lists)
+            entries = {
+                site: {split: [entry for item in items for entry in _entries(item)] for split, items in own.items()}
+                for site, own in lists.items()
+            }
+            more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
+            more |= self._classes(entries) if self.classes else {}
+            more |= {"attributes": form.attributes} if form.attributes else {}
+            files = [f"datalist_fold{fold + 1}.json"] if form.folds else []
+            for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
-                files = [f"datalist_fold{fold + 1}.json"] if self.form.folds else []
-                for file in [*files, "datalist.json"] if fold == 0 else files:
-                    write_datalist(folder / file, by_split, name=site, **more)
-                    load_datalist(folder, file, site=site, class_labels=bool(self.classes))  # as a site would
-                if fold == 0:
-                    self.counts[self.names[site]] = {
-                        split: Counter(self.classes[e["label"]] if self.classes else "images" for e in entries)
-                        for split, entries in by_split.items()
-                    }
+                write_datalist(folder / file, entries[site], name=site, **more)
+                load_datalist(folder, file, site=site, class_labels=bool(self.classes))
+                self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
 
-    def _classes(self, lists: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
+    def _counted(self, entry: Mapping[str, Any]) -> str:
+        return self.classes[entry["label"]] if self.classes else "images"
+
+    def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
+        """Give each site the test images of all sites; a site with none of its own is tested on these."""
+        tested = []
+        for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
+            whose = item.patient and f"{site}/{item.patient}"  # a key of that site alone
+            tested.append(replace(item, patient=whose) if item.site else item)
+            for name, file in product(self.names.values(), (item.image, item.mask)):
+                if isinstance(file, str) and name != self.names[site]:
+                    self.draft.link(f"{name}/{file}", f"{self.names[site]}/{file}")
+        self.draft.finish()
+        return {
+            site: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} if tested else own
+            for site, own in lists.items()
+        }
+
+    def _classes(self, entries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
         """Return what a datalist says of the classes."""
+        trained = Counter(entry["label"] for own in entries.values() for entry in own["training"])
         groups = self.form.class_groups
         if groups is None:
-            trained = Counter(entry["label"] for own in lists.values() for entry in own["training"])
             groups = frequency_groups([trained[number] for number in range(len(self.classes))])
         named = {"class_names": self.classes} if self.form.class_names else {}
         return named | ({"class_groups": groups} if groups else {})
 
-    def summaries(self, record: Mapping[str, Any]) -> None:
+    def write_summaries(self, record: Mapping[str, Any]) -> None:
         """Write the checksums of each site, the counts and the manifest."""
-        new = self.draft.new
+        new, form = self.draft.new, self.form
         sites = {}
-        rows: list[tuple[str, str, str, int]] = []
+        rows: list[tuple[str, str, str, int]] = [("site", "split", "class", "images")]
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
             lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
             (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
-            counts, noise = self.counts[name], self.form.label_noise.get(site)
+            counts = self.counts[site]
             rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self.classes or ["images"]]
             classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
-                "corrupted": site in self.form.corrupted,
-                "patients": len({entry.item.patient for entry in self._entries[site]} - {None}) or None,
+                "corrupted": site in form.corrupted,
+                "patients": len({item.patient for item in self.items[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
-                **({} if noise is None else {"label_noise": noise}),
+                **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
                 **({"classes": classes} if self.classes else {}),
             }  # fmt: skip
-        (new / COUNTS).write_text(csv_text([("site", "split", "class", "images"), *rows]), encoding="utf-8")
-        versions = {"fairflare": __version__, "python": platform.python_version()}
-        versions |= {package: version(package) for package in PACKAGES}
-        counted = {"num_classes": len(self.classes)} if self.form.class_names and self.classes else {}
+        (new / COUNTS).write_text(csv_text(rows), encoding="utf-8")
+        counted = {"num_classes": len(self.classes)} if form.class_names and self.classes else {}
         content = {
             "kind": "classification" if self.classes else "segmentation",
             **record,
-            "folds": self.form.folds,
-            "task": {**counted, **self.form.task},
+            "folds": form.folds,
+            "task": {**counted, **form.task},
             "notes": self.notes,
-            "versions": versions,
+            "versions": {
+                "fairflare": __version__, "python": platform.python_version(),
+                **{package: version(package) for package in PACKAGES},
+            },
             "sites": sites,
-        }
+        }  # fmt: skip
         _write_json(new / MANIFEST, content)
+        for note in self.notes:
+            log.warning(note)
 
 
 def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -354,12 +304,22 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
-def _by_split(entries: Sequence[_Entry], splits: Sequence[tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    for entry, own in zip(entries, splits, strict=True):
+def _by_split(items: Sequence[Item], splits: Sequence[tuple[str, ...]]) -> Split:
+    found: Split = {split: [] for split in SPLITS}
+    for item, own in zip(items, splits, strict=True):
         for split in own:
-            found.setdefault(split, []).extend(entry.contents())
+            found.setdefault(split, []).append(item)
     return found
+
+
+def _entries(item: Item) -> list[dict[str, Any]]:
+    """Return the entries of a datalist for an image that is written, one for each slice."""
+    entry = {
+        "image": item.image, "label": item.mask, "patient": item.patient, "volume": item.volume,
+        "spacing": item.spacing and list(item.spacing), "attributes": item.attributes or None,
+    }  # fmt: skip
+    known = {key: value for key, value in entry.items() if value is not None}
+    return [known] if item.slices is None else [{**known, "slice": number} for number in item.slices]
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -424,6 +424,7 @@ PLACES = {
     "fairflare/data/preparers/contents.py CONVERTERS.get(ending, 'no image').format": "a text of the module",
     "fairflare/data/preparers/listed.py re.compile": "the same",
     "fairflare/data/preparers/listed.py re.search": "the same",
+    "fairflare/data/preparers/trees.py NOT_TAKEN.format": "a text of the module",
     "fairflare/data/preparers/writing.py NO_KEY.format": "a text of the module",
     "fairflare/examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",
     "fairflare/exchange/sent_tensors.py re.compile": "exchange of the job, on names of the network's tensors",

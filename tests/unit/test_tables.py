@@ -127,7 +127,7 @@ def test_rows_that_repeat_are_counted(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,0\np1,01\np0.png,0.0\np1,1\n")
     found = listed(source, "t.csv", {}, "label", pictures=True)
-    assert [(case.name, case.label) for case in found.cases] == [("p0", "0"), ("p1", "01")]
+    assert [(case.name, case.mask) for case in found.cases] == [("p0", "0"), ("p1", "01")]
     assert found.notes == [f"'{source}/t.csv': 2 rows repeat an earlier one, such as line 4"]
 
 
@@ -146,7 +146,7 @@ def test_a_class_called_na_is_one_where_the_classes_are_named(tmp_path: Path) ->
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,NA\np1,none\n")
     found = listed(source, "t.csv", {}, "label", classes=["NA", "none"], pictures=True)
-    assert [case.label for case in found.cases] == ["NA", "none"]
+    assert [case.mask for case in found.cases] == ["NA", "none"]
 
 
 @pytest.mark.parametrize(

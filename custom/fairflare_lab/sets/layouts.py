@@ -28,7 +28,7 @@ from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
 from fairflare.data.preparers.options import Preparer
 from fairflare.data.preparers.tables import Images, Row, read_table
-from fairflare.data.preparers.trees import Case, pairs
+from fairflare.data.preparers.trees import pairs
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
 
 log = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str =
     return {site: folder for site, folder in found.items() if folder is not None}
 
 
-def all_pairs(site: str, images: Path, masks: Path) -> list[Case]:
+def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
     """Return the images of a folder with the masks of their names in another one, which may be the same.
 
     Raises:
@@ -334,7 +334,7 @@ class Pairs(Published):
         for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
             for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
                 for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
-                    drawn = Path(str(case.label))
+                    drawn = Path(str(case.mask))
                     mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
                     name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
                     found.setdefault(site, []).append(Item(name, case.name, case.image, mask, splits=splits))

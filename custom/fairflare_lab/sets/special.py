@@ -24,7 +24,6 @@ from fairflare.data.preparers.listed import person_in_header
 from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, read_table
-from fairflare.data.preparers.trees import Case
 from fairflare.data.reading import Reading, read_image
 from fairflare_lab.sets.layouts import all_pairs, find_folder, find_table, say_counts, site_folders
 
@@ -78,7 +77,7 @@ def prostate(
 
 
 def _slices(
-    site: str, pairs: Sequence[Case], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
+    site: str, pairs: Sequence[Item], by_patient: bool, neighbours: bool, of_volume: bool, in_order: bool
 ) -> Iterator[Item]:
     trained = int(FILE_ORDER_SHARE * len(pairs))
     validated = max(1, round(trained / 4))
@@ -107,7 +106,7 @@ def _window(volume: npt.NDArray[np.float32], of_volume: bool) -> tuple[float, fl
     return 0.0, np.divide(255.0, top, out=np.zeros_like(top), where=top > 0)
 
 
-def _volumes(site: str, case: Case) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
+def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[float, ...]]:
     """Return intensities and prostate (columns, rows, slices), and the spacing of rows, columns and slices in mm."""
     import nibabel
 
@@ -116,7 +115,7 @@ def _volumes(site: str, case: Case) -> tuple[npt.NDArray[np.float32], npt.NDArra
         opened = nibabel.load(case.image)
         volume = np.asarray(opened.dataobj, np.float32)
         zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
-        inside = np.asarray(nibabel.load(case.label).dataobj) > 0
+        inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
     except Exception as error:  # nibabel raises what it likes for a damaged file
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
     if volume.ndim != 3 or volume.shape != inside.shape:
@@ -127,7 +126,7 @@ def _volumes(site: str, case: Case) -> tuple[npt.NDArray[np.float32], npt.NDArra
     if not np.isfinite(volume).all():
         raise DataError(f"{where} has values that are NaN or infinite; repair the file")
     if not inside.any():
-        raise DataError(f"site '{site}': '{case.label}' has no prostate in it; repair or remove the case")
+        raise DataError(f"site '{site}': '{case.mask}' has no prostate in it; repair or remove the case")
     return volume, inside, (zooms[1], zooms[0], zooms[2])
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
-from fairflare.data.datalist import DataError, suffix_of
+from fairflare.data.datalist import suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, has_dicom_mark, is_companion
 from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.kinds import named
-from fairflare.data.preparers.names import composed, existing_folder, listing
-
-T = TypeVar("T")
+from fairflare.data.preparers.names import composed, existing_folder
 
 # Written down beside images, and read or passed over on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
@@ -111,42 +108,6 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
             elif ending not in SIDECARS:
                 unread.append(path)
     return Contents(folder, tuple(sorted(images)), tuple(sorted(unread)), tuple(sorted(folders)))
-
-
-def sites_below(
-    source: Path, read: Callable[[Path], T | None], expected: str, instead: str, more: Callable[[], str] = str
-) -> dict[str, T]:
-    """Return what a folder holds (of one site without a name), else what the folders in it hold, by their names.
-
-    Args:
-        source: the folder.
-        read: what a folder of one site holds; None: nothing that is known.
-        expected: what that is, in words.
-        instead: what may be named instead.
-        more: what else is said where nothing is found.
-
-    Raises:
-        DataError: nothing is found, or folders beside those of sites hold something else: no site vanishes.
-    """
-    own = read(existing_folder(source))
-    if own is not None:
-        return {"": own}
-    folders = (path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name))
-    below = {composed(path.name): (path, read(path)) for path in folders}
-    found = {name: held for name, (_, held) in below.items() if held is not None}
-    if not found:
-        raise DataError(
-            f"'{source}': expected {expected}, in it or in a folder for each site, found "
-            f"{listing(path.name for path in source.iterdir())}; or name {instead}{more()}"
-        )
-    if strange := [name for name in below if name not in found]:
-        inside = contents(below[strange[0]][0])
-        held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
-        raise DataError(
-            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}), as in the "
-            f"folders {listing(found)}; give it their form or, if it is no site, move it away"
-        )
-    return found
 
 
 def known_ending(path: Path) -> str:

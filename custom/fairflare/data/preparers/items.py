@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fairflare.data.corruptions import corrupt
 from fairflare.data.datalist import DataError, Sample
+from fairflare.data.preparers.tables import Row
 from fairflare.data.reading import read_image, read_mask
 
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
@@ -29,7 +30,7 @@ class Item:
         name: of its file, without ending.
         group: items of one group (a patient) stay in one split and at one site.
         image: its pixels; a path is copied as it is.
-        mask: the same, or the number of the class.
+        mask: the same, or the number of the class, first its name.
         patient: the site's own key, for the datalist; None: not known.
         site: where the source says that it is from.
         splits: where the source puts it; none: drawn.
@@ -39,12 +40,14 @@ class Item:
         shared: every site has it: its file is written once.
         fold: of a cross-validation in which it is tested, from 0; None: drawn within its site.
         attribute: of the person (skin tone): of a common test set ``test_<attribute>`` has those with it.
+        text: that a patient is searched in; empty: the name.
+        row: of a table, for attributes.
     """
 
     name: str
     group: str
     image: Source
-    mask: Source | int
+    mask: Source | int | str
     patient: str | None = None
     site: str = ""
     splits: tuple[str, ...] = ()
@@ -55,6 +58,8 @@ class Item:
     fold: int | None = None
     slices: tuple[int, ...] | None = None
     attributes: Mapping[str, str | float] | None = None
+    text: str = ""
+    row: Row = field(default_factory=Row)
 
 
 def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:

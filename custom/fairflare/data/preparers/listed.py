@@ -26,7 +26,6 @@ SPLIT_NAMES: Mapping[str, str] = {
     "train": "training", "training": "training", "val": "validation", "valid": "validation",
     "validation": "validation", "test": "test",
 }  # fmt: skip
-OPTIONAL = ("site", "patient", "split")
 # Words that tables contain for a missing value, lower case. For people NOT_KNOWN adds words that could be class names.
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
 NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
@@ -197,17 +196,6 @@ def _as_number(text: str, where: str) -> float:
             return found
     comma = "; write it with a decimal point" if "," in text else ""
     raise DataError(f"{where} must be a number, got '{text}'{comma}")
-
-
-def called_columns(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """Return what each known column is called in a file.
-
-    Raises:
-        ValueError: a column that is not known.
-    """
-    if strange := [name for name in given if name not in known]:
-        raise ValueError(f"columns must be some of {', '.join(known)}, got {', '.join(strange)}")
-    return {name: given.get(name, name) for name in known}
 
 
 def split_name(text: str, row: Row) -> str:

@@ -18,8 +18,8 @@ from fairflare.data.intensity import labels_of as whole_labels
 from fairflare.data.kinds import by_kind, odd_pair
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
+from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
-from fairflare.data.preparers.trees import Case
 from fairflare.data.reading import PLAIN, read_pair
 
 GZIP = b"\x1f\x8b"
@@ -53,18 +53,18 @@ class Look:
 Looker = Callable[[Path, Path | None], Look]
 
 
-def looks_of(cases: Sequence[Case], look: Looker) -> list[Look | Misfit | str]:
+def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     """Look at each image and its mask; return what they are, else why they cannot be used."""
 
-    def tried(case: Case) -> Look | Misfit | str:
+    def tried(case: Item) -> Look | Misfit | str:
         try:
-            return look(case.image, case.label if isinstance(case.label, Path) else None)
+            return look(case.image, case.mask if isinstance(case.mask, Path) else None)
         except TooLarge as error:
             return f"it or its mask would take {error.size} bytes"
         except Misfit as error:
             return error
         except Exception as error:  # the libraries raise what they like for a damaged file
-            names = (path for path in (case.image, case.label) if isinstance(path, Path) and path.is_file())
+            names = (path for path in (case.image, case.mask) if isinstance(path, Path) and path.is_file())
             why = next(filter(None, map(_misnamed, names)), "") or _plain(error)
             return why if isinstance(error, ValueError) else f"it cannot be opened ({why})"
 

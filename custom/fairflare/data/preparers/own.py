@@ -24,8 +24,7 @@ from fairflare.data.preparers.listed import (
 )  # fmt: skip
 from fairflare.data.preparers.looking import Look, Looker, looks_of, refuse_bad, refuse_empty
 from fairflare.data.preparers.names import file_name
-from fairflare.data.preparers.tables import Row
-from fairflare.data.preparers.trees import Case, Tree
+from fairflare.data.preparers.trees import Tree
 from fairflare.data.preparers.writing import Form, Writing, write_pool
 
 
@@ -55,12 +54,11 @@ def write_own(
     notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
     names, labels = _labels(cases, classes, what)
-    rows = [case.row or Row() for case in cases]
-    if attributes and cases and not any(rows):
+    if attributes and cases and not any(case.row for case in cases):
         raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
-    declared, people = attributes_of(attributes, rows)
+    declared, people = attributes_of(attributes, [case.row for case in cases])
     expressions = groups_by_site(group, {case.site for case in cases})
-    cases = [replace(c, label=label, people=own) for c, label, own in zip(cases, labels, people, strict=True)]
+    cases = [replace(c, mask=label, attributes=own) for c, label, own in zip(cases, labels, people, strict=True)]
     found = list(zip(cases, looks_of(cases, look), strict=True))
     good = [(case, seen) for case, seen in found if isinstance(seen, Look)]
     bad: list[tuple[str, str | Misfit]] = [problem for tree in trees.values() for problem in tree.alone]
@@ -90,34 +88,32 @@ def write_own(
     return write_pool(items, out_dir, dealing, settings, form, **writing)
 
 
-def _item(case: Case, seen: Look, expression: str | None, seed: int) -> Item:
+def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
     """Return a case as it is written; ``expression``: that of its site, which says whose it is."""
     patient = case.patient or patient_of(case.text or case.name, expression, case.site, case.image, seed)
     name = file_name(case.name)
-    label: Any = case.label
-    return Item(
-        name, f"{case.site}/{patient}" if patient else name, case.image, label, patient, case.site,
-        splits=(case.split,) if case.split else (), volume=None if seen.slices is None else name,
-        spacing=seen.spacing, slices=seen.slices, attributes=case.people,
+    return replace(
+        case, name=name, group=f"{case.site}/{patient}" if patient else name, patient=patient,
+        volume=None if seen.slices is None else name, spacing=seen.spacing, slices=seen.slices,
     )  # fmt: skip
 
 
-def _labels(cases: Sequence[Case], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:
+def _labels(cases: Sequence[Item], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:
     """Return the names of the classes (None: there are masks), and the number of the class, or the mask, of each.
 
     Raises:
         DataError: some have masks and some classes, or a class is none of those that are named.
         ValueError: classes are named where there are masks.
     """
-    texts = [case.label for case in cases if isinstance(case.label, str)]
+    texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if len(texts) not in (0, len(cases)):
         raise DataError(f"some {what}s have masks and some have classes; prepare them one by one")
     if classes and not texts:
         raise ValueError("--classes are those of a table of classes; masks have structures")
-    return classes_of(texts, classes) if texts else (None, [case.label for case in cases])
+    return classes_of(texts, classes) if texts else (None, [case.mask for case in cases])
 
 
-def _in_figures(good: Iterable[tuple[Case, Look]]) -> dict[str, Any]:
+def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """Return by site of the source the number of volumes, and of those of each spacing, orientation and label."""
     found: dict[str, dict[str, Counter[str]]] = {}
     for case, look in good:

@@ -181,7 +181,7 @@ def prepare_folders(
         for name, (images, labels) in places.items()
     }
     if csv is not None:
-        trees = add_known(trees, {name: images for name, (images, _) in places.items()}, csv, called, attributes)
+        add_known(trees, {name: images for name, (images, _) in places.items()}, csv, called, attributes)
     return write_own(
         trees, partial(look_at_picture, drawn_on=mask_drawn_on), out_dir, Dealing(), writing, attributes=attributes,
         classes=classes, group=group, leave_out=leave_out, mask_drawn_on=mask_drawn_on,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
-from fairflare.data.kinds import named
-from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, sites_below, without_ending
-from fairflare.data.preparers.listed import NO_VALUE, OPTIONAL, by_value, called_columns, columns_of, split_name
+from fairflare.data.kinds import named, shown
+from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.listed import NO_VALUE, by_value, columns_of, split_name
 from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
-from fairflare.data.preparers.pairing import alone, keyed, pair_in
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -26,33 +27,16 @@ EXPECTED = (
     "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
 )
 PARTICIPANTS = "participants.tsv"  # of BIDS
+NOT_TAKEN = (
+    "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
+    "number with the edges of groups: {3}={3}:EDGE,EDGE"
+)
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
+MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
+CHANNEL = re.compile(r"_0000$")  # nnU-Net's number of the first channel
+MASK_FOLDERS = ("masks", "labels")
+OPTIONAL = ("site", "patient", "split")  # columns that a table may have
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
-
-
-@dataclass(frozen=True)
-class Case:
-    """An image and what is known of it.
-
-    Attributes:
-        name: path below its folder, without the ending.
-        image: a file, or the folder of a DICOM series.
-        label: its mask, or the name of its class, later the number of this.
-        text: what patients are searched in; empty: the name.
-        patient, site, split: where the source says them.
-        row: of a table, for attributes; None: there is none.
-        people: attributes of the person.
-    """
-
-    name: str
-    image: Path
-    label: Path | str | int
-    text: str = ""
-    patient: str | None = None
-    site: str = ""
-    split: str = ""
-    row: Row | None = None
-    people: Mapping[str, str | float] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,20 +44,20 @@ class Tree:
     """What a folder holds.
 
     Attributes:
-        cases: images with labels.
+        cases: images with labels; the names are paths below the folder, without the ending.
         alone: name of each file without a partner, and what it lacks.
         notes: what is not used on purpose.
         names: of the labels by their values, where the source says them.
     """
 
-    cases: list[Case]
+    cases: list[Item]
     alone: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
 
 
 def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | None = None) -> dict[str, Tree]:
-    """Return the tree of a source folder (of one site without a name), else those of the folders in it, by their names.
+    """Return the volumes of a source folder (of one site without a name), else those of each folder in it by its name.
 
     Args:
         source: the folder.
@@ -83,11 +67,62 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
     Raises:
         DataError: there is none, or a folder in it is none of a site.
     """
-    return sites_below(
-        source, lambda folder: _tree(folder, suffix, attributes), EXPECTED,
+    return _sites_below(
+        source, lambda folder: _tree(folder, suffix, attributes), WANTED, EXPECTED,
         "the folders (--site) or the files (--csv)",
-        lambda: "".join(f"; {note}" for note in contents(source, WANTED).notes()),
     )  # fmt: skip
+
+
+def paired_sites(source: Path) -> dict[str, Tree]:
+    """Return the pictures with masks of a source folder (of one site without a name), else of the folders in it.
+
+    Raises:
+        DataError: there are none, or a folder in it is none of a site.
+    """
+    trees = _sites_below(
+        source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, OF_PAIRS, "the files in a CSV file (--csv)"
+    )
+    for site, tree in trees.items():
+        tree.cases = [replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases]
+    return trees
+
+
+def _sites_below(
+    source: Path, read: Callable[[Path], Tree | None], endings: Collection[str], expected: str, instead: str
+) -> dict[str, Tree]:
+    """Return what a folder holds (of one site without a name), else what the folders in it hold, by their names.
+
+    Args:
+        source: the folder.
+        read: what a folder of one site holds; None: nothing that is known.
+        endings: of images that are wanted.
+        expected: what a site's folder is, in words.
+        instead: what may be named instead.
+
+    Raises:
+        DataError: nothing is found, or folders beside those of sites hold something else: no site vanishes.
+    """
+    own = read(existing_folder(source))
+    if own is not None:
+        return {"": own}
+    below = {
+        composed(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
+    }
+    found = {name: tree for name, path in below.items() if (tree := read(path)) is not None}
+    if not found:
+        unread = "".join(f"; {note}" for note in contents(source, endings).notes())
+        raise DataError(
+            f"'{source}': expected {expected}, in it or in a folder for each site, found "
+            f"{listing(path.name for path in source.iterdir())}; or name {instead}{unread}"
+        )
+    if strange := [name for name in below if name not in found]:
+        inside = contents(below[strange[0]])
+        held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
+        raise DataError(
+            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}), as in the "
+            f"folders {listing(found)}; give it their form or, if it is no site, move it away"
+        )
+    return found
 
 
 def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree | None:
@@ -99,11 +134,14 @@ def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
         return found
     if any(path.is_dir() for path in folder.glob("sub-*")):
         return _bids(folder, suffix, attributes)
-    pair = pair_in(folder)
-    if pair is not None:
-        return pairs(*pair)
     has_own = any(suffix_of(path) in NIFTI and not is_companion(path.name) for path in folder.iterdir())
-    return pairs(folder, folder) if has_own else None
+    return _pair_in(folder) or (pairs(folder, folder) if has_own else None)
+
+
+def _pair_in(folder: Path, pictures: bool = False) -> Tree | None:
+    """Return the images of a folder that has those of images and masks in it."""
+    masks = next((folder / name for name in MASK_FOLDERS if (folder / name).is_dir()), None)
+    return pairs(folder / "images", masks, pictures) if (folder / "images").is_dir() and masks is not None else None
 
 
 def _label_names(file: Path) -> dict[int, str]:
@@ -133,11 +171,17 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
         DataError: a folder is not there, two files have one name, or a series is among pictures.
     """
     together = images == masks
-    found = pictures_below if pictures else volumes_below
-    own, notes = found(images, [] if together else [masks])
-    marked, more = (own, []) if together else found(masks, [images])
-    by_name = keyed(own, "images" if together else None, channel=not pictures)
-    partners = keyed(marked, "masks" if together else None, channel=not pictures)
+    own, notes = _below(images, pictures, [] if together else [masks])
+    marked, more = (own, []) if together else _below(masks, pictures, [images])
+    if together:
+        own, marked = ([file for file in own if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
+    by_name, partners = (
+        _unique(
+            ((key_of(name, channel=not pictures), path) for name, path in files),
+            "have the same name apart from the ending; rename or remove one of them",
+        )
+        for files in (own, marked)
+    )
     for key in [] if pictures else [key for key in by_name if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in by_name) == 1:
@@ -145,68 +189,72 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
     return _matched(images, by_name, partners, [*notes, *more])
 
 
+def key_of(name: str, channel: bool = False) -> str:
+    """Return a name without what marks a mask, and without nnU-Net's number of a ``channel``."""
+    key = MASK_ENDING.sub("", name)
+    return CHANNEL.sub("", key) if channel else key
+
+
+def _unique(files: Iterable[tuple[str, Path]], why: str) -> dict[str, Path]:
+    """Return the files by their keys.
+
+    Raises:
+        DataError: two have one key; names both, and says ``why`` that is wrong.
+    """
+    found: dict[str, Path] = {}
+    for key, path in files:
+        if found.setdefault(key, path) != path:
+            raise DataError(f"'{found[key]}' and '{path}' {why}")
+    return found
+
+
 def _matched(folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], notes: list[str]) -> Tree:
+    """Return images and masks of the same keys; those without a partner are alone."""
     if not images and not masks:
         raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
-    cases = [Case(key, images[key], masks[key]) for key in sorted(images) if key in masks]
-    return Tree(cases, alone(images, masks), notes)
+    alone = [(shown(image), "without a mask of its name") for key, image in images.items() if key not in masks]
+    alone += [(shown(mask), "a mask without an image") for key, mask in masks.items() if key not in images]
+    return Tree([Item(key, key, images[key], masks[key]) for key in sorted(images) if key in masks], alone, notes)
 
 
-def pictures_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the path below the folder, without an ending, and the place of every image; notes.
+def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
+    """Return the path below the folder, without an ending, and the place of every image or DICOM series; notes.
 
     Raises:
-        DataError: it is no folder, or has DICOM files in one below.
+        DataError: it is no folder, DICOM files among pictures are in one below, or those among volumes in none.
     """
-    seen = contents(folder, besides=besides)
-    if seen.series:
+    seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
+    if pictures and seen.series:
         raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    return [(seen.key(path), path) for path in seen.images], seen.notes()
-
-
-def volumes_below(folder: Path, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the path below the folder, without an ending, and place of every NIfTI file and DICOM series; notes.
-
-    Raises:
-        DataError: it is no folder, or holds DICOM files itself.
-    """
-    if files_of_series(existing_folder(folder)):
+    if not pictures and files_of_series(folder):
         raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
-    seen = contents(folder, WANTED, besides)
-    files = [(seen.key(path), path) for path in seen.images if suffix_of(path) in NIFTI]
-    series = [(composed(path.relative_to(folder).as_posix()), path) for path in seen.series]
-    return sorted([*files, *series]), seen.notes()
+    files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI]
+    return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
 
 def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree:
     """Read ``sub-*/[ses-*/]anat/*.nii.gz``, masks beside them or in ``derivatives``; people by ``participants.tsv``."""
-    images: dict[str, list[Path]] = {}
-    masks: dict[str, list[Path]] = {}
+    files: dict[bool, list[tuple[str, Path]]] = {False: [], True: []}  # images, masks
     seen = contents(folder, WANTED)
     for path in (path for path in seen.images if path.name.startswith("sub-") and suffix_of(path) in NIFTI):
         stem = path.name[: -len(suffix_of(path))]
-        key = "/".join(dict.fromkeys(BIDS_KEY.findall(stem)))
-        if BIDS_MASK.search(stem):
-            masks.setdefault(key, []).append(path)
-        elif path.parent.name == "anat" and stem.endswith(f"_{suffix}" if suffix else ""):
-            images.setdefault(key, []).append(path)
-    if several := [found for own in (images, masks) for found in own.values() if len(found) > 1]:
-        raise DataError(
-            f"'{folder}': these are of one examination: {listing(path.name for path in several[0])}; say which images "
-            "are meant (--suffix T1w), or name images and masks in a table (--csv)"
-        )
-    one = {key: own[0] for key, own in images.items()}
-    found = _matched(folder, one, {key: own[0] for key, own in masks.items()}, seen.notes())
+        is_mask = BIDS_MASK.search(stem) is not None
+        if is_mask or (path.parent.name == "anat" and stem.endswith(f"_{suffix}" if suffix else "")):
+            files[is_mask].append(("/".join(dict.fromkeys(BIDS_KEY.findall(stem))), path))
+    why = (
+        "are of one examination; say which images are meant (--suffix T1w), or name images and masks in a table (--csv)"
+    )
+    found = _matched(folder, *(_unique(own, why) for own in files.values()), seen.notes())
     people, notes = _participants(folder / PARTICIPANTS, attributes)
-    cases = []
-    for case in found.cases:
+    for number, case in enumerate(found.cases):
         patient = case.name.partition("/")[0]
-        row = people.get(patient.removeprefix("sub-"))
-        cases.append(replace(case, name=file_name(case.name), patient=patient, row=row))
-    lacking = sorted({str(case.patient) for case in cases if case.row is None})
+        row = people.get(patient.removeprefix("sub-"), Row())
+        found.cases[number] = replace(case, name=file_name(case.name), patient=patient, row=row)
+    lacking = sorted({str(case.patient) for case in found.cases if not case.row})
     if people and lacking:
         notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {named(lacking)}")
-    return replace(found, cases=cases, notes=[*found.notes, *notes])
+    found.notes += notes
+    return found
 
 
 def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dict[str, Row], list[str]]:
@@ -224,32 +272,15 @@ def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dic
         if attributes:
             raise
         return {}, [f"people are not known: {error}"]
+    if not attributes:
+        more = [name for name in rows[0] if name not in ("participant_id", "")]
+        return {}, [NOT_TAKEN.format(file, ", ".join(more), *more[:1], *more[-1:])] if more else []
     people: dict[str, Row] = {}
     for row in rows:
         before = people.setdefault(row["participant_id"].removeprefix("sub-"), row)
-        if before is not row and attributes:
+        if before is not row:
             raise DataError(f"'{file}', lines {before.line} and {row.line}: both are of '{row['participant_id']}'")
-    more = [name for name in rows[0] if name not in ("participant_id", "")]
-    if attributes or not more:
-        return people if attributes else {}, []
-    return {}, [
-        f"'{file}' says {', '.join(more)} of the people, which is not taken over; for groups of people give "
-        f"--attributes {more[0]}={more[0]}, of a number with the edges of groups: {more[-1]}={more[-1]}:EDGE,EDGE"
-    ]
-
-
-def paired_sites(source: Path) -> dict[str, Tree]:
-    """Return the pictures with masks of a source folder (of one site without a name), else of the folders in it.
-
-    Raises:
-        DataError: there are none, or a folder in it is none of a site.
-    """
-    trees = {}
-    for site, places in sites_below(source, pair_in, OF_PAIRS, "the files in a CSV file (--csv)").items():
-        tree = pairs(*places, pictures=True)
-        named_by_site = [replace(case, text=case.name, name=f"{site}_{case.name}".lstrip("_")) for case in tree.cases]
-        trees[site] = replace(tree, cases=named_by_site)
-    return trees
+    return people, []
 
 
 def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
@@ -274,20 +305,46 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
             f"'{seen.folder}': no image that is read is in the folder{'s' * (len(empty) > 1)} {listing(empty)}; put "
             f"images in, or move it away, if it is no {what}{unread}"
         )
-    cases = []
-    for path, found in zip(seen.images, parts, strict=True):
-        text = path.relative_to(seen.folder).as_posix()
-        site = composed(found[0]) if len(found) == 2 else ""
-        cases.append(Case(without_ending(text), path, composed(found[-1]), text, site=site))
+    texts = [path.relative_to(seen.folder).as_posix() for path in seen.images]
+    cases = [
+        Item(without_ending(text), text, path, composed(own[-1]), site=composed(own[0]) if own[1:] else "", text=text)
+        for text, path, own in zip(texts, seen.images, parts, strict=True)
+    ]
     return Tree(cases, notes=seen.notes())
 
 
 # ------------------------------------------------------------------------------------------------------ tables
 
 
+def _rows(
+    file: Path, columns: Mapping[str, str], known: Sequence[str], attributes: Mapping[str, str] | None,
+    notes: list[str], remedy: str = "",
+) -> tuple[list[Row], dict[str, str]]:  # fmt: skip
+    """Return the rows of a table, and what each ``known`` or optional column is called in it.
+
+    Raises:
+        ValueError: a name is given to a column that is not known.
+        DataError: a column is not there.
+    """
+    if strange := [name for name in columns if name not in (*known, *OPTIONAL)]:
+        raise ValueError(f"columns must be some of {', '.join((*known, *OPTIONAL))}, got {', '.join(strange)}")
+    called = {name: columns.get(name, name) for name in (*known, *OPTIONAL)}
+    more = [column for column, _ in columns_of(attributes).values()]
+    needed = dict.fromkeys([*(called[name] for name in (*known, *columns)), *more])
+    return read_table(file, list(needed), remedy, notes), called
+
+
+def _told(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a row says of an image beside its label."""
+    split = split_name(row.get(called["split"], ""), row)
+    patient, site = row.get(called["patient"], "") or None, composed(row.get(called["site"], ""))
+    return {"patient": patient, "site": site, "splits": (split,) if split else (), "row": row}
+
+
 def listed(
     source: Path, csv: str | Path, columns: Mapping[str, str], of: str = "",
     attributes: Mapping[str, str] | None = None, classes: Collection[str] | None = None, pictures: bool = False,
+    site: str = "",
 ) -> Tree:  # fmt: skip
     """Return the images of a table: ``image`` with ``mask`` or ``label``, and perhaps ``site``, ``patient``, ``split``.
 
@@ -302,20 +359,20 @@ def listed(
         attributes: as in :func:`fairflare.data.preparers.listed.columns_of`.
         classes: their names, where they are given.
         pictures: it names files of any kind; else NIfTI volumes and DICOM series.
+        site: whose table it is; empty: the rows say theirs.
 
     Raises:
-        DataError: a column or an image is not there, a label is missing, a split is not known, or two rows say
-            different things of one image.
+        DataError: the table, a column or an image is not there, a label is missing, a split is not known, a row is of
+            another site, or two rows say different things of one image.
     """
-    file = _table_file(source, csv)
+    file = next((place for place in (source / csv, Path(csv)) if place.is_file()), None)
+    if file is None:
+        raise DataError(f"the table '{csv}' is neither below '{source}' nor below the working folder '{Path.cwd()}'")
     of = of or ("mask" if columns.get("mask", "mask") in read_table(file, notes=[])[0] else "label")
-    called = called_columns(columns, ("image", of, *OPTIONAL))
-    more = [column for column, _ in columns_of(attributes).values()]
     remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
-    needed = dict.fromkeys([called["image"], called[of], *(called[key] for key in columns), *more])
     notes: list[str] = []
-    table = read_table(file, list(needed), remedy, notes)
-    series = [] if pictures else [path for _, path in volumes_below(source)[0] if path.is_dir()]
+    table, called = _rows(file, columns, ("image", of), attributes, notes, remedy)
+    series = [] if pictures else [path for _, path in _below(source, pictures)[0] if path.is_dir()]
     images = Images(source, SUFFIXES if pictures else NIFTI, series)
     paths = images.all([row[called["image"]] for row in table], file)
     texts = [row[called[of]] for row in table]
@@ -327,14 +384,14 @@ def listed(
                 f"{row.where}: the label is '{label}', which mostly means that there is none; take such rows out "
                 f"or, where it is a class, name all classes (--classes {label} ...)"
             )
+        if site and row.get(called["site"], "") not in ("", site):
+            raise DataError(f"{row.where}: the site is '{row[called['site']]}', in the table of site '{site}'")
     labels: Sequence[Path | str] = images.all(texts, file) if of == "mask" else texts
     cases = []
-    for row, path, target in zip(table, paths, labels, strict=True):
+    for row, path, label in zip(table, paths, labels, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else without_ending(text)
-        patient, site, split = (row.get(called[key], "") for key in ("patient", "site", "split"))
-        searched = text if pictures else name
-        cases.append(Case(name, path, target, searched, patient or None, composed(site), split_name(split, row), row))
+        cases.append(Item(name, text, path, label, text=text if pictures else name, **_told(row, called)))
     notes = [*images.contents.notes(), *notes]
     taken = {*paths, *labels}
     if others := [path.name for path in images.paths if path not in taken]:
@@ -342,110 +399,77 @@ def listed(
             f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left "
             f"out: {named(others)}"
         )
-    return Tree(_once(cases, file, of, more, notes), notes=notes)
+    return Tree(_once(cases, file, of, attributes, notes), notes=notes)
 
 
-def _table_file(source: Path, csv: str | Path) -> Path:
-    """Return a table below the source, else as seen from the working folder.
-
-    Raises:
-        DataError: it is in neither place.
-    """
-    places = (source / csv, Path(csv))
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataError(f"the table '{csv}' is neither below '{source}' nor below the working folder '{Path.cwd()}'")
-    return found
-
-
-def _once(cases: Sequence[Case], file: Path, of: str, columns: Sequence[str], notes: list[str]) -> list[Case]:
+def _once(
+    cases: Sequence[Item], file: Path, of: str, attributes: Mapping[str, str] | None, notes: list[str]
+) -> list[Item]:
     """Return the cases without those whose row repeats an earlier one.
 
     Raises:
         DataError: two name one image, and say different things.
     """
-    labels = [str(case.label) for case in cases]
-    values = dict(zip(labels, by_value(labels), strict=True))
-    first: dict[Path, tuple[Case, dict[str, str]]] = {}
-    again = []
-    for case in cases:
-        row = case.row or Row()
-        said = {of: str(case.label), "site": case.site, "patient": case.patient or "", "split": case.split}
-        said |= {column: row[column] for column in columns}
-        before, known = first.setdefault(case.image, (case, said))
-        if before is case:
-            continue
-        again.append(row.line)
-        for key, text in said.items():
-            if text != known[key] and not (key == "label" and values[text] == values[known[key]]):
-                raise DataError(
-                    f"'{file}', lines {before.row.line if before.row else 0} and {row.line}: both name '{case.image}', "
-                    f"with the {key} '{known[key]}' and '{text}'; take one out"
-                )
+    columns = [column for column, _ in columns_of(attributes).values()]
+    first: dict[Path, tuple[Row, dict[str, Any]]] = {}
+    found, again = [], []
+    for case, label in zip(cases, by_value([str(case.mask) for case in cases]), strict=True):
+        said = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
+        said |= {column: case.row[column] for column in columns}
+        before, known = first.setdefault(case.image, (case.row, said))
+        if (key := next((key for key in said if said[key] != known[key]), None)) is not None:
+            raise DataError(
+                f"'{file}', lines {before.line} and {case.row.line}: both name '{case.image}', with the {key} "
+                f"'{known[key]}' and '{said[key]}'; take one out"
+            )
+        (found if before is case.row else again).append(case)
     if again:
-        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0]}")
-    return [case for case, _ in first.values()]
+        notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0].row.line}")
+    return found
 
 
 def of_site(
     site: str, images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
     classes: Sequence[str] | None, pictures: bool = False,
 ) -> Tree:  # fmt: skip
-    """Return the images of a site that is named, with a folder of masks or a table.
-
-    Raises:
-        DataError: the table names another site.
-    """
+    """Return the images of a site that is named, with a folder of masks or a table."""
     if not labels.is_file():
         return pairs(images, labels, pictures)
-    found = listed(images, labels.absolute(), columns, "", attributes, classes, pictures)
-    for case in found.cases:
-        if case.site not in ("", site):
-            where = case.row.where if case.row else labels
-            raise DataError(f"{where}: the site is '{case.site}', in the table of site '{site}'")
-    return found
+    return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)
 
 
 def add_known(
     trees: Mapping[str, Tree], folders: Mapping[str, Path], csv: str | Path, columns: Mapping[str, str],
     attributes: Mapping[str, str] | None,
-) -> dict[str, Tree]:  # fmt: skip
+) -> None:  # fmt: skip
     """Add to the images of all sites what one table says of them.
 
     Raises:
-        DataError: it names an image that is not there, is at several sites or stands in it twice.
+        DataError: it names an image that is not there or is at several sites, or two rows contradict each other.
     """
-    file = Path(csv)
-    called = called_columns(columns, ("image", *OPTIONAL))
-    more = [column for column, _ in columns_of(attributes).values()]
+    file, notes = Path(csv), list[str]()
+    table, called = _rows(file, columns, ("image",), attributes, notes)
     images = {site: Images(folder) for site, folder in folders.items()}
-    told: dict[Path, Row] = {}
-    notes: list[str] = []
-    missing = []
-    for line in read_table(file, [called["image"], *(called[key] for key in columns), *more], notes=notes):
-        name, site = line[called["image"]], line.get(called["site"], "")
+    told, missing = [], []
+    for row in table:
+        name, site = row[called["image"]], row.get(called["site"], "")
         if site and site not in images:
-            raise DataError(f"{line.where}: there is no site '{site}'{nearest(site, list(images))}")
+            raise DataError(f"{row.where}: there is no site '{site}'{nearest(site, list(images))}")
         places = [path for own, known in images.items() if site in ("", own) if (path := known.find(name)) is not None]
         if len(places) > 1:
-            raise DataError(f"{line.where}: '{name}' is at several sites; name the site in a column 'site'")
+            raise DataError(f"{row.where}: '{name}' is at several sites; name the site in a column 'site'")
         missing += [] if places else [name]
-        before = told.setdefault(places[0], line) if places else line
-        if before is not line:
-            raise DataError(f"'{file}', lines {before.line} and {line.line}: both name '{places[0]}'; take one out")
+        told += [Item(name, name, path, "", **_told(row, called)) for path in places]
     if missing:
         raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
-    all_cases = [case for tree in trees.values() for case in tree.cases]
-    if lacking := [case.image.name for case in all_cases if case.image not in told]:
-        notes.append(f"{len(lacking)} of {len(all_cases)} images are not in '{file}': {named(lacking)}")
-    found = {}
-    for site, tree in trees.items():
-        cases = []
-        for case in tree.cases:
-            if (row := told.get(case.image)) is not None:
-                patient = row.get(called["patient"]) or case.patient
-                split = case.split or split_name(row.get(called["split"], ""), row)
-                case = replace(case, patient=patient, split=split, row=row)
-            cases.append(case)
-        found[site] = replace(tree, cases=cases, notes=[*tree.notes, *notes])
-    return found
+    known = {item.image: item for item in _once(told, file, "label", attributes, notes)}
+    cases = [case for tree in trees.values() for case in tree.cases]
+    if lacking := [case.image.name for case in cases if case.image not in known]:
+        notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {named(lacking)}")
+    for tree in trees.values():
+        tree.notes += notes
+        own = [(case, known.get(case.image, case)) for case in tree.cases]
+        tree.cases = [
+            replace(case, patient=row.patient or case.patient, splits=case.splits or row.splits, row=row.row)
+            for case, row in own
+        ]

@@ -25,7 +25,7 @@ from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.sets.layouts import Keys, Listed, Pairs, public_set
+from fairflare_lab.sets.layouts import Keys, Listed, Pairs, Published, public_set
 from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
@@ -439,9 +439,10 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
         Listed(
             tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
             columns=[{"image": "file", "label": "dx", "site": "clinic", "fold": "part"}], sites=("north", "south"),
-            keys=Keys("visits.csv", images=("file",), person="visitor"), title="Moles", counts=(20, 20),
+            keys=Keys("visits.csv", images=("file",), person="visitor"),
         ),
         Dealing(fractions=(0.6, 0.2, 0.2)), Form(("benign", "malignant"), keys="Visitors are read from visits.csv"),
+        published=Published("Moles", {"north": 20, "south": 20}, lambda item: item.site),
     )  # fmt: skip
     rows, visits = ["file,dx,clinic,part"], ["file,visitor"]
     for i in (*range(20, 40), *range(20)):  # the second site first

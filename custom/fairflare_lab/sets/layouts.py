@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,9 +65,37 @@ class People:
         return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
 
 
+@dataclass(frozen=True)
+class Published:
+    """How many images a set has as it was published.
+
+    Attributes:
+        title: what it is called.
+        counts: its images by what ``of`` says of them.
+        of: number of the class of an image, or its site or part.
+    """
+
+    title: str
+    counts: Mapping[Any, int]
+    of: Callable[[Item], Any]
+
+    def warn(self, items: Iterable[Item]) -> None:
+        """Warn in the log where there are other numbers of images."""
+        found = Counter(map(self.of, items))
+        counts, expected = [found[key] for key in self.counts], list(self.counts.values())
+        if counts != expected:
+            text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+            log.warning(text, self.title, expected, sum(expected), counts, found.total())
+
+
+def of_classes(title: str, counts: Mapping[str, int]) -> Published:
+    """Return how many images of each class a set has, in the order of the classes' numbers."""
+    return Published(title, dict(enumerate(counts.values())), lambda item: item.mask)
+
+
 def public_set(
     name: str, text: str, read: Callable[..., Found], usual: Dealing | None = None, form: Form | None = None,
-    options: Sequence[Parameter] = (), people: People | None = None,
+    options: Sequence[Parameter] = (), people: People | None = None, published: Published | None = None,
     targets: Mapping[str, Mapping[str, int] | None] | None = None,
 ) -> Preparer:  # fmt: skip
     """Return the preparer of one published data set.
@@ -78,6 +108,7 @@ def public_set(
         form: what the datalists say: class names, settings of the task, what says whose an image is.
         options: what only this set has.
         people: a table of their attributes.
+        published: how many images it has.
         targets: by the value of the option ``target``, what ``fairflare.json`` makes of the masks; None: nothing.
     """
 
@@ -105,10 +136,12 @@ def public_set(
             values = targets[choice("target", given.pop("target"), targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
         found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
-        if dealing is None and people is None and isinstance(found, Mapping):
+        if dealing is None and published is None and isinstance(found, Mapping):
             return write_sites(found, out_dir, settings, said, **writing)  # one image at a time
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
+        if published is not None:
+            published.warn(items)
         if people is not None:
             declared, items = people.add_to(items, source)
             said = replace(said, attributes=declared)
@@ -158,25 +191,8 @@ def _stem(name: str) -> str:
     return without_ending(Path(name).name).lower()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """What is known of a published set.
-
-    Attributes:
-        title: what it is called.
-        counts: its images of each class, of each site where a table says these, or of each part of each site.
-    """
-
-    title: str = ""
-    counts: Sequence[int] = ()
-
-    def say_counts(self, found: Sequence[object]) -> None:
-        """Warn in the log where there are other numbers of images; ``found``: class, site or part of each."""
-        say_counts(self.title, found, self.counts)
-
-
 @dataclass(frozen=True)
-class Listed(Published):
+class Listed:
     """Images that a table names, with a class each.
 
     Attributes:
@@ -198,28 +214,28 @@ class Listed(Published):
     keys: Keys | None = None
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
-        file = find_table(source, self.tables)
+        file = find(source, self.tables)
         head = read_table(file)[0] if len(self.columns) > 1 else {}
         called = next((own for own in self.columns if set(own.values()) <= set(head)), self.columns[0])
         others = "".join(f"; or {', '.join(own.values())}" for own in self.columns[1:])
         rows = read_table(file, [*called.values(), *(() if "label" in called else self.classes)], others)
         if "usable" in called:
             rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
-        images = Images(find_folder(source, self.folders) if self.folders else source)
+        images = Images(find(source, self.folders, "the folder ") if self.folders else source)
         paths = images.all([row[called["image"]] for row in rows], file)
-        given = "label" in called
-        labels = _numbers(rows, called["label"], self.classes) if given else one_hot(rows, self.classes)
+        labels = _numbers(rows, called["label"], self.classes) if "label" in called else one_hot(rows, self.classes)
         places = _numbers(rows, called["site"], self.sites) if self.sites else [0] * len(rows)
         people = self.keys.read(source) if self.keys is not None else {}
         items = []
-        for row, path, label, place in zip(rows, paths, labels, places, strict=True):
+        for row, path, label, place in sorted(
+            zip(rows, paths, labels, places, strict=True), key=lambda found: found[3]
+        ):
             name, site = without_ending(path.name), self.sites[place] if self.sites else ""
             split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
             splits = () if split in ("", "training") else (split,)
             person = people.get(_stem(path.name))
             items.append(Item(file_name(name), person or name, path, label, person, site, splits))
-        self.say_counts(places if self.sites else labels)
-        return _by_given_split([items[number] for number in np.argsort(places, kind="stable").tolist()])
+        return _by_given_split(items)
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
@@ -250,7 +266,7 @@ def _by_given_split(items: Sequence[Item]) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class ClassFolders(Published):
+class ClassFolders:
     """Images in a folder for each class, at any depth.
 
     Attributes:
@@ -264,12 +280,7 @@ class ClassFolders(Published):
     classes: Sequence[str]
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
-        root = source if (source / self.parts[0]).is_dir() else find_folder(source, [self.inside])
-        if missing := [part for part in self.parts if not (root / part).is_dir()]:
-            found = listing(path.name for path in root.iterdir())
-            raise DataError(
-                f"'{root}': expected the folders {', '.join(self.parts)}; missing: {', '.join(missing)}; found {found}"
-            )
+        root = source if (source / self.parts[0]).is_dir() else find(source, [self.inside], "the folder ")
         paths = [path for part in self.parts for path in Images(root / part).paths]
         names = {path.parent.name for path in paths}
         if names != set(self.classes):
@@ -279,7 +290,6 @@ class ClassFolders(Published):
             )
         paths.sort(key=lambda path: (path.parent.name, path.name))
         labels = [self.classes.index(path.parent.name) for path in paths]
-        self.say_counts(labels)
         return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
 
 
@@ -311,7 +321,7 @@ def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class Pairs(Published):
+class Pairs:
     """Images and masks of the same names, in two folders of each part of each site.
 
     Attributes:
@@ -330,16 +340,11 @@ class Pairs(Published):
 
     def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> dict[str, list[Item]]:
         found: dict[str, list[Item]] = {}
-        parts: list[int] = []
-        for number, (site, folder) in enumerate(site_folders(source, self.sites).items()):
-            for place, (part, splits) in enumerate(self.parts.items(), number * len(self.parts)):
-                for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
-                    drawn = Path(str(case.mask))
-                    mask = partial(relabelled, drawn, self.tops, self.labels) if self.labels else drawn
-                    name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-                    found.setdefault(site, []).append(Item(name, case.name, case.image, mask, splits=splits))
-                    parts.append(place)
-        self.say_counts(parts)
+        for (site, folder), (part, splits) in product(site_folders(source, self.sites).items(), self.parts.items()):
+            for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
+                mask = partial(relabelled, case.mask, self.tops, self.labels) if self.labels else case.mask
+                name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
+                found.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
         return found
 
 
@@ -417,15 +422,19 @@ def tiles(
 # ------------------------------------------------------------------------------------------------- tables and folders
 
 
-def find_table(source: Path, names: Sequence[str]) -> Path:
-    """Return the file of one of these names (``/`` for folders) in the source folder.
+def find(source: Path, names: Sequence[str], what: str = "") -> Path:
+    """Return the file or folder of one of these names (``/`` for folders) in the source folder.
+
+    Where a folder holds another one of the same name it is that one.
 
     Raises:
-        DataError: there is none; names what was expected and what is there.
+        DataError: there is none; names ``what`` was expected and what is there.
     """
-    if found := next((source / name for name in names if (source / name).is_file()), None):
-        return found
-    raise DataError(f"'{source}': expected {' or '.join(names)}; found {_content(source)}")
+    found = next((source / name for name in names if (source / name).exists()), None)
+    if found is None:
+        there = listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
+        raise DataError(f"'{source}': expected {what}{' or '.join(names)}; found {there}")
+    return inner if (inner := found / found.name).is_dir() else found
 
 
 def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
@@ -441,17 +450,6 @@ def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
     return [] if file is None else read_table(file, columns)
 
 
-def find_folder(source: Path, names: Sequence[str]) -> Path:
-    """Return the folder of one of these names; where it holds nothing but a folder of the same name, that one."""
-    if found := next((source / name for name in names if (source / name).is_dir()), None):
-        return inner if (inner := found / found.name).is_dir() else found
-    raise DataError(f"'{source}': expected the folder {' or '.join(names)}; found {_content(source)}")
-
-
-def _content(source: Path) -> str:
-    return listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
-
-
 def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     """Return the class of each row from columns of 0 and 1, one for each class.
 
@@ -462,17 +460,3 @@ def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
         raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
     return [number for (number,) in found]
-
-
-def say_counts(what: str, found: Sequence[object], expected: Sequence[int]) -> None:
-    """Warn in the log where a data set has other numbers of images than the published one.
-
-    Args:
-        what: the data set.
-        found: class (site) of each image.
-        expected: images of each class; none: nobody says.
-    """
-    counts = [sum(number == place for number in found) for place in range(len(expected))]
-    if expected and counts != list(expected):
-        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, what, list(expected), sum(expected), counts, len(found))

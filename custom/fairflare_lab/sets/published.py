@@ -7,15 +7,26 @@ how it is dealt to sites. What no layout reads is a function in :mod:`fairflare_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Literal
 
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.options import Preparer, option
 from fairflare.data.preparers.writing import Form
 from fairflare_lab.sets import special
-from fairflare_lab.sets.layouts import Arrays, ClassFolders, Keys, Listed, Pairs, People, public_set, tiles
+from fairflare_lab.sets.layouts import (
+    Arrays,
+    ClassFolders,
+    Keys,
+    Listed,
+    Pairs,
+    People,
+    Published,
+    of_classes,
+    public_set,
+    tiles,
+)  # fmt: skip
 
 # Classes in the order of their numbers, each with its images in the published set.
 ISIC2018 = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
@@ -48,9 +59,11 @@ PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60
 KEYS_2019 = Keys(META_2019, person="lesion_id")
 LAYOUT_2019 = Listed(
     (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), tuple(ISIC2019), (INPUT_2019,), keys=KEYS_2019,
-    title="ISIC 2019", counts=tuple(ISIC2019.values()),
 )  # fmt: skip
-CENTRES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias")
+# FLamby's centres, each with its images for training and test together.
+CENTRES = {
+    "BCN": 12413, "vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "MSK": 819, "vienna_dias": 439,
+}  # fmt: skip
 RIF_SITES = {
     "Drishti-GS": ("Domain1", "site1"), "RIM-ONE-r3": ("Domain2", "site2"), "REFUGE-train": ("Domain3", "site3"),
     "REFUGE-val": ("Domain4", "site4"),
@@ -82,7 +95,11 @@ SETS = (
         Pairs(
             RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
             tops=(50, 200), labels=(2, 1, 0),  # grey values of cup, rim of the disc, background
-            title="RIF by site and part", counts=(50, 51, 99, 60, 320, 80, 320, 80),
+        ),
+        published=Published(
+            "RIF by site and part",
+            dict(zip(product(RIF_SITES, ((), ("test",))), (50, 51, 99, 60, 320, 80, 320, 80), strict=True)),
+            lambda item: (item.site, item.splits),
         ),
         form=Form(
             fractions=(0.8, 0.2, 0.0),  # of what is not for the test
@@ -97,37 +114,41 @@ SETS = (
                 {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
                 {"image": "id_code", "label": "diagnosis", "usable": "adjudicated_gradable"},
             ],
-            title="Messidor-2", counts=tuple(GRADES.values()),
         ),
         FEDMRL,
         Form(
             tuple(GRADES), stratified=True,
             keys="Examinations are read from messidor-2.csv (left;right), which may lie anywhere below the source",
         ),
+        published=of_classes("Messidor-2", GRADES),
     ),
     public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
         Listed(
             (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), tuple(ISIC2018),
             ("ISIC2018_Task3_Training_Input",),
-            keys=Keys(LESIONS_2018, person="lesion_id"), title="ISIC 2018", counts=tuple(ISIC2018.values()),
+            keys=Keys(LESIONS_2018, person="lesion_id"),
         ),
         FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)),
         people=People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"}),
+        published=of_classes("ISIC 2018", ISIC2018),
     ),
-    public_set("isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019),
+    public_set(
+        "isic2019", "skin lesions, 8 classes (ISIC 2019)", LAYOUT_2019, FEDISM, FORM_2019, people=PEOPLE_2019,
+        published=of_classes("ISIC 2019", ISIC2019),
+    ),
     public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
         Listed(
             ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), tuple(ISIC2019),
-            (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=CENTRES, keys=KEYS_2019,
+            (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=tuple(CENTRES), keys=KEYS_2019,
             columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
-            title="Fed-ISIC2019 by centre", counts=(12413, 3954, 3363, 2259, 819, 439),  # training and test together
         ),
         Dealing(global_test=True, fractions=(0.72, 0.08, 0.2)), FORM_2019, people=PEOPLE_2019,
+        published=Published("Fed-ISIC2019 by centre", CENTRES, lambda item: item.site),
     ),
     public_set(
-        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, replace(LAYOUT_2019, counts=())),
+        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, LAYOUT_2019),
         Dealing(common_test=True, fractions=(0.7, 0.15, 0.15)), FORM_2019, people=PEOPLE_2019,
         options=(
             option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),
@@ -136,11 +157,9 @@ SETS = (
     ),
     public_set(
         "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
-        ClassFolders(
-            "labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR),
-            title="HyperKvasir", counts=tuple(HYPERKVASIR.values()),
-        ),
+        ClassFolders("labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR)),
         FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
+        published=of_classes("HyperKvasir", HYPERKVASIR),
     ),
     public_set(
         "rsna", "intracranial haemorrhage on CT, five kinds", special.rsna, FEDISM,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +24,7 @@ from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, read_table
 from fairflare.data.reading import Reading, read_image
-from fairflare_lab.sets.layouts import all_pairs, find_folder, find_table, say_counts, site_folders
+from fairflare_lab.sets.layouts import Published, all_pairs, find, site_folders
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that a
     "BIDMC": ("bidmc", "SiteE"), "BMC": ("bmc", "ISBI_1.5", "SiteB"), "HK": ("hk", "SiteF"),
     "I2CVB": ("i2cvb", "SiteC"), "RUNMC": ("runmc", "ISBI", "SiteA"), "UCL": ("ucl", "SiteD"),
 }  # fmt: skip
-CASES = (12, 30, 12, 19, 30, 13)
+CASES = {"BIDMC": 12, "BMC": 30, "HK": 12, "I2CVB": 19, "RUNMC": 30, "UCL": 13}
 PROSTATE_UNITS = ("patient", "slice")
 WINDOWS, ORDERS = ("volume", "slice"), ("drawn", "file")
 FILE_ORDER_SHARE = 0.8
@@ -70,8 +69,8 @@ def prostate(
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
     cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
-        places = [place for place, pairs in enumerate(cases.values()) for _ in pairs]
-        say_counts(f"cases of {', '.join(PROSTATE_SITES)}", places, CASES)
+        found = [replace(case, site=site) for site, own in cases.items() for case in own]
+        Published(f"cases of {', '.join(CASES)}", CASES, lambda case: case.site).warn(found)
     how = (split_unit == "patient", neighbours, window == "volume", order == "file")
     return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
 
@@ -148,16 +147,16 @@ def by_tone(
             of the data set. Images that it does not name are left out.
         sites_per_tone: to which the images of a tone are dealt alike.
     """
+    import pandas
+
     tone_of = {Path(row["image"]).stem: row["skin_tone"].lower() for row in read_table(source / tones, TONE_COLUMNS)}
     if strange := sorted(set(tone_of.values()) - set(TONES)):
         raise DataError(f"'{source / tones}': the skin tones are {listing(strange)}; expected {', '.join(TONES)}")
     items = [item for item in layout(source) if item.name in tone_of]
-    by_lesion: dict[str, Counter[str]] = {}
-    for item in items:
-        by_lesion.setdefault(item.group, Counter())[tone_of[item.name]] += 1
-    if torn := sum(len(counts) > 1 for counts in by_lesion.values()):
+    counts = pandas.crosstab([item.group for item in items], [tone_of[item.name] for item in items])
+    if torn := int(((counts > 0).sum(axis=1) > 1).sum()):
         log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
-    of = {lesion: min(counts, key=lambda tone: (-counts[tone], tone)) for lesion, counts in by_lesion.items()}
+    of = counts.idxmax(axis=1).to_dict()  # of as many the first one by the alphabet
     found = []
     for tone in TONES:
         own = [item for item in items if of[item.group] == tone]
@@ -212,7 +211,7 @@ def rsna(
     """
     choice("split_unit", split_unit, RSNA_UNITS)
     centre, width = number("centre of the window", window[0]), number("width of the window", window[1], above=0)
-    table = find_table(source, ["stage_2_train.csv"])
+    table = find(source, ["stage_2_train.csv"])
     chosen = _one_kind(table)
     if images is not None and whole("images", images) < len(chosen):
         members = [[name for name, label in chosen.items() if label == kind] for kind in range(len(KINDS))]
@@ -220,7 +219,7 @@ def rsna(
         rng = np.random.default_rng(image_seed("selection", seed))
         kept = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
         chosen = {name: label for name, label in chosen.items() if name in kept}
-    paths = Images(find_folder(source, ["stage_2_train"]), (".dcm", *PICTURES)).all(list(chosen), table)
+    paths = Images(find(source, ["stage_2_train"], "the folder "), (".dcm", *PICTURES)).all(list(chosen), table)
     dicom = [path.suffix.lower() == ".dcm" for path in paths]
     people: list[str | None] = [None] * len(paths)
     if split_unit == "patient" and all(dicom):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from fairflare.data.datalist import suffix_of
@@ -73,12 +74,11 @@ class Contents:
 
     def passed_over(self) -> str:
         """Say what is not read: number, three names and a converter of each ending; empty: nothing."""
-        by_ending: dict[str, list[Path]] = {}
-        for path in self.unread:
-            ending = suffix_of(path)
-            if not (ending in DATA_OF and path.with_suffix(DATA_OF[ending]) in self.unread):
-                by_ending.setdefault(ending, []).append(path)
-        return "; ".join(_told(ending, paths, self.folder) for ending, paths in sorted(by_ending.items()))
+        halves = {
+            path.with_suffix(half) for path in self.unread for half, whole in DATA_OF.items() if path.suffix == whole
+        }
+        unread = sorted((path for path in self.unread if path not in halves), key=suffix_of)
+        return "; ".join(_told(ending, list(paths), self.folder) for ending, paths in groupby(unread, suffix_of))
 
     def notes(self) -> list[str]:
         """Return the same as a note; none where nothing is passed over."""
@@ -97,17 +97,30 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         DataError: it is no folder.
         OSError: a folder in it cannot be read.
     """
-    others = {path.resolve() for path in besides}
-    images, unread, folders = [], [], []
-    for place, files in _walk(existing_folder(folder), others):
-        folders += [place] if place != folder else []
-        for path in files:
-            ending = suffix_of(path)
-            if ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path)):
-                images.append(path)
-            elif ending not in SIDECARS:
-                unread.append(path)
-    return Contents(folder, tuple(sorted(images)), tuple(sorted(unread)), tuple(sorted(folders)))
+    seen = {path.resolve() for path in besides}
+    folders: list[Path] = []
+    files: list[Path] = []
+    for place, below, names in os.walk(existing_folder(folder), followlinks=True, onerror=_refuse):
+        here = Path(place)
+        if (real := here.resolve()) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = sorted(name for name in below if not is_companion(name))
+        folders.append(here)
+        files += (here / name for name in names if not is_companion(name))
+    images = [path for path in sorted(files) if _is_image(path, endings)]
+    unread = sorted({path for path in files if suffix_of(path) not in SIDECARS} - {*images})
+    return Contents(folder, tuple(images), tuple(unread), tuple(sorted(folders[1:])))
+
+
+def _is_image(path: Path, endings: Collection[str]) -> bool:
+    ending = suffix_of(path)
+    return ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def known_ending(path: Path) -> str:
@@ -118,22 +131,6 @@ def known_ending(path: Path) -> str:
 def without_ending(name: str) -> str:
     """Return a name without an ending that the reader knows."""
     return name[: len(name) - len(known_ending(Path(name)))]
-
-
-def _walk(folder: Path, others: Collection[Path]) -> Iterator[tuple[Path, list[Path]]]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    seen: set[Path] = set()
-    for place, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
-        here = Path(place)
-        real = here.resolve()
-        if real in seen or real in others:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not is_companion(name))
-        yield here, [here / name for name in files if not is_companion(name)]
 
 
 def _told(ending: str, paths: list[Path], folder: Path) -> str:

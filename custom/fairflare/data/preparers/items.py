@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,8 @@ class Item:
 
     name: str
     group: str
-    image: Source
-    mask: Source | int | str
+    image: Any  # Source; once written the path below the folder of the site
+    mask: Any  # the same, int or str
     patient: str | None = None
     site: str = ""
     splits: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
         DataError: the expression does not match; says the ``site`` and the ``image``.
     """
     if group is None:
-        files = files_of_series(image) if image.is_dir() else [image] if kind_of(image) is Dicom else []
-        return person_in_header(files[0], seed) if files else None
+        file = dicom_of(image)
+        return None if file is None else person_in_header(file, seed)
     match = re.search(group, text)
     if match is None:
         where = f"site '{site}': " if site else ""
@@ -82,6 +83,12 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
             f"expression of its own (--group '{site or 'SITE'}=EXPR')"
         )
     return match.group(1)
+
+
+def dicom_of(image: Path) -> Path | None:
+    """Return an image that is a DICOM file, or the first file of a series; None: it is something else."""
+    files = files_of_series(image) if image.is_dir() else [image] if kind_of(image) is Dicom else []
+    return next(iter(files), None)
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
@@ -102,25 +109,21 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
     Raises:
         DataError: names the site, what said whose the images are, and what to say instead.
     """
-    by_site: dict[str, list[Item]] = {}
-    for item in items:
-        by_site.setdefault(item.site, []).append(item)
-    for site, own in by_site.items():
-        if len(own) < ONE_PATIENT or len({item.patient for item in own} - {None}) != 1 or own[0].patient is None:
+    for site, own in groupby(sorted(items, key=lambda item: item.site), lambda item: item.site):
+        images = {item.image: item.patient for item in own if isinstance(item.image, Path)}
+        if len(images) < ONE_PATIENT or len({*images.values()}) != 1 or None in images.values():
             continue
-        image = own[0].image
-        first = next(iter(files_of_series(image)), image) if isinstance(image, Path) and image.is_dir() else image
-        of_header = isinstance(first, Path) and not group and kind_of(first) is Dicom
-        said = f"'{own[0].patient}' by " + ("--group" if group else "the column or folder of patients")
+        image, patient = next(iter(images.items()))
+        said = f"'{patient}' by " + ("--group" if group else "the column or folder of patients")
         how = "name another column (--columns patient=COLUMN), or give --group an expression that tells them apart"
-        if of_header:
+        if not group and dicom_of(image) is not None:
             said = "the one PatientID in their DICOM headers, perhaps an anonymised one"
             how = (
                 "where each image is of another patient: --group '^(.*)$'; else name the patients by --group or a table"
             )
         where = f"site '{site}': " if site else ""
         raise DataError(
-            f"{where}all {len(own)} images are of one patient ({said}), who can be in one split alone; {how}"
+            f"{where}all {len(images)} images are of one patient ({said}), who can be in one split alone; {how}"
         )
 
 

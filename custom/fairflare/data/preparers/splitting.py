@@ -155,8 +155,6 @@ def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
     {'head': [1], 'medium': [2, 3], 'tail': [0]}
     """
     third = len(counts) // 3
-    if not third:
-        return {}
-    order = sorted(range(len(counts)), key=lambda c: (-counts[c], c))
-    cuts = (order[:third], order[third : len(order) - third], order[len(order) - third :])
-    return {name: sorted(members) for name, members in zip(GROUPS, cuts, strict=True)}
+    order = np.argsort(-np.asarray(counts), kind="stable")
+    cuts = np.split(order, [third, len(counts) - third])
+    return {name: sorted(own.tolist()) for name, own in zip(GROUPS, cuts, strict=True)} if third else {}

@@ -64,7 +64,7 @@ def read_table(
     if len(filled) < 2:
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
-    columns = [composed(name).strip() for name in head]
+    columns = [composed(name) for name in head]
     if missing := [name for name in needed if name not in columns]:
         raise DataError(
             f"'{file}', line {head_at}: expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; "
@@ -108,7 +108,8 @@ def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int,
     begins = line
     try:
         for row in reader:
-            found += [(begins, row)] if any(row) else []
+            cells = [cell.strip() for cell in row]
+            found += [(begins, cells)] if any(cells) else []
             begins = line + reader.line_num
     except csv.Error as error:
         raise DataError(f"'{file}' cannot be read: line {begins}: {error}; save the table as 'CSV UTF-8'") from error
@@ -127,17 +128,16 @@ def _columns(
         DataError: a row has more cells than the head has names.
     """
     named = max((number for number, name in enumerate(columns, 1) if name), default=0)
-    cells = [(line, [text.strip() for text in row]) for line, row in body]
-    longest = max((n for _, row in cells for n, text in enumerate(row, 1) if text), default=0)
-    if longest == named + 1 and columns[0] and all(row[named] and row[0].isdigit() for _, row in cells):
-        return columns[:named], [(line, row[1 : named + 1]) for line, row in cells]
-    over = next((line for line, row in cells if any(row[named:])), None)
+    longest = max((n for _, row in body for n, text in enumerate(row, 1) if text), default=0)
+    if longest == named + 1 and columns[0] and all(row[named] and row[0].isdigit() for _, row in body):
+        return columns[:named], [(line, row[1 : named + 1]) for line, row in body]
+    over = next((line for line, row in body if any(row[named:])), None)
     if over is not None:
         raise DataError(
             f"'{file}', line {over}: it has more cells than the head has names; put cells with a comma, semicolon or "
             "tab in quotes"
         )
-    return columns[:named], [(line, row[:named]) for line, row in cells]
+    return columns[:named], [(line, row[:named]) for line, row in body]
 
 
 class Images:

@@ -244,7 +244,7 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
     why = (
         "are of one examination; say which images are meant (--suffix T1w), or name images and masks in a table (--csv)"
     )
-    found = _matched(folder, *(_unique(own, why) for own in files.values()), seen.notes())
+    found = _matched(folder, _unique(files[False], why), _unique(files[True], why), seen.notes())
     people, notes = _participants(folder / PARTICIPANTS, attributes)
     for number, case in enumerate(found.cases):
         patient = case.name.partition("/")[0]
@@ -388,10 +388,10 @@ def listed(
             raise DataError(f"{row.where}: the site is '{row[called['site']]}', in the table of site '{site}'")
     labels: Sequence[Path | str] = images.all(texts, file) if of == "mask" else texts
     cases = []
-    for row, path, label in zip(table, paths, labels, strict=True):
+    for row, path, target in zip(table, paths, labels, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else without_ending(text)
-        cases.append(Item(name, text, path, label, text=text if pictures else name, **_told(row, called)))
+        cases.append(Item(name, text, path, target, text=text if pictures else name, **_told(row, called)))
     notes = [*images.contents.notes(), *notes]
     taken = {*paths, *labels}
     if others := [path.name for path in images.paths if path not in taken]:
@@ -412,7 +412,8 @@ def _once(
     """
     columns = [column for column, _ in columns_of(attributes).values()]
     first: dict[Path, tuple[Row, dict[str, Any]]] = {}
-    found, again = [], []
+    found: list[Item] = []
+    again: list[Item] = []
     for case, label in zip(cases, by_value([str(case.mask) for case in cases]), strict=True):
         said = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
         said |= {column: case.row[column] for column in columns}

@@ -255,7 +255,7 @@ class _Result:
         """Write the checksums of each site, the counts and the manifest."""
         new, form = self.draft.new, self.form
         sites = {}
-        rows: list[tuple[str, str, str, int]] = [("site", "split", "class", "images")]
+        rows: list[tuple[Any, ...]] = [("site", "split", "class", "images")]
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}

@@ -41,7 +41,7 @@ RUN = (
     "fairflare list", "fairflare describe", "fairflare show", "fairflare report", "fairflare check-data",
     "fairflare stats", "fairflare predict", "fairflare prepare images", "fairflare prepare masks",
     "fairflare prepare folders", "fairflare examples", "fairflare export", "fairflare adapt", "fairflare doctor",
-    "fairflare phantom", "python -m fairflare_lab.phantoms",
+    "fairflare phantom",
 )  # fmt: skip
 
 
@@ -261,11 +261,5 @@ def test_a_command_runs_as_it_stands(
     words = shlex.split(command)
     if words[1] in ("prepare", "phantom"):
         shutil.rmtree("DATA")
-    if words[0] == "python":
-        from fairflare_lab.phantoms.__main__ import main
-
-        monkeypatch.setattr(sys, "argv", words[2:])
-        assert not main(words[3:])
-        return
     done = fairflare(*words[1:])
     assert done.exit_code == 0, done.output

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fairflare.base.settings import field_names
 from fairflare.data.corruptions import corrupt, image_seed
@@ -15,7 +13,6 @@ from fairflare.data.partitions import iid_partition, stratified_split
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare_lab.phantoms.camera import Camera, camera_of
 from fairflare_lab.phantoms.classes import class_counts
-from fairflare_lab.phantoms.sheet import class_sheet, main
 
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 
@@ -496,27 +493,3 @@ def test_a_bad_site_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="fewer than min_site=20"):
         class_site(starved, 0)
-
-
-# the contact sheet
-
-
-def test_contact_sheet_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = class_sheet(tmp_path / "a.png", "fundus", columns=3, image_size=32)
-    with Image.open(path) as sheet:
-        assert sheet.size == (3 * 34, 5 * 34)
-    small = ["--columns", "2", "--size", "32", "--attribute", "dark"]
-    assert main(["dermoscopy", "--out", str(tmp_path / "b.png"), *small]) == 0
-    assert "synthetic spots, classes of ISIC 2019, no patient data" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "8"])
-    with pytest.raises(SystemExit):
-        main(["fundus", "--out", str(tmp_path / "c.png"), "--size", "32", "--attribute", "dark"])
-    with pytest.raises(ValueError, match=r"phantom must be one of .* got 'xray'"):
-        class_sheet(tmp_path / "d.png", "xray")
-    with pytest.raises(ValueError, match="columns must be an integer >= 1, got 0"):
-        class_sheet(tmp_path / "d.png", "fundus", columns=0)
-    for arguments in (["fundus", "--sites", "site-1"], ["prostate", "--attribute", "dark"]):
-        with pytest.raises(SystemExit) as caught:
-            main([*arguments, "--out", str(tmp_path / "c.png")])
-        assert caught.value.code == 2

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fairflare_lab.phantoms import prostate_site
 from fairflare_lab.phantoms.prostate import SCANNERS, SLICES, SPLITS, scanner
-from fairflare_lab.phantoms.sheet import main
 
 SITES = [f"site-{number}" for number in range(1, 7)]
 
@@ -116,24 +113,3 @@ def test_a_site_is_drawn_quickly() -> None:
     start = time.process_time()
     prostate_site("site-2")
     assert time.process_time() - start < 5.0  # 0.5 s on an idle core
-
-
-def test_contact_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "sheet.png"
-    assert main(["prostate", "--out", str(file), "--sites", "site-1", "site-4", "--columns", "3", "--size", "32"]) == 0
-    assert "synthetic" in capsys.readouterr().out
-    with Image.open(file) as image:
-        sheet = np.asarray(image)
-    assert sheet.shape == (2 * 34, 3 * 34, 3)
-    outlined = (sheet == (255, 220, 0)).all(-1)
-    for row, site in enumerate(("site-1", "site-4")):  # outlined from the second of three columns on
-        images, masks = prostate_site(site, image_size=(32, 32))["training"]
-        for column in range(3):
-            place = slice(row * 34 + 1, row * 34 + 33), slice(column * 34 + 1, column * 34 + 33)
-            edge = outlined[place]
-            np.testing.assert_array_equal(sheet[place][~edge][:, 1], images[column, 0][~edge])
-            assert edge.any() == (column > 0)
-            assert not (edge & (masks[column, 0] == 0)).any()
-    with pytest.raises(SystemExit) as caught:
-        main(["prostate", "--out", str(tmp_path / "missing" / "sheet.png"), "--sites", "site-1", "--size", "32"])
-    assert caught.value.code == 1

@@ -1,7 +1,4 @@
-"""Synthetic multi-site images, made from a seed when they are needed. No patient in them.
-
-``python -m fairflare_lab.phantoms dermoscopy --out sheet.png`` draws a contact sheet.
-"""
+"""Synthetic multi-site images, made from a seed when they are needed. No patient in them."""
 
 from fairflare_lab.phantoms.classes import PhantomSite, class_site
 from fairflare_lab.phantoms.plan import PHANTOMS, ClassPhantom, PhantomPlan

@@ -18,7 +18,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 from nvflare.recipe.utils import add_experiment_tracking
 from typer.testing import CliRunner
 
-from fairflare.cli import app
+from fairflare.cli.commands import app
 from fairflare.cli.run import tracking
 from fairflare.flare.tracking import EVENT
 from fairflare.recipes import FedAvgRecipe

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fairflare.cli import app
+from fairflare.cli.commands import app
 from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.reporting.reading import MAX_PROBLEMS

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.disk.files import csv_text
 from fairflare.base.disk.record_log import RecordLog
-from fairflare.cli import app
+from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
 from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.reading import read_head, read_rounds

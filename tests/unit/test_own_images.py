@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.cli import app
+from fairflare.cli.commands import app
 from fairflare.cli.data.own_images import in_words, looked_at, suited_settings, without_phantom
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
@@ -327,7 +327,7 @@ def test_sites_that_are_out_for_one_reason_are_one_line() -> None:
 
     out = io.StringIO()
     told = {"current_round": 0, "num_rounds": 2, "phase": "check", "seconds": 1.5, "ok": False}
-    with RunView(list("abc"), "trial", Console(file=out, width=200)) as view:
+    with RunView(Console(file=out, width=200)) as view:
         for name, why in (("a", "no list {x}"), ("b", "no list {x}"), ("c", "no image")):
             view.event("site", {**told, "site": name, "reason": f"site {name!r}: {why}"})
     assert out.getvalue().splitlines() == ["check: a, b left out: no list {x}", "check: c left out: no image"]

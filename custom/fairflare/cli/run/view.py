@@ -1,94 +1,82 @@
-"""How a run goes: in a terminal a bar for each site, elsewhere (a pipe, a log file) a line for each round."""
+"""How a run goes: a line for each round; in a terminal also a last line that names the sites still at work."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column
 from rich.text import Text
 
+from fairflare.base.checks import MAX_NAMES, few
 from fairflare.core.fairness import higher_is_better
 from fairflare.federation.collecting.transport import Listener
-from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
     from fairflare.cli.run.here import PlanHere
     from fairflare.flare.export.recipes import FairRecipe
 
-MAX_NAME = 20  # letters of a name beside a bar; it is cut in the middle, since the ends tell names apart
+#: What the sites do in the phases that belong to no round.
+OF_ALL = {"check": "open their data", "validate": "measure a final model"}
 
 
 class RunView(Listener):
     """Shows the events of a run; a context manager.
 
     Args:
-        sites: names.
-        name: of the run.
         console: default: standard error, so that standard output has the table alone.
         metric: shown of each site where it has it; default: the first one that is not the loss.
         directions: ``{metric: whether more is better}``, where the task says so.
     """
 
     def __init__(
-        self,
-        sites: Sequence[str],
-        name: str,
-        console: Console | None = None,
-        *,
-        metric: str = "",
-        directions: Mapping[str, bool] | None = None,
+        self, console: Console | None = None, *, metric: str = "", directions: Mapping[str, bool] | None = None
     ) -> None:
         self._metric, self._directions = metric, directions
         self._console = console or Console(stderr=True)
-        self._bars = _Bars(sites, name, self._console) if self._console.is_terminal else None
+        self._at_work = self._console.status("starting")  # shown in a terminal only
+        self._awaited: list[str] = []
         self._scores: dict[str, tuple[str, float]] = {}
         self._out: dict[str, list[str]] = {}  # sites that were left out just now, by phase and reason
         self._started = time.monotonic()
 
     def __enter__(self) -> RunView:
-        if self._bars is not None:
-            self._bars.start()
+        self._at_work.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._say_who_is_out()
-        if self._bars is not None:
-            self._bars.stop()
+        self._at_work.stop()
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
         if kind != "site" or details["ok"]:
             self._say_who_is_out()
-        score = self._score(details.get("metrics") or {}) if kind == "site" else None
-        if self._bars is not None:
-            self._bars.event(kind, details, score)
-            if kind == "site" and not details["ok"]:  # beside the bar there is seldom room for all of it
-                self._site(details, score)
-        elif kind == "phase" and details["phase"] in ("check", "validate"):
-            what = "open their data" if details["phase"] == "check" else "measure a final model"
-            self._line(f"{details['phase']}: {len(details['sites'])} site(s) {what}")
+        if kind == "phase":
+            self._awaited = list(details["sites"])
+            if (phase := details["phase"]) in OF_ALL:
+                self._line(f"{phase}: {len(self._awaited)} site(s) {OF_ALL[phase]}")
         elif kind == "site":
-            self._site(details, score)
+            self._site(details)
         elif kind == "round_done":
             self._round_done(details)
+        if kind in ("phase", "site"):
+            self._at_work.update(Text(f"{_where(details)}: {few(self._awaited, MAX_NAMES) or 'all sites'} ..."))
 
-    # -------------------------------------------------------------------------------------------- lines
-
-    def _site(self, details: Mapping[str, Any], score: tuple[str, float] | None) -> None:
+    def _site(self, details: Mapping[str, Any]) -> None:
+        site = details["site"]
+        self._awaited = [name for name in self._awaited if name != site]
         if not details["ok"]:
-            self._out.setdefault(f"{_where(details)}: {{}} left out: {_reason(details)}", []).append(details["site"])
-        elif score is not None and details["phase"] == "train":
-            self._scores[details["site"]] = score
+            reason = str(details["reason"]).removeprefix(f"site {site!r}: ")
+            self._out.setdefault(f"{_where(details)}: {{}} left out: {reason}", []).append(site)
+        elif details["phase"] == "train" and (score := self._score(details.get("metrics") or {})):
+            self._scores[site] = score
 
     def _say_who_is_out(self) -> None:
-        """Return a line for each reason: a mistake of all sites is one mistake."""
+        """Print a line for each reason: a mistake of all sites is one mistake."""
         for text, sites in self._out.items():
             self._line(text.replace("{}", ", ".join(sites), 1))
         self._out.clear()
@@ -116,77 +104,11 @@ class RunView(Listener):
 
 
 def view_of(recipe: FairRecipe | PlanHere, console: Console) -> RunView:
-    """Return the view of a recipe that names its sites."""
-    plan = recipe.plan
-    metric, directions = plan.task.primary_metric, plan.task.directions()
-    return RunView(plan.sites or [], recipe.name, console, metric=metric, directions=directions)
+    """Return the view of a recipe."""
+    task = recipe.plan.task
+    return RunView(console, metric=task.primary_metric, directions=task.directions())
 
 
 def _where(details: Mapping[str, Any]) -> str:
     phase = str(details["phase"])
-    return phase if phase in ("check", "validate") else f"round {details['current_round']}, {phase}"
-
-
-def _reason(details: Mapping[str, Any]) -> str:
-    return str(details["reason"]).removeprefix(f"site {details['site']!r}: ")
-
-
-# ------------------------------------------------------------------------------------------------ bars
-
-
-class _Note(ProgressColumn):
-    """What a site did last: the one column that gives way where the terminal is narrow."""
-
-    def __init__(self) -> None:
-        super().__init__(Column(ratio=1))
-
-    def render(self, task: Task) -> Text:
-        note: Text = task.fields["note"].copy()
-        if task.fields["timed"]:
-            note.append(f", {timedelta(seconds=int(task.elapsed or 0))}")
-        note.no_wrap, note.overflow = True, "ellipsis"
-        return note
-
-
-class _Bars:
-    """A bar for each site and one for the whole."""
-
-    def __init__(self, sites: Sequence[str], name: str, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(12, table_column=Column(no_wrap=True, min_width=12)),
-            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-            _Note(),
-            console=console,
-            expand=True,
-        )
-        self._sites = {
-            site: self._progress.add_task(short_name(site, MAX_NAME), total=1, note=Text(), timed=False)
-            for site in sites
-        }
-        self._whole = self._progress.add_task(short_name(name, MAX_NAME), total=1, note=Text("starting"), timed=True)
-        self.start, self.stop = self._progress.start, self._progress.stop
-
-    def event(self, kind: str, details: Mapping[str, Any], score: tuple[str, float] | None) -> None:
-        if kind == "phase":
-            self._phase(details)
-        elif kind == "site" and details["site"] in self._sites:
-            self._site(details, score)
-        elif kind == "round_done":
-            self._progress.update(self._whole, completed=details["current_round"] + 1)
-
-    def _phase(self, details: Mapping[str, Any]) -> None:
-        done, rounds, name = details["current_round"], details["num_rounds"], details["phase"]
-        for site in details["sites"]:
-            if site in self._sites:
-                self._progress.update(self._sites[site], total=rounds + 1, completed=done, note=Text(f"{name} ..."))
-        self._progress.update(self._whole, total=rounds, completed=done, note=Text(name))
-
-    def _site(self, details: Mapping[str, Any], score: tuple[str, float] | None) -> None:
-        if details["ok"]:
-            measured = "" if score is None else f" {score[0]} {score[1]:.3f}"
-            note = Text(f"{details['phase']}{measured} ({details['seconds']:.1f} s)")
-        else:
-            note = Text.assemble(("left out: ", "red"), _reason(details))
-        step = 1 if details["phase"] == "validate" else 0
-        self._progress.update(self._sites[details["site"]], note=note, completed=details["current_round"] + step)
+    return phase if phase in OF_ALL else f"round {details['current_round']}, {phase}"

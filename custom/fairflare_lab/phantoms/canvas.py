@@ -51,13 +51,11 @@ class Canvas:
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size
         self.rng = rng
+        self.uniform = rng.uniform
         self.x, self.y = grid(size)
         self.image = np.zeros((3, size, size), np.float32)
 
     # random numbers
-
-    def uniform(self, low: float, high: float) -> float:
-        return low + (high - low) * self.rng.random()
 
     def noise(self, cells: int, stretch: float = 1.0) -> Map:
         """Return a smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
@@ -78,17 +76,9 @@ class Canvas:
 
     # colour
 
-    def fill(self, colour: Colour) -> None:
-        """Give the whole image one colour."""
-        self.image[:] = np.asarray(colour, np.float32)[:, None, None]
-
-    def paint(self, alpha: Map, colour: Colour | npt.NDArray[Any]) -> None:
+    def paint(self, alpha: Map | float, colour: Colour | npt.NDArray[Any]) -> None:
         """Lay a colour (3,) over the image, by the share of each pixel."""
         self.image += alpha * (np.asarray(colour, np.float32)[:, None, None] - self.image)
-
-    def shade(self, factor: Map) -> None:
-        """Make the image darker or brighter."""
-        self.image *= factor
 
     def finish(self, *, gain: float, cast: float, noise: float) -> npt.NDArray[np.uint8]:
         """Apply exposure and white balance that differ by ``gain`` and ``cast``, and sensor noise.

@@ -132,10 +132,15 @@ class _Drawn(Mapping[str, Images]):
 def _pool(plan: PhantomPlan) -> _Batch:
     """Return the training and validation images of all sites."""
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
-    rng = np.random.default_rng(image_seed("pool", plan.seed))
-    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    return _batch(plan, "pool", np.arange(len(counts)), counts)
+
+
+def _batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
+    """Return so many images of each of these classes, in the order of a lot."""
+    rng = np.random.default_rng(image_seed(purpose, plan.seed))
+    labels = rng.permutation(np.repeat(classes, counts))
     attributes = _attributes(plan, len(labels), rng)
-    return _Batch("pool", _frozen(_prevalent(plan, "pool", labels, attributes)), _frozen(attributes))
+    return _Batch(purpose, _frozen(_prevalent(plan, purpose, labels, attributes)), _frozen(attributes))
 
 
 def _dealt(plan: PhantomPlan) -> Labels:
@@ -176,11 +181,7 @@ def _own_test(plan: PhantomPlan, index: int) -> _Batch:
     has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
     counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
-    purpose = f"test/{index}"
-    rng = np.random.default_rng(image_seed(purpose, plan.seed))
-    labels = rng.permutation(np.repeat(present, counts))
-    attributes = _attributes(plan, len(labels), rng)
-    return _Batch(purpose, _frozen(_prevalent(plan, purpose, labels, attributes)), _frozen(attributes))
+    return _batch(plan, f"test/{index}", present, counts)
 
 
 @lru_cache(maxsize=8)

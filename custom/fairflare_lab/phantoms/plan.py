@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import astuple, dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from fairflare.base.checks import choice, number
-from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, settings
 from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
 from fairflare.data.partitions import SHARD_MODES
 from fairflare_lab.phantoms.canvas import Canvas
@@ -195,14 +195,11 @@ class PhantomPlan:
         if shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6):
             raise ValueError(f"attribute_shares must be {len(known)} shares of sum 1 ({known}), got {shares}")
 
-    def _values(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in field_names(type(self)))
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PhantomPlan) and self._values() == other._values()
+        return isinstance(other, PhantomPlan) and astuple(self) == astuple(other)
 
     def __hash__(self) -> int:
-        return hash(self._values())
+        return hash(astuple(self))
 
     @property
     def kind(self) -> ClassPhantom:

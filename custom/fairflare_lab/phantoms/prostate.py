@@ -49,6 +49,19 @@ TISSUES: Mapping[str, float] = {
     "stool": 0.45,
 }
 
+#: Muscles and bones on the left and on the right, from back to front: whether it is a bone; centre, half axes in mm and
+#: turn of its ellipse on the right.
+BESIDE = (
+    (False, 62, 86, 62, 30, 0.45),  # gluteus maximus
+    (False, 19, -92, 24, 8, 0.1),  # rectus abdominis
+    (False, 72, -72, 30, 16, 0.6),  # iliopsoas, pectineus
+    (True, 83, 6, 21, 37, -0.12),  # ischium and acetabulum
+    (True, 124, -16, 25, 25, 0.0),  # femoral head
+    (True, 20, -60, 21, 10.5, 0.5),  # pubic ramus
+    (False, 55.5, 3, 9.5, 38, -0.16),  # obturator internus
+    (False, 41, 44, 4, 25, 0.42),  # levator ani
+)
+
 
 @dataclass(frozen=True)
 class Scanner:
@@ -98,7 +111,7 @@ def scanner(site: str) -> Scanner:
     """Return the scanner of ``site``; any name but the six gets a variation of one of them, always the same."""
     if site in SCANNERS:
         return SCANNERS[site]
-    draw = np.random.default_rng(_entropy("scanner", site))
+    draw = np.random.default_rng(entropy("scanner", site))
     ending = re.search(r"(\d+)$", site)
     index = int(ending.group(1)) - 1 if ending else int(draw.integers(len(SCANNERS)))
     base = list(SCANNERS.values())[index % len(SCANNERS)]
@@ -141,12 +154,13 @@ def prostate_site(
 def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.Generator]]:
     """Return a generator for each patient of each split: its slices do not depend on how many are rendered together."""
     return {
-        split: np.random.default_rng([seed, *_entropy(split, site)]).spawn(max(1, round(patients * cases)))
+        split: np.random.default_rng([seed, *entropy(split, site)]).spawn(max(1, round(patients * cases)))
         for split, patients in zip(SPLITS, scanner(site).patients, strict=True)
     }
 
 
-def _entropy(purpose: str, site: str) -> list[int]:
+def entropy(purpose: str, site: str) -> list[int]:
+    """Return the seed of what is drawn for a site."""
     digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
     return np.frombuffer(digest[:16], dtype="<u4").tolist()
 
@@ -154,16 +168,10 @@ def _entropy(purpose: str, site: str) -> list[int]:
 def _draw_split(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    total = len(generators) * SLICES
-    images = np.empty((total, 1, height, width), np.uint8)
-    masks = np.empty((total, 1, height, width), np.uint8)
     each = max(1, CHUNK_PIXELS // (height * width * SLICES))  # patients rendered together
-    for first in range(0, len(generators), each):
-        check_stop()
-        group = generators[first : first + each]
-        block = slice(first * SLICES, (first + len(group)) * SLICES)
-        images[block, 0], masks[block, 0] = _render(machine, group, height, width)
-    return images, masks
+    groups = [generators[first : first + each] for first in range(0, len(generators), each)]
+    images, masks = zip(*(_render(machine, group, height, width) for group in groups), strict=True)
+    return np.concatenate(images)[:, None], np.concatenate(masks)[:, None]
 
 
 class _Draws:
@@ -191,20 +199,18 @@ def _render(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Draw the anatomy, from back to front, then image it with the scanner."""
+    check_stop()
     pelvis = Pelvis(machine, generators, height, width)
-    pelvis.body()
-    pelvis.veins()
-    pelvis.rectum()
-    pelvis.bladder()
-    pelvis.gland()
-    pelvis.transition_zone()
+    for draw in (pelvis.body, pelvis.veins, pelvis.rectum, pelvis.bladder, pelvis.gland, pelvis.transition_zone):
+        draw()
     return _acquire(pelvis), pelvis.mask
 
 
 class Pelvis:
     """A block of slices while they are drawn: ``image`` is (slices, height, width), 1 the brightest tissue.
 
-    Lengths in mm. ``x, y``: from the middle of the prostate; ``u, v``: the same, scaled to the size of the patient.
+    Lengths in mm. ``x, y``: from the middle of the prostate. ``ellipse`` is in these, ``ellipse_of_body`` scaled to the
+    size of the patient.
     """
 
     def __init__(self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int) -> None:
@@ -222,7 +228,8 @@ class Pelvis:
         x, y = np.broadcast_arrays(x, y)
         self.x, self.y = _warp(x, y, draw)
         habitus = draw.patient(0.9, 1.12)  # size of the patient around the prostate
-        self.u, self.v = self.x / habitus, self.y / habitus
+        self.ellipse = partial(_ellipse, self.x, self.y)
+        self.ellipse_of_body = partial(_ellipse, self.x / habitus, self.y / habitus)
         self._shape_gland(len(generators))
         self.image = np.full(x.shape, self.tissue["air"], np.float32)
         self.texture = _smooth(draw.noise(height, width), 2.2 / self.pixel)
@@ -231,19 +238,14 @@ class Pelvis:
     def _shape_gland(self, patients: int) -> None:
         """Set the size of the gland in each slice; ``level``: 1 base (under the bladder), -1 apex."""
         draw = self.draw
-        level = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)[:, None, None]
-        self.level = level + draw.slice(-0.12, 0.12)
+        levels = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)
+        self.level = levels[:, None, None] + draw.slice(-0.12, 0.12)
         self.apex = np.clip(-self.level, 0, 1)
         self.enlarged = draw.patient(0, 1) < self.machine.enlarged
         size = self.machine.gland * draw.patient(0.88, 1.14) * _choose(self.enlarged, 1.16, 0.98)
         profile = np.sqrt(np.clip(1 - 0.62 * self.level**2 - 0.18 * self.apex, 0.12, 1))
         self.half_width = 24.0 * size * profile * draw.patient(0.93, 1.07)
-        half_height = 16.5 * size * profile * draw.patient(0.9, 1.12)
-        self.half_height = half_height * _choose(self.enlarged, 1.12, 1.0)
-
-    def ellipse(self, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
-        """Return the signed distance to an ellipse beside the prostate, about; negative inside."""
-        return _ellipse(self.x, self.y, cx, cy, a, b, turn)
+        self.half_height = 16.5 * size * profile * draw.patient(0.9, 1.12) * _choose(self.enlarged, 1.12, 1.0)
 
     def paint(self, distance: Array, value: Any, strength: Any = 1.0) -> None:
         """Lay an intensity over what lies inside."""
@@ -252,26 +254,17 @@ class Pelvis:
 
     def body(self) -> None:
         """Paint subcutaneous fat, then the pelvis, whose fat is crossed by darker strands, muscles and bones."""
-        tissue, texture = self.tissue, self.texture
-        at = partial(_ellipse, self.u, self.v)
+        tissue, texture, at = self.tissue, self.texture, self.ellipse_of_body
         self.paint(at(0, 6, 182, 118), tissue["fat"])
         strands = np.clip(np.abs(self.coarse) - 0.7, 0, 1) * 0.2
         self.paint(at(0, 4, 160, 99), tissue["fat"] * (0.85 + 0.05 * texture - strands))
         muscle = tissue["muscle"] * (1 + 0.22 * texture)
         for side in (-1, 1):
-            self.paint(at(side * 62, 86, 62, 30, side * 0.45), muscle)  # gluteus maximus
-            self.paint(at(side * 19, -92, 24, 8, side * 0.1), muscle)  # rectus abdominis
-            self.paint(at(side * 72, -72, 30, 16, side * 0.6), muscle)  # iliopsoas, pectineus
-            for bone in (  # ischium and acetabulum, femoral head, pubic ramus
-                (side * 83, 6, 21, 37, side * -0.12),
-                (side * 124, -16, 25, 25, 0.0),
-                (side * 20, -60, 21, 10.5, side * 0.5),
-            ):
-                outer = at(*bone)
-                self.paint(outer, tissue["cortex"])
-                self.paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
-            self.paint(at(side * 55.5, 3, 9.5, 38, side * -0.16), muscle)  # obturator internus
-            self.paint(at(side * 41, 44, 4, 25, side * 0.42), muscle)  # levator ani
+            for is_bone, cx, cy, a, b, turn in BESIDE:
+                outer = at(side * cx, cy, a, b, side * turn)
+                self.paint(outer, tissue["cortex"] if is_bone else muscle)
+                if is_bone:
+                    self.paint(outer + 2.6, tissue["marrow"] * (1 + 0.13 * texture))
         sacrum = at(0, 96, 20, 9)
         self.paint(sacrum, tissue["cortex"])
         self.paint(sacrum + 2.5, tissue["marrow"])
@@ -342,8 +335,7 @@ class Pelvis:
         share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)
         tx, ty = half_width * share * 0.98, half_height * share * 1.02
         cy = -half_height * (1 - share) * 0.72
-        zone = self.ellipse(draw.patient(-1.5, 1.5), cy, tx, ty)
-        zone = zone + 1.5 * self.coarse
+        zone = self.ellipse(draw.patient(-1.5, 1.5), cy, tx, ty) + 1.5 * self.coarse
         inside = np.maximum(zone, gland + 1.2)
         self.paint(inside - 0.8, tissue["stroma"], 0.7)  # surgical capsule
         self.paint(inside + 0.6, tissue["transition"] * (1 + 0.32 * texture + 0.22 * self.coarse))

@@ -59,8 +59,8 @@ def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
         (size, size, 3) uint8.
     """
     look, tone = look_of(label), tone or TONES[0]
-    c.fill(SKIN[tone])
-    c.shade(1 + 0.06 * c.noise(4) + np.float32(c.uniform(0.01, 0.04)) * c.noise(14))
+    c.paint(1, SKIN[tone])
+    c.image *= 1 + 0.06 * c.noise(4) + np.float32(c.uniform(0.01, 0.04)) * c.noise(14)
     cx, cy = c.uniform(-0.2, 0.2), c.uniform(-0.2, 0.2)
     radius = c.uniform(0.45, 0.75)
     turn, stretched = c.uniform(0, 2 * np.pi), c.uniform(0.75, 1.0)
@@ -71,7 +71,7 @@ def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
     colour = np.clip(look.colour + c.rng.normal(0, 0.13, 3), 0, 1)
     c.paint(inside * np.float32(SEEN[tone] * c.uniform(0.45, 0.9)), colour)
     texture = ramp(c.noise(look.cells, look.stretch), -0.4, 0.6)
-    c.shade(1 - inside * texture * np.float32(SEEN[tone] * c.uniform(0.15, 0.5)))
+    c.image *= 1 - inside * texture * np.float32(SEEN[tone] * c.uniform(0.15, 0.5))
     dots = np.zeros_like(inside)
     for _ in range(int(c.rng.poisson(look.dots))):
         reach, around = radius * np.sqrt(c.uniform(0, 1)), c.uniform(0, 2 * np.pi)

@@ -9,7 +9,6 @@ share of patients with a lesion. For tasks that learn whole volumes: a MONAI bun
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from fairflare.base.checks import number, whole
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS
+from fairflare_lab.phantoms.prostate import entropy
 
 Array = npt.NDArray[np.float32]
 
@@ -99,7 +99,7 @@ def volumes_site(
     machine = scanner(site)
     found: dict[str, list[Volume]] = {}
     for split, patients in zip(SPLITS, machine.patients, strict=True):
-        rng = np.random.default_rng([seed, *_entropy(split, site)])
+        rng = np.random.default_rng([seed, *entropy(split, site)])
         count = max(1, round(patients * cases))
         found[split] = [_volume(machine, shape, rng, sure=index == 0) for index in range(count)]
     return found
@@ -110,7 +110,7 @@ def scanner(site: str) -> VolumeScanner:
     if site in SCANNERS:
         return SCANNERS[site]
     ending = re.search(r"(\d+)$", site)
-    index = int(ending.group(1)) - 1 if ending else _entropy("scanner", site)[0]
+    index = int(ending.group(1)) - 1 if ending else entropy("scanner", site)[0]
     return list(SCANNERS.values())[index % len(SCANNERS)]
 
 
@@ -147,8 +147,3 @@ def _ellipsoid(
     x, y = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x
     found: Array = (x / radii[0]) ** 2 + (y / radii[1]) ** 2 + (z / radii[2]) ** 2
     return found
-
-
-def _entropy(*names: str) -> list[int]:
-    digest = hashlib.sha256("/".join(names).encode()).digest()
-    return [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4)]

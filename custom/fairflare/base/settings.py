@@ -103,7 +103,7 @@ def settings(cls: C) -> C:
 
     # FLARE's exporter and builder look at the signature of __init__.
     fields = dataclasses.fields(made)
-    named = [inspect.Parameter(f.name, KEYWORD, default=_default(f), annotation=f.type) for f in fields]
+    named = [inspect.Parameter(f.name, KEYWORD, default=_default(made, f.name), annotation=f.type) for f in fields]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = inspect.Signature([itself, *named])  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
@@ -136,18 +136,14 @@ def _name_what_is_passed_on(cls: type) -> None:
 
 
 def _shown(component: Any) -> list[str]:
-    fields = dataclasses.fields(component)
-    return [f.name for f in fields if getattr(component, f.name) is not None or _default(f) is not None]
+    cls = type(component)
+    return [n for n in cls.__pydantic_fields__ if getattr(component, n) is not None or _default(cls, n) is not None]
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(cls: Any, name: str) -> Any:
     """Return a field's default; ``REQUIRED`` when there is none."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    default = field.default
-    if isinstance(default, FieldInfo):
-        return REQUIRED if default.is_required() else default.get_default(call_default_factory=True)
-    return REQUIRED if default is dataclasses.MISSING else default
+    field: FieldInfo = cls.__pydantic_fields__[name]
+    return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 
 
 # ------------------------------------------------------------------------------------------------ in words
@@ -179,7 +175,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
     found: list[Setting] = []
     texts = meanings(cls)
     for field in dataclasses.fields(cls):
-        name, default, kinds = prefix + field.name, _default(field), parts_of(cls, field.name)
+        name, default, kinds = prefix + field.name, _default(cls, field.name), parts_of(cls, field.name)
         wanted = f"one of {_listed(kinds)}" if kinds else in_words(_hints(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
         found.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
@@ -393,7 +389,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
         kind = arguments.get(field.name)
         if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
             continue
-        name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(field)).kind
+        name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(cls, field.name)).kind
         try:
             arguments[field.name] = build(kinds[name], inner.pop(field.name, {}))
         except ValueError as error:

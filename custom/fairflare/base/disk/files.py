@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PARTIAL = re.compile(r"\..+\.(?P<pid>\d+)\.partial")  # what :func:`write_whole` writes to
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d{1,9})\.partial")  # what :func:`write_whole` writes to
 LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
 
 
@@ -101,8 +101,11 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
         mine: nobody but the caller writes there now, so all of it is left over, also what carries the number of a
             process that lives (the same one in a container that was started again).
     """
+    import psutil
+
     found = list(folder.iterdir()) if folder.is_dir() else []
-    gone = [path for path in found if _PARTIAL.fullmatch(path.name) and (mine or not _is_alive(path))]
+    writers = {path: int(match["pid"]) for path in found if (match := _PARTIAL.fullmatch(path.name))}
+    gone = [path for path, pid in writers.items() if mine or not psutil.pid_exists(pid)]
     for path in gone:
         path.unlink(missing_ok=True)
     return len(gone)
@@ -121,19 +124,6 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
     """
     real = path.resolve()
     return any(real.is_relative_to(folder) for folder in folders)
-
-
-def _is_alive(partial: Path) -> bool:
-    match = _PARTIAL.fullmatch(partial.name)
-    if not match:
-        return False
-    try:
-        os.kill(int(match["pid"]), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def to_disk(path: Path) -> None:

@@ -190,8 +190,8 @@ def _misplaced(image: Any, label: Any) -> str:
     if not placed or image.ndim > 4 or {image.affine.shape, label.affine.shape} != {(4, 4)}:
         return ""
     rows, columns, slices = (*image.shape[1:], 1, 1)[:3]
-    grids = [Grid((rows, columns, slices), (("its affine", x.affine.cpu().numpy()),)) for x in (image, label)]
-    found = fit(*grids)
+    own, its = (Grid((rows, columns, slices), (("its affine", x.affine.cpu().numpy()),)) for x in (image, label))
+    found = fit(own, its)
     if isinstance(found, Misfit):
         return f"behind them, {found.cause}: the label is not where the image is; {found}"
     if np.array_equal(found.turn, PLAIN):

@@ -17,14 +17,10 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import CosineHead
 
 from . import support
-from .support import at_site, request, same
+from .support import LONG_TAILED as TASK
+from .support import QUICK, at_site, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TASK: dict[str, Any] = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
-    "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
-}  # fmt: skip
-QUICK: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 16, "keep_optimizer_state": False}
 
 
 def run_of(counts: Any, current_round: int = 0, num_rounds: int = 100) -> Any:

@@ -32,11 +32,10 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support
-from .support import at_site, inputs, request, same
+from .support import QUICK, at_site, inputs, request, same
 from .test_crt import TASK, TINY, Models, Stop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-QUICK: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 16, "keep_optimizer_state": False}
 SMALL: dict[str, Any] = {"gradient_repeats": 2, "num_features": 5, "feature_steps": 10, "classifier_epochs": 5}
 MADE = {"retrained.weight", "retrained.bias"}
 
@@ -72,7 +71,7 @@ def test_matching_loss_of_the_spec():
         matching_loss(one, torch.zeros(4, 4))
 
 
-def naive(features, wanted, weight, bias, steps, rate):
+def published_loop(features, wanted, weight, bias, steps, rate):
     """The published loop in float64: second derivatives by autograd, cosines row by row."""
     features = features.clone().requires_grad_(True)
     optimizer = torch.optim.SGD([features], lr=rate)
@@ -95,7 +94,7 @@ def test_features_against_the_published_loop():
     features, weight, bias = rand(4, 6, 5), rand(4, 5, seed=1), rand(4, seed=2)
     wanted = {c: classifier_gradient(rand(8, 5, seed=10 + c) + c, c, weight, bias) for c in (0, 2, 3)}
     found, before, after = matched_features(features, wanted, weight, bias, steps=12, learning_rate=0.5)
-    torch.testing.assert_close(found, naive(features, wanted, weight, bias, 12, 0.5), atol=1e-9, rtol=0)
+    torch.testing.assert_close(found, published_loop(features, wanted, weight, bias, 12, 0.5), atol=1e-9, rtol=0)
     assert torch.equal(found[1], features[1])  # a class that is nowhere
     own = sum(float(matching_loss(classifier_gradient(found[c], c, weight, bias), g)) for c, g in wanted.items())
     assert after == pytest.approx(own)

@@ -25,7 +25,7 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.network import Run, good
 
-from .support import SEGMENTATION, at_site, initial, net_state, request, same
+from .support import CLASSES, SEGMENTATION, at_site, initial, net_state, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECEIVED = net_state(99)
@@ -187,10 +187,7 @@ class AtSite:
 
 
 def classification() -> ClassificationTask:
-    return ClassificationTask(
-        image_size=(32, 32), features=(4, 4, 8, 8), max_pool=False, phantom_sites=3, phantom_samples=150,
-        phantom_test=64,
-    )  # fmt: skip
+    return ClassificationTask(**CLASSES)
 
 
 CASES = [

@@ -17,14 +17,10 @@ from fairflare.methods.moon import ContrastiveTraining
 from fairflare.tasks.classification import ClassificationTask
 
 from . import support
-from .support import at_site, request, same
+from .support import LONG_TAILED as TASK
+from .support import QUICK, at_site, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TASK: dict[str, Any] = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
-    "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
-}  # fmt: skip
-QUICK: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 16, "keep_optimizer_state": False}
 
 
 @pytest.fixture
@@ -46,37 +42,10 @@ def train(worker, current_round, state=None):
     return reply
 
 
-class Plane(torch.nn.Module):
-    """Features are the inputs times a matrix."""
-
-    def __init__(self, matrix: torch.Tensor) -> None:
-        super().__init__()
-        self.matrix = torch.nn.Parameter(matrix)
-        self.head = torch.nn.Linear(2, 2, bias=False).double()
-
-    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs @ self.matrix
-
-
-def turned(cosine: float) -> torch.Tensor:
-    sine = math.sqrt(1 - cosine**2)
-    return torch.tensor([[cosine, sine], [-sine, cosine]], dtype=torch.float64)
-
-
 def run_of(kept: Any = None) -> Any:
     task = SimpleNamespace(loss=lambda outputs, targets: outputs.sum() * 0)
     store = SimpleNamespace(load_before=lambda name, r: kept)
     return SimpleNamespace(site="a", task=task, store=store, current_round=1, own=None, sent=None)
-
-
-@pytest.mark.parametrize(("near", "far", "expected"), [(0.9, 0.5, 0.371101), (0.7, 0.7, 0.693147)])
-def test_worked_example_of_the_spec_through_the_training(near, far, expected):
-    received, previous, model = (Plane(turned(c)) for c in (near, far, 1.0))
-    training = ContrastiveTraining(mu=2.0, temperature=0.5)
-    run = run_of(previous.state_dict())
-    training.begin_round(run, received)
-    found = training.loss(run, model, torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=torch.float64), torch.zeros(2))
-    assert float(found.detach()) == pytest.approx(2 * expected, abs=1e-6)
 
 
 def test_both_other_models_are_in_evaluation_mode_and_constant(worker):

@@ -18,6 +18,15 @@ from fairflare.tasks.base import Task
 from fairflare.tasks.segmentation import SegmentationTask
 
 SEGMENTATION: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 8, 8, 8, 4), "phantom_cases": 0.3}
+CLASSES: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False, "phantom_sites": 3, "phantom_samples": 150,
+    "phantom_test": 64,
+}  # fmt: skip
+LONG_TAILED: dict[str, Any] = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
+    "phantom_test": 40, "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0,
+}  # fmt: skip
+QUICK: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 16, "keep_optimizer_state": False}
 State = dict[str, torch.Tensor]
 
 

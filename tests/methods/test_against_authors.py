@@ -14,8 +14,8 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from fairflare.exchange.messages import STATUS_OK, SiteReply, encode_reply
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.methods.afl import AFL
-from fairflare.methods.base.rule import RoundInputs, Rule, SeesModel
+from fairflare.methods.base.rule import RoundInputs, Rule
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.cffl import CFFL, ClippedUpdates
 from fairflare.methods.cgsv import CGSV, NormalisedUpdates
@@ -51,8 +51,10 @@ from fairflare.methods.parts.weightings import Uniform
 from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.methods.solo import SoloTraining
 
+from . import test_downloads as own_models
 from .own import Plane, Points, run
 from .support import at_site, request
+from .test_creff import published_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["site-1", "site-2", "site-3"]
@@ -68,23 +70,16 @@ def served(
     authors: Callable[[int, np.ndarray, Vectors, dict[str, dict[str, float]]], np.ndarray],
     *,
     rounds: int = 6,
-    samples: Mapping[str, int] | None = None,
-    changed: Callable[[str, int, np.random.Generator], np.ndarray] | None = None,
-    after: Callable[[int, Rule, State], float] | None = None,
 ) -> float:
     """Rounds of a rule with made-up changes of the sites' models: both sides start from their own model of before."""
-    samples = samples or {"a": 10, "b": 30, "c": 60}
+    samples = {"a": 10, "b": 30, "c": 60}
     rng, worst = np.random.default_rng(7), 0.0
     state = {"one.weight": torch.from_numpy(rng.standard_normal((3, 4))), "two.bias": torch.from_numpy(rng.random(5))}
     theirs = flat(state)
     for current_round in range(rounds):
         deltas = {s: 0.2 * (k + 1) * rng.standard_normal(17) - 0.05 for k, s in enumerate(sorted(samples))}
-        if changed is not None:
-            deltas = {s: changed(s, current_round, rng) for s in samples}
         reports = said(current_round, rng)
         with tempfile.TemporaryDirectory() as folder:
-            if isinstance(rule, SeesModel):
-                rule.begin_round(state)
             collector = Collector(rule, Path(folder))
             collector.begin(current_round, rounds, shape=LikeReceived(state), received=state, sites=sorted(samples))
             for site, delta in deltas.items():
@@ -97,8 +92,6 @@ def served(
             state, _ = collector.aggregate()
         theirs = authors(current_round, theirs, deltas, reports)
         worst = max(worst, float(np.abs(flat(state) - theirs).max()))
-        if after is not None:
-            worst = max(worst, after(current_round, rule, state))
     return worst
 
 
@@ -245,149 +238,32 @@ def fed_ce(combine: str, preset: str) -> float:
 # ------------------------------------------------------------------------------------------------ models of the sites
 
 
-def downloads(rule: Any, half: Any, authors: Any, said: Any, raw: Any, samples: dict[str, int], rounds: int) -> float:
-    """Rounds of CFFL and CGSV: what a site hands in, the server's model, and the site's model with what it is sent."""
-    stores: dict[str, dict[Any, Any]] = {s: {} for s in samples}
-    own: dict[str, State] = {}
-
-    def run_of(site: str, current_round: int) -> Any:
-        kept = stores[site]
-        store = SimpleNamespace(
-            save=lambda name, r, value: kept.__setitem__((name, r), value), load_at=lambda name, r: kept.get((name, r))
-        )
-        return SimpleNamespace(store=store, current_round=current_round)
-
-    def changed(site: str, r: int, rng: np.random.Generator) -> np.ndarray:
-        start = own.get(site) or {"w": torch.from_numpy(first.copy())}
-        local = {"w": start["w"] + torch.from_numpy(raw(site, r))}
-        if isinstance(half, ClippedUpdates):  # its training leaves the cut change
-            local["w"] = start["w"] + (local["w"] - start["w"]).clamp(-half.grad_clip, half.grad_clip)
-        update, own[site] = half.home.hand_in(run_of(site, r), start, local)
-        return update["w"].numpy()
-
-    def after(r: int, rule: Any, state: State) -> float:
-        told = rule.directives(r + 1, rounds, sorted(samples))["download"]
-        for site in samples:
-            part = rule.each(state)(site)
-            whole = {"w": torch.zeros(17, dtype=torch.float64)}
-            names = [n for n in part if not n.endswith("/which")]
-            if names:  # entry by entry, into one vector
-                like = {n: torch.zeros_like(t) for n, t in state.items()}
-                from fairflare.core.aggregation.entries import with_entries
-
-                got = with_entries(like, part)
-                sent = stores[site].get(("sent", r), {}).get("w")
-                mask = torch.from_numpy(flat(got)) != 0
-                whole["w"] = torch.from_numpy(flat(got))
-                if sent is not None:
-                    whole["w"] = torch.where(mask, whole["w"] - float(told[site]["own_weight"]) * sent, whole["w"])
-            own[site] = {"w": own[site]["w"] + whole["w"]}
-        return max(float(np.abs(own[s]["w"].numpy() - authors.own[s]).max()) for s in samples)
-
-    first = np.random.default_rng(7).standard_normal((3, 4)).reshape(-1)
-    first = np.concatenate([first, np.zeros(5)])
-    return served(rule, said, authors, rounds=rounds, samples=samples, changed=changed, after=after)
-
-
-def raw_change(site: str, current_round: int) -> np.ndarray:
-    rng = np.random.default_rng([ord(site), current_round])
-    return 0.05 * rng.standard_normal(17) + 0.02 * np.arange(17) / 17
-
-
-class TheirCFFL:
-    """CollaborativeFairFederatedLearning: compute_reputations_sinh, the mean over *all* shards, the largest entries.
-
-    The own part is taken off with its weight in the sum, which docs/cffl.md says.
-    """
-
-    def __init__(self, samples: dict[str, int], first: np.ndarray, clip: float) -> None:
-        self.n, self.clip, self.sites = samples, clip, sorted(samples)
-        self.own = {s: first.copy() for s in samples}
-        self.c, self.reputable = np.zeros(len(samples)), list(range(len(samples)))
-        self.threshold = 1 / 3 / len(samples)
-        self.removed_in: int | None = None
-
-    def __call__(self, r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
-        clipped = {s: np.clip(raw_change(s, r), -self.clip, self.clip) for s in self.sites}
-        for s in self.sites:
-            self.own[s] = self.own[s] + clipped[s]
-        accs = [said[s]["own_metric"] for s in self.sites]
-        before, total = len(self.reputable), sum(accs[i] for i in self.reputable)
-        for i in self.reputable:
-            self.c[i] = self.c[i] * 0.8 + accs[i] / total * 0.2
-        self.c = np.sinh(5.0 * self.c)
-        self.c /= self.c.sum()
-        self.reputable = [i for i in self.reputable if self.c[i] >= self.threshold]
-        self.c[self.c < self.threshold] = 0
-        if before != len(self.reputable):
-            self.c /= self.c.sum()
-            self.threshold = 1 / 3 / len(self.reputable)
-            self.removed_in = r
-        sizes = np.array([self.n[s] for s in self.sites], dtype=float)
-        aggregated = np.zeros(17)
-        for i in self.reputable:
-            aggregated += clipped[self.sites[i]] * sizes[i] / sizes.sum()
-        order = np.argsort(-np.abs(aggregated), kind="stable")
-        most = max(sizes[i] for i in self.reputable)
-        for i in self.reputable:
-            site = self.sites[i]
-            count = int(self.c[i] / self.c.max() * sizes[i] / most * 17 + 1e-9)
-            for entry in order[:count]:
-                self.own[site][entry] += aggregated[entry] - sizes[i] / sizes.sum() * clipped[site][entry]
-        return w + aggregated
+def downloads(rule: Rule, half: LocalTraining, replay: Callable[..., tuple[list[np.ndarray], dict[str, Any]]]) -> float:
+    """Whole runs of CFFL and CGSV beside the authors' loops in test_downloads.py: the server's model, each site's."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(LocalTraining, "train", own_models.scripted):
+        made, _ = own_models.play(Path(folder), rule, half, there=own_models.ALL, task=own_models.Numbers())
+        server, own = replay(own_models.first_of(made), own_models.ALL)
+        found = [tensor.numpy() for tensor in made.model()["model"].values()]
+        told = {site: made.results["test"][site]["accuracy"] for site in own}
+    of_sites = [abs(told[site] - own_models.quality(own[site], own_models.AT[site])) for site in own]
+    return max(*of_sites, *(float(np.abs(x - y).max()) for x, y in zip(found, server, strict=True)))
 
 
 def cffl() -> float:
-    samples = {"a": 40, "b": 80, "c": 120, "d": 60, "e": 100}
-    first = np.concatenate([np.random.default_rng(7).standard_normal((3, 4)).reshape(-1), np.zeros(5)])
-    theirs = TheirCFFL(samples, first, 0.04)
-    good = {"a": 0.8, "b": 0.85, "c": 0.7, "d": 0.75, "e": 0.02}  # e is removed
+    """CollaborativeFairFederatedLearning: compute_reputations_sinh, the mean over *all* shards, the largest entries.
 
-    def said(r: int, rng: np.random.Generator) -> dict[str, dict[str, float]]:
-        return {s: {"own_metric": good[s] + 0.01 * r} for s in samples}
-
+    Two of three sites are removed. The own part is taken off with its weight in the sum, which docs/cffl.md says.
+    """
     rule = CFFL(cffl_rep="code")
-    worst = downloads(rule, ClippedUpdates(grad_clip=0.04), theirs, said, raw_change, samples, 6)
-    assert theirs.removed_in is not None
-    assert theirs.removed_in < 4, "nobody was removed: the comparison would not see the weights after it"
-    return worst
-
-
-class TheirCGSV:
-    """Gradient-Driven-Rewards, main.py; all ceil(q D) entries of a tensor are sent (theirs leaves one out at q = 1)."""
-
-    def __init__(self, samples: dict[str, int], first: np.ndarray, beta: float) -> None:
-        self.n, self.beta, self.sites = samples, beta, sorted(samples)
-        self.own, self.r = {s: first.copy() for s in samples}, np.zeros(len(samples))
-
-    def __call__(self, r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
-        u = []
-        for s in self.sites:
-            gradient = raw_change(s, r)
-            u.append(0.15 * gradient / (np.linalg.norm(gradient) + 1e-7))
-        sizes = np.array([self.n[s] for s in self.sites], dtype=float)
-        weights = sizes / sizes.sum() if r == 0 else self.r
-        aggregated = sum(weight * gradient for weight, gradient in zip(weights, u, strict=True))
-        phis = np.array([g @ aggregated / (np.linalg.norm(g) * np.linalg.norm(aggregated)) for g in u])
-        self.r = np.clip(0.95 * self.r + 0.05 * phis, 1e-3, None)
-        self.r = self.r / self.r.sum()
-        q = np.tanh(self.beta * self.r)
-        q = q / q.max()
-        for i, s in enumerate(self.sites):
-            for part in (slice(0, 12), slice(12, 17)):  # tensor by tensor
-                layer = aggregated[part]
-                count = math.ceil(layer.size * q[i])
-                for entry in np.argsort(-np.abs(layer), kind="stable")[:count]:
-                    self.own[s][part.start + entry] += layer[entry]
-        return w + aggregated
+    return downloads(
+        rule, ClippedUpdates(grad_clip=0.08), lambda *given: own_models.replay_cffl(*given, 5.0, 0.08, "code")
+    )
 
 
 def cgsv() -> float:
-    samples = {"a": 40, "b": 80, "c": 120}
-    first = np.concatenate([np.random.default_rng(7).standard_normal((3, 4)).reshape(-1), np.zeros(5)])
-    theirs = TheirCGSV(samples, first, 1.5)
+    """Gradient-Driven-Rewards, main.py; all ceil(q D) entries of a tensor are sent (theirs leaves one out at q = 1)."""
     rule, half = CGSV(cgsv_beta=1.5), NormalisedUpdates(cgsv_gamma=0.15)
-    return downloads(rule, half, theirs, lambda r, rng: {s: {} for s in samples}, raw_change, samples, 5)
+    return downloads(rule, half, lambda *given: own_models.replay_cgsv(*given, 0.15, 0.95, 1.5))
 
 
 # ------------------------------------------------------------------------------------------------ whole runs
@@ -711,22 +587,7 @@ def creff() -> float:
         rule.weigh(given)
         made = rule.made()
         wanted = {c: torch.stack([t[c].double() for t in rows.values() if c < len(t)]).mean(0) for c in range(3)}
-        features.requires_grad_(True)
-        optimizer = torch.optim.SGD([features], lr=0.1)
-        for _ in range(4):
-            total = torch.zeros((), dtype=torch.float64)
-            for c in range(3):
-                net = [weight.double().requires_grad_(True), bias.double().requires_grad_(True)]
-                loss = cross_entropy(features[c] @ net[0].T + net[1], torch.full((5,), c))
-                syn = torch.autograd.grad(loss, net, create_graph=True)
-                for gws, gwr in zip(syn, (wanted[c][:, :-1], wanted[c][None, :, -1]), strict=True):
-                    gws = gws if gws.dim() == 2 else gws[None]
-                    norms = torch.norm(gws, dim=-1) * torch.norm(gwr, dim=-1)
-                    total = total + torch.sum(1 - torch.sum(gws * gwr, dim=-1) / (norms + 1e-6))
-            optimizer.zero_grad()
-            total.backward()
-            optimizer.step()
-        features = features.detach()
+        features = published_loop(features, wanted, weight.double(), bias.double(), 4, 0.1)
         assert rule.federated is not None
         worst = max(worst, float((rule.federated.double() - features).abs().max()))
         weight, bias = made[MADE + "weight"], made[MADE + "bias"]

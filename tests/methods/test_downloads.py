@@ -17,7 +17,6 @@ from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares
 from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.exchange.messages import decode_task, for_site
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
-from fairflare.federation.server.rounds import Stopped
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import RoundInputs, Rule
 from fairflare.methods.base.training import LocalTraining, Trained
@@ -346,50 +345,6 @@ def test_sites_are_measured_with_their_own_and_the_last_download(tmp_path: Any, 
 
 
 @every
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Any, name: str) -> None:
-    whole, first = play(tmp_path / "whole", *halves(name), experiment="e", num_rounds=4)
-    folder = tmp_path / "cut"
-    rule, half = halves(name)
-    sites, made = Sites(folder / "state", half, Unlike()), []
-
-    def stop(site: str, task: str, message: Any) -> Any:
-        if task == "train" and message.current_round == 2:
-            made[0].net.abort = True
-        return sites(site, task, message)
-
-    common = {"sites": THREE, "task": Unlike(), "site_half": values_of(half), "experiment": "e", "num_rounds": 4}
-    made.append(Run(folder, stop, rule=rule, **common))
-    with pytest.raises(Stopped):
-        made[0]()
-    rest = Run(folder, sites, rule=halves(name)[0], job="rest", **common)()
-    assert rest.results["info"]["resumed_at_round"] == 2
-    assert same(rest.model()["model"], whole.model()["model"])
-    assert rest.results["test"] == whole.results["test"]
-    assert all(same(first.kept(s, "own_model", 3), sites.kept(s, "own_model", 3)) for s in THREE)
-
-
-@every
-def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path: Any, name: str) -> None:
-    whole, first = play(tmp_path / "whole", *halves(name), experiment="e", num_rounds=4)
-    failed: set[str] = set()
-    folder = tmp_path / "back"
-    sites = Sites(folder / "state", halves(name)[1], Unlike())
-
-    def answer(site: str, task: str, message: Any) -> Any:
-        if task == "train" and message.current_round == 2 and site not in failed:
-            failed.add(site)
-            sites.perform(site, task, message)
-            return "out of luck"
-        return None
-
-    back, second = play(folder, *halves(name), answer=answer, experiment="e", num_rounds=4)
-    assert len(back.results["went_back"]) == 1
-    assert same(back.model()["model"], whole.model()["model"])
-    assert back.results["test"] == whole.results["test"]
-    assert all(same(first.kept(s, "own_model", 3), second.kept(s, "own_model", 3)) for s in THREE)
-
-
-@every
 def test_a_site_that_was_away_goes_on_with_its_own_and_a_late_one_begins_with_the_first(
     tmp_path: Any, name: str
 ) -> None:
@@ -484,17 +439,6 @@ def test_one_liar_within_the_bounds_of_a_hospital(tmp_path: Any, name: str) -> N
         assert min(record["details"]["share"].values()) > 0.03  # what docs/robustness.md says: 0.042 and 0.088
     change = [float((t - made.rounds.rule._first[n]).abs().max()) for n, t in made.model()["model"].items()]
     assert max(change) < 3.0
-
-
-@every
-def test_the_final_test_waits_for_the_site_s_folder(tmp_path: Any, name: str, monkeypatch: Any) -> None:
-    made, sites = play(tmp_path, *halves(name), task=Plane("none"), num_rounds=1)
-    worker, opened = sites.worker("site-1"), []
-    real = worker.state.opened
-    monkeypatch.setattr(worker.state, "opened", lambda request: opened.append(request.name) or real(request))
-    request = decode_task("validate", for_site(made.net.tasks[-1], "site-1"), "site-1")
-    assert worker.perform(request).status == "ok"
-    assert opened == ["validate"]
 
 
 def test_cffl_cuts_the_change_and_the_site_s_model_has_the_cut_one(tmp_path: Any) -> None:

@@ -343,14 +343,6 @@ def test_lambda_is_that_of_the_authors_for_any_number_of_sites(sites: int) -> No
     torch.testing.assert_close(found, authors, rtol=0, atol=1e-12)
 
 
-def test_lambda_by_hand() -> None:
-    """Losses 1 and 3 of 4 images each: M = 2, s = 2 * 8 / 2 * (L - M) / 4 = -2 and 2; lambda 2 of two sites: once."""
-    rule = FlexFair()
-    told = {name: {"rows": 1.0, "group_losses": [x], "group_images": [4.0]} for name, x in (("a", 1.0), ("b", 3.0))}
-    rule.weigh(inputs(told, {"a": 4, "b": 4}))
-    assert rule.directives(1, 2, ["a", "b"])["loss_slopes"] == {"a": [-2.0], "b": [2.0]}
-
-
 def test_an_image_counts_between_0_and_10_times() -> None:
     half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex")
     run = site_run("a", torch.zeros(4), torch.zeros(4), [0, 1, 2, 1], 1)

@@ -26,7 +26,7 @@ from fairflare.methods.parts.probes import ReportsScore
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import build_classifier
 
-from .support import at_site, initial, request, same
+from .support import LONG_TAILED, at_site, initial, request, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -387,10 +387,7 @@ def test_criterion_of_the_first_step(worker, criterion, strength, tau):
 # ------------------------------------------------------------------------------------------------ steps, not epochs
 
 HALVES = [LocalTraining, SharpnessAwareTraining, RescueTraining, FairProximalTraining]
-CLASSES = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_sites": 2, "phantom_samples": 90,
-    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
-}  # fmt: skip
+CLASSES = {**LONG_TAILED, "partition": "iid", "projector_dim": 96}
 
 
 @pytest.mark.parametrize("half", HALVES, ids=lambda h: h.__name__)
@@ -445,19 +442,6 @@ def test_steps_and_epochs_exclude_each_other():
             assert (training.local_steps, training.local_epochs) == (3, 1)
     with pytest.raises(ValueError, match="local_steps=3 and local_epochs=1 exclude each other: give one"):
         make_plan("fed_avg", settings={"local_steps": 3, "local_epochs": 1})
-
-
-def test_the_rescue_factor_does_not_grow_with_the_number_of_passes(worker):
-    """The model stands still, so every pass measures the same: two passes, and a sum over them, give twice as much."""
-    task = ClassificationTask(**CLASSES)
-    found = {}
-    for name, more in {"one": {}, "epochs": {"local_epochs": 2}, "steps": {"local_steps": 8}}.items():
-        training = RescueTraining(batch_size=10, optimizer="sgd", momentum=0.0, learning_rate=1e-12, **more)
-        here = worker(training, name, task=task)
-        reply = here.perform(request("train", initial(task), directives={"rescue_factor": True}))
-        found[name] = reply.report["rescue_factor"]
-    assert found["epochs"] == pytest.approx(2 * found["one"], rel=0.05)
-    assert found["steps"] == pytest.approx(found["epochs"] / 2, rel=1e-9)
 
 
 def test_the_loss_of_fedmrl_is_of_all_steps(worker):

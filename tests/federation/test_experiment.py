@@ -19,7 +19,6 @@ import torch
 from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.federation.collecting.phase import ServerFault
-from fairflare.federation.record import experiment as module
 from fairflare.federation.record.checkpoint import CheckpointError
 from fairflare.federation.record.run_info import following_rounds
 from fairflare.federation.server.rounds import RoundFailed, Stopped
@@ -30,7 +29,7 @@ from fairflare.methods.fed_mrl import FedMRL
 from fairflare.methods.parts.mu_policy import FixedMu
 from fairflare.reporting.results import read_document
 
-from .network import SILENT, SITES, Network, Run, good
+from .network import SILENT, SITES, Run, good
 from .test_checkpoint import flip, rewrite
 
 
@@ -407,6 +406,7 @@ def test_abort_in_each_phase_leaves_what_a_new_job_goes_on_with(tmp_path: Path, 
     with pytest.raises(Stopped):
         run()
     assert run.results["status"] == "failed"
+    assert run.staged == []
     rest = Run(tmp_path, num_rounds=2, rule=FedLWR(), experiment="e", job="second")()
     assert rest.net.tasks[0].current_round == at
     assert figures(rest) == figures(whole)
@@ -530,13 +530,3 @@ def test_a_limit_on_the_size_of_a_file(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert Run(tmp_path, num_rounds=2, rule=Large(), experiment="e")().net.tasks[0].current_round == 1
-
-
-def test_without_an_experiment_nothing_of_a_checkpoint_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.CheckpointFolder, "save", None)
-    monkeypatch.setattr(module.FolderLock, "take", None)
-    run = Run(tmp_path, num_rounds=1)()
-    assert not any(path.name.startswith(("state", "rule-", "model-")) for path in run.folder.rglob("*"))
-    assert isinstance(run.net, Network)

@@ -29,7 +29,7 @@ from fairflare.federation.site.site_state import SiteFolder
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.site_run import SiteStore
-from fairflare.methods.base.training import LocalTraining, SiteError
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 
 from ..methods.support import at_site, initial, request, same
@@ -531,20 +531,6 @@ def small_files(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
 
-def test_a_write_that_fails_half_way_leaves_the_old_value_and_no_part(tmp_path: Path) -> None:
-    def work() -> list[Any]:
-        store = SiteStore(tmp_path)
-        store.save("moments", 1, values(1))
-        with small_files(100_000):
-            try:
-                store.save("moments", 2, {"x": torch.zeros(200_000)})
-            except OSError as error:
-                return [error.errno, kept(store), equal(store.load_before("moments", 3), values(1))]
-        return []
-
-    assert in_child(work) == [errno.EFBIG, ["moments.000001.pt"], True]
-
-
 def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
     class Fails(LocalTraining):
         """Behind the moments' saving."""
@@ -660,8 +646,3 @@ def test_partials_of_the_living_stay_unless_the_folder_is_held(tmp_path: Path) -
     assert files.remove_partials(tmp_path, mine=True) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert files.remove_partials(tmp_path / "none", mine=True) == 0
-
-
-def test_a_damaged_id_is_a_site_error(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="is not usable"):
-        SiteFolder("site-1", tmp_path).store("a b")

@@ -263,12 +263,6 @@ def test_a_site_counts_once() -> None:
     assert aggregator.rejected == {"a": "site 'a' answered twice in round 0"}
 
 
-def test_a_report_that_the_rule_needs() -> None:
-    report = {"sharpness": 0.5, "perturbed_loss": 1.0}
-    with pytest.raises(QuorumError, match=r"1 usable.*of min_sites=2 \(site 'b': the report lacks the field 'sharp"):
-        collect(result("a", flat(1.0), report=report), result("b", flat(1.0)), rule=FedISM(), min_sites=2)
-
-
 def test_too_few_sites_raise_with_every_reason() -> None:
     with pytest.raises(QuorumError, match=r"0 usable result\(s\) of min_sites=1 \(no answer\)"):
         collect()

@@ -25,15 +25,13 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
-from fairflare.base.settings import field_names, values_of
+from fairflare.base.settings import values_of
 from fairflare.exchange.messages import BySite, Message, for_site
 from fairflare.federation.plan.site_training import check_halves, training_of
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
-from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model, to_model
 from fairflare.flare.tracking import FlareEvents
-from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import SendsParts
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
@@ -41,7 +39,6 @@ from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
 
 from ..federation.network import SILENT, SITES, Line, good, misbehave
-from ..unit.test_settings import Builder
 
 
 class Server(RoundsController):
@@ -486,40 +483,6 @@ def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
     assert [s["name"] for s in rest.sent] == ["train", "validate"]
 
 
-def test_a_second_job_of_the_same_experiment_is_refused(tmp_path: Path) -> None:
-    """The first one is still running, for instance in a job that FLARE has not noticed to be over."""
-    (tmp_path / "2").mkdir()
-    refused: list[Server] = []
-
-    def meanwhile(site: str, name: str, task: Message) -> Any:
-        if site == "site-1" and name == "train":
-            other = Server(tmp_path / "2", num_rounds=1, experiment="e", job="job-2",
-                           local={"checkpoint_root": str(tmp_path / "kept")})  # fmt: skip
-            with pytest.raises(ValueError, match="is being run by job 'job-1'"):
-                other.run()
-            refused.append(other)
-        return good(site, name, task)
-
-    local = {"checkpoint_root": str(tmp_path / "kept")}
-    first = Server(tmp_path, meanwhile, num_rounds=1, experiment="e", job="job-1", local=local)
-    first.run()
-    assert first.results["status"] == "completed"
-    (other,) = refused
-    assert other.sent == []
-    assert other.results["status"] == "failed"
-    assert "wait until that run is over or abort it, or give this one another experiment id" in other.results["reason"]
-
-
-def test_a_schedule_in_the_sites_configuration_holds_the_number_of_rounds(tmp_path: Path) -> None:
-    config = tmp_path / "app" / "config" / "config_fed_client.json"
-    config.parent.mkdir(parents=True)
-    training = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"schedule": "cosine"}}
-    config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
-    Server(tmp_path, num_rounds=1, experiment="e").run()
-    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it.*Set num_rounds=1"):
-        Server(tmp_path, num_rounds=2, experiment="e").run()
-
-
 def test_a_setting_edited_in_the_sites_configuration_alone_ends_the_job_before_training(tmp_path: Path) -> None:
     recipe = FairRecipe("fed_ism", num_rounds=1)
     recipe.export(str(tmp_path / "job"))
@@ -562,8 +525,6 @@ def test_flares_event_of_a_new_best_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_rounds": 0}, "num_rounds must be an integer >= 1, got 0"),
-        ({"train_timeout": 0}, "train_timeout must be a number > 0, got 0"),
         ({"task_check_period": 0}, "task_check_period must be a number > 0, got 0"),
         ({"experiment": "../x"}, "name '../x' must be"),
         ({"rule": Line()}, "rule must be Rule, got <"),
@@ -574,28 +535,6 @@ def test_flares_event_of_a_new_best_model(tmp_path: Path) -> None:
 def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="^" + message):
         RoundsController(**{"task": Line(), "rule": FedAvg(), **given})
-
-
-@pytest.mark.parametrize("name", list(all_methods()))
-def test_every_job_is_built_back_by_flare(name: str, tmp_path: Path) -> None:
-    recipe = FairRecipe(name, packaging="preinstalled", num_rounds=7, min_sites=2, straggler_grace=1.5)
-    recipe.export(str(tmp_path))
-    config = tmp_path / name / "app" / "config"
-    server = json.loads((config / "config_fed_server.json").read_text())
-    client = json.loads((config / "config_fed_client.json").read_text())
-    controller = Builder().build_component(server["workflows"][0])
-    executor = Builder().build_component(client["executors"][0]["executor"])
-    assert type(controller) is RoundsController
-    assert type(executor) is SiteExecutor
-    plan = recipe.plan
-    assert values_of(controller.rule) == values_of(plan.rule)
-    assert values_of(executor.training) == values_of(plan.training)
-    for task in (controller.task, executor.task):
-        assert values_of(task)["args"] == values_of(plan.task)["args"]
-    assert {k: getattr(controller, k) for k in field_names(type(plan.run))} == {
-        k: getattr(plan.run, k) for k in field_names(type(plan.run))
-    }
-    assert (controller.num_rounds, controller.straggler_grace) == (7, 1.5)
 
 
 # ------------------------------------------------------------------------------------------------ wire and curves

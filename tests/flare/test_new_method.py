@@ -179,15 +179,6 @@ def test_momentum_of_a_median(plugin: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(run.model()["model"][name].double().numpy(), w, rtol=0, atol=2e-6)
 
 
-def test_no_momentum_is_fed_avg(plugin: Path, tmp_path: Path) -> None:
-    with_, without = (
-        Run(tmp_path / str(number), trains, rule=rule, num_rounds=2)().model()["model"]
-        for number, rule in enumerate((made(beta=0.0), all_methods()["fed_avg"].rule()))
-    )
-    for name, tensor in with_.items():
-        torch.testing.assert_close(tensor, without[name], rtol=1e-6, atol=1e-7)
-
-
 def test_under_a_stock_controller_it_acts_or_is_refused(plugin: Path) -> None:
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 

@@ -25,6 +25,7 @@ TONES: dict[str, Any] = {"phantom": "dermoscopy", "attributes": True, "groups": 
 #: Where three rounds of a tiny job need more than that.
 ALSO: dict[str, dict[str, Any]] = {
     "crt": {"crt_rounds": 1},
+    "fed_mrl": {"mu_policy": "qmix"},
     "creff": {"feature_steps": 3, "classifier_epochs": 2, "gradient_repeats": 1},
 }
 

@@ -28,8 +28,9 @@ from .test_every_job import ALSO, CLASSES, TINY, TONES, model_of
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(600)]
 
 SITES = ["site-1", "site-2"]
-#: Phase and round in which every process of the job is ended: two phases, parts that stay, training at the server.
-KILLED = {"fed_lwr": ("anchor", 1), "ditto": ("train", 1), "creff": ("train", 1)}
+#: Phase and round in which every process of the job is ended: two phases, parts that stay, training at the server, and
+#: agents, map and its neurons there.
+KILLED = {"fed_lwr": ("anchor", 1), "ditto": ("train", 1), "creff": ("train", 1), "fed_mrl": ("train", 1)}
 
 
 def settings_of(method: str) -> dict[str, Any]:
@@ -131,6 +132,8 @@ def test_every_method_with_what_is_trained_alone(
     assert results["test"] == document["test"]
     assert results["groups"] == document["groups"]
     assert (results["groups"] is not None) == ("groups" in settings_of(method))
+    assert [r["layers"] for r in results["rounds"]] == [r["layers"] for r in document["rounds"]]
+    assert [r["site_weights"] for r in results["rounds"]] == [r["site_weights"] for r in document["rounds"]]
     expected, found = model_of(here.parent), model_of(workspace)
     assert found.keys() < expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())

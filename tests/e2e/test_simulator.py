@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fairflare.federation.transports.local import run_local
 from fairflare.provision import job_classes
@@ -22,6 +21,7 @@ from tests.bundles import two_sites, write_bundle
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
 from .test_every_job import CLASSES, TONES
+from .test_mlflow import of_tensorboard
 
 pytestmark = pytest.mark.e2e
 
@@ -77,46 +77,6 @@ def test_the_same_bits_with_a_process_for_each_task(job, simulate, tmp_path):
     assert one.results["test"] == json.loads((here / "results.json").read_text())["test"]
 
 
-def test_recorded_weights_and_model_recomputed_from_the_local_models(lwr):
-    """An independent few lines: scores -> Eq. 5 -> Eq. 6 -> the recorded weights and the global model."""
-    run = lwr
-    layers = rows(run.folder / "layers.csv.bz2")
-    for number in (0, 1):
-        folder = run.folder / "local_models" / f"round_{number:04d}"
-        # Staged file names escape the site name; the file itself says whose it is.
-        local = {}
-        for path in folder.glob("*.safetensors"):
-            from safetensors import safe_open
-
-            with safe_open(path, "pt") as f:
-                local[f.metadata()["site"]] = load_file(path)
-        assert sorted(local) == ["site-1", "site-2"]
-        here = [r for r in layers if int(r["round"]) == number]
-        names = {r["layer"] for r in here}
-        assert names == {key.rsplit(".", 1)[0] for key in local["site-1"]}
-        weights = {}
-        for layer in names:
-            score = {r["site"]: float(r["dissimilarity"]) for r in here if r["layer"] == layer}
-            total = sum(score.values())
-            weights[layer] = {site: s / total for site, s in score.items()}
-            for r in here:
-                if r["layer"] == layer:
-                    assert float(r["weight"]) == pytest.approx(weights[layer][r["site"]], abs=1e-6)
-                    assert float(r["cka"]) == pytest.approx(1 - float(r["dissimilarity"]), abs=1e-6)
-        expected = {}
-        for key, first in local["site-1"].items():
-            if first.is_floating_point():
-                rho = weights[key.rsplit(".", 1)[0]]
-                expected[key] = sum(rho[s] * m[key].double() for s, m in local.items())
-            else:
-                expected[key] = max(m[key] for m in local.values())
-    # Not every layer may have equal weights, or the comparison would prove nothing.
-    assert max(max(w.values()) - min(w.values()) for w in weights.values()) > 0.02
-    final = global_model(run)
-    for key, tensor in final.items():
-        torch.testing.assert_close(tensor.double(), expected[key].double(), atol=1e-6, rtol=1e-6)
-
-
 def test_table_results_and_curves(lwr):
     run = lwr
     results = run.results
@@ -134,36 +94,18 @@ def test_table_results_and_curves(lwr):
     assert [r["current_round"] for r in results["rounds"]] == [0, 1]
     assert results["info"]["config"]["training"]["args"]["learning_rate"] == 1e-3
     assert set(results["info"]["versions"]) >= {"fairflare", "nvflare", "torch", "monai", "python"}
-
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = list((run.workspace / "server" / "simulate_job" / "tb_events").rglob("events*"))
-    assert len(events) == 1
-    curves = EventAccumulator(str(events[0]), size_guidance={"scalars": 0})
-    curves.Reload()
-    tags = curves.Tags()["scalars"]
-    for site in dice:
-        assert [e.step for e in curves.Scalars(f"train_loss/{site}")] == [0, 1]
-        assert f"validation_dice/{site}" in tags
-        assert curves.Scalars(f"test_dice/{site}")[0].value == pytest.approx(dice[site], abs=1e-6)
-    assert "test_dice/std" in tags
-    assert "validation_dice/worst" in tags
-
-
-def test_weights_and_similarity_by_layer_are_tracked(lwr):
-    run = lwr
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (events,) = (run.workspace / "server" / "simulate_job" / "tb_events").rglob("events*")
-    curves = EventAccumulator(str(events), size_guidance={"scalars": 0})
-    curves.Reload()
-    tags = set(curves.Tags()["scalars"])
-    layers = run.results["rounds"][0]["layers"]
+    curves = of_tensorboard(run.workspace / "server" / "simulate_job" / "tb_events")
+    layers = results["rounds"][0]["layers"]
     assert len(layers) == 41
-    for layer in layers:
-        for site in ("site-1", "site-2"):
-            assert f"cka/{layer}/{site}" in tags
-            assert f"weight/{layer}/{site}" in tags
+    for site in dice:
+        assert [step for step, _ in curves[f"train_loss/{site}"]] == [0, 1]
+        assert curves[f"test_dice/{site}"][0][1] == pytest.approx(dice[site], abs=1e-6)
+        tags = {
+            f"validation_dice/{site}",
+            *(f"{kind}/{layer}/{site}" for kind in ("cka", "weight") for layer in layers),
+        }
+        assert tags <= curves.keys()
+    assert {"test_dice/std", "validation_dice/worst"} <= curves.keys()
 
 
 @pytest.mark.long

@@ -19,12 +19,9 @@ import pytest
 from fairflare.base.disk.locks import locked
 from fairflare.base.disk.temporary import OWNER, OwnedFolder, sweep
 from fairflare.reporting.results import find_results, read_document
+from tests.tiny import FUNDUS as TINY
 
 pytestmark = pytest.mark.e2e
-TINY = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
-    "partition": "iid", "local_epochs": 1, "batch_size": 16,
-}  # fmt: skip
 SETTINGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 TRAINS = ["run", "fed_avg", "--task", "classification", "--sites", "2", "--rounds", "5000", *SETTINGS]
 CTRL_C = "the run was stopped by Ctrl-C (SIGINT)"

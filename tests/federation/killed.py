@@ -24,18 +24,10 @@ import torch
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_document
+from tests.tiny import FUNDUS, VOLUMES, without_times
 
 ROUNDS = 3
-IMAGES: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 3, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 8,
-}  # fmt: skip
-VOLUMES: dict[str, Any] = {
-    "image_size": [32, 32],
-    "features": [4, 4, 8, 8, 8, 4],
-    "phantom_cases": 0.1,
-    "local_epochs": 1,
-}
+IMAGES = {**FUNDUS, "phantom_sites": 3, "batch_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fed_lwr": VOLUMES,
     "fed_mrl": {**IMAGES, "weighting.grid": [2, 2], "mu_policy.warmup": 1},
@@ -126,12 +118,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     document = read_document(place / "fairflare")
     kept = ("status", "rounds", "test", "fairness", "left_out", "phases")
     return {"models": models} | {key: without_times(document[key]) for key in kept}
-
-
-def without_times(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if not key.endswith("seconds")}
-    return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
 def main(method: str, folder: Path, seed: int, kills: int) -> None:

@@ -193,3 +193,29 @@ class Run:
     def left_out(self, current_round: int = 0) -> dict[str, tuple[str, str]]:
         """``{site: (phase, reason)}`` of a round."""
         return {x["site"]: (x["phase"], x["reason"]) for x in self.results["rounds"][current_round]["left_out"]}
+
+
+class Heard(Listener):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def event(self, kind, details):
+        phase = details.get("phase")
+        self.told.append((kind, phase, details["current_round"], details.get("site")))
+
+    def round_started(self, current_round):
+        self.told.append(("round_started", current_round))
+
+    def before_aggregation(self):
+        self.told.append("before_aggregation")
+
+    def aggregated(self, state):
+        self.told.append(("aggregated", sorted(state)))
+
+    def round_done(self, record, metric):
+        self.told.append(("record", record.current_round, metric))
+
+    def tested(self, test, metric, step):
+        self.told.append(("tested", sorted(test), metric, step))

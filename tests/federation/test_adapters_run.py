@@ -26,6 +26,7 @@ from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
+from tests.tiny import model_in
 
 pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
 
@@ -50,7 +51,7 @@ def test_two_sites_with_ranks_of_their_own(method: str, tmp_path: Path) -> None:
     folder = run_local(plan, tmp_path, LOCAL)
     results = read_document(folder)
     assert results["status"] == "completed"
-    final = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
+    final = model_in(folder)
     torch.manual_seed(plan.run.seed)
     first = network_of(plan.task).state_dict()
     factors = {name for pair in pairs_of(final).values() for name in pair}
@@ -133,7 +134,7 @@ def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_
     for exchange in ("all", "trainable"):
         folder = run_local(plan_of(method, settings={**settings, "exchange": exchange}), tmp_path / exchange, LOCAL)
         assert read_document(folder)["status"] == "completed"
-        models[exchange] = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
+        models[exchange] = model_in(folder)
     sent, whole = models["trainable"], models["all"]
     factors = {name for pair in pairs_of(whole).values() for name in pair}
     assert set(sent) == {*factors, "head.weight", "head.bias"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.parts.anchor_report import LayerSimilarityReport
+from tests.tiny import document
 
 from ..methods.support import SEGMENTATION, State, at_site, initial, net_state, request, same
 from .network import Run, good
@@ -139,7 +139,7 @@ def test_weights_and_bytes_of_a_run(tmp_path: Path) -> None:
         plan = make_plan(
             "fed_lwr", sites=2, num_rounds=2, settings={**SEGMENTATION, "local_epochs": 1, "anchor_as": form}
         )
-        results = json.loads((run_local(plan, tmp_path / form) / "results.json").read_text())
+        results = document(run_local(plan, tmp_path / form))
         assert not any(r["left_out"] for r in results["rounds"])
         anchor = [p for r in results["rounds"] for p in r["phases"] if p["name"] == "anchor"]
         found[form] = (anchor[0]["bytes_out"], results["rounds"][0]["site_weights"], results["rounds"][0]["layers"])

@@ -21,6 +21,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from tests.bundles import train_config, two_sites, write_bundle
+from tests.tiny import RESULTS, document, model_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,17 +38,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, bundle: Path, local: dict[str, Any], method: str = "fed_avg", **options: Any) -> dict[str, Any]:
     plan = make_plan(method, monai_bundle=bundle, **{"sites": 2, "num_rounds": 2, **options})
-    return json.loads((run_local(plan, folder, local) / "results.json").read_text())
-
-
-def model(folder: Path) -> dict[str, torch.Tensor]:
-    file = folder / "server" / "simulate_job" / "FL_global_model.pt"
-    return torch.load(file, weights_only=True)["model"]
+    return document(run_local(plan, folder, local))
 
 
 def same(first: Path, second: Path) -> bool:
-    other = model(second)
-    return all(torch.equal(tensor, other[name]) for name, tensor in model(first).items())
+    other = model_in(second / RESULTS)
+    return all(torch.equal(tensor, other[name]) for name, tensor in model_in(first / RESULTS).items())
 
 
 @pytest.mark.many
@@ -112,7 +108,7 @@ def test_other_methods(tmp_path: Path, bundle: Path, local: dict[str, Any], meth
 def test_norms_are_recalibrated_on_patches(tmp_path: Path, bundle: Path, local: dict[str, Any]) -> None:
     found = run(tmp_path, bundle, local, num_rounds=1, settings={"norm_statistics": "recalibrated"})
     assert found["status"] == "completed"
-    assert any("running_var" in name for name in model(tmp_path))
+    assert any("running_var" in name for name in model_in(tmp_path / RESULTS))
 
 
 @pytest.mark.long

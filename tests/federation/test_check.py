@@ -23,15 +23,12 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
+from tests.tiny import FUNDUS as TINY
 from tests.unit.report_runs import read
 
 from .network import SILENT, SITES, Line, Run, good, misbehave
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
-    "partition": "iid", "local_epochs": 1, "batch_size": 16,
-}  # fmt: skip
 CLASSES = [f"c{number}" for number in range(3)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,17 @@ from fairflare.base.machine.computing import Overflow
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
+from tests.tiny import FUNDUS, document, model_in
 
-TINY: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 8,
-}  # fmt: skip
+TINY = {**FUNDUS, "phantom_sites": 2, "batch_size": 8}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(folder: Path, method: str = "fed_avg", local: Any = None, **settings: Any) -> tuple[dict[str, Any], Any]:
     plan = make_plan(method, task="classification", sites=2, num_rounds=2, settings={**TINY, **settings})
     found = run_local(plan, folder, local)
-    state = torch.load(found.parent / "FL_global_model.pt", weights_only=True)["model"]
-    return json.loads((found / "results.json").read_text()), state
+    state = model_in(found)
+    return document(found), state
 
 
 def said(results: dict[str, Any]) -> list[Any]:
@@ -85,7 +82,7 @@ def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path, monk
     plan = make_plan("fed_avg", task="classification", sites=2, num_rounds=1, settings=TINY)
     monkeypatch.setattr(type(plan.task), "loss", loss)
     found = run_local(plan, tmp_path / "one", {"sites": {"site-2": {"deterministic": True}}})
-    left_out = json.loads((found / "results.json").read_text())["rounds"][0]["left_out"]
+    left_out = document(found)["rounds"][0]["left_out"]
     reason = "site 'site-2': put_ has no deterministic form on its device; set deterministic to false"
     assert [(x["site"], x["reason"]) for x in left_out] == [("site-2", reason)]
 

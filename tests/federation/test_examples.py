@@ -26,13 +26,10 @@ from fairflare.tasks.base import Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores import examples
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import CLASSES
 
 from ..methods.support import SEGMENTATION, at_site, initial, request, same
 
-CLASSES = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0,
-}  # fmt: skip
 FINAL = {"measure": (SPLIT_TEST, SPLIT_VALIDATION)}
 
 

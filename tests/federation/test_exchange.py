@@ -32,13 +32,10 @@ from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Run
 from tests.methods.own import Plane, Sites
+from tests.tiny import FUNDUS, model_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CLASSES: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
-    "phantom_own_test": 20, "partition": "iid", "corrupted_sites": 0, "local_epochs": 1, "batch_size": 16,
-    "phantom_min_share": 0.0,
-}  # fmt: skip
+CLASSES = {**FUNDUS, "phantom_own_test": 20, "corrupted_sites": 0, "phantom_min_share": 0.0}
 OWN: dict[str, dict[str, Any]] = {
     "fed_mrl": {"weighting.grid": [2, 2]},
     "fed_lwr_last_layer": {"only_layer": "encoder.layer4"},
@@ -77,10 +74,6 @@ def plan_of(method: str, exchange: str, task: type | None = None, **more: Any) -
     found = make_plan(method, task="classification", sites=2, settings=settings, **options)
     cls = task or FrozenClassifier
     return replace(found, task=cls(**{n: getattr(found.task, n) for n in field_names(type(found.task))}))
-
-
-def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch.Tensor]:
-    return torch.load(results.parent / name, weights_only=True)["model"]  # type: ignore[no-any-return]
 
 
 def bytes_of(results: Path, phase: str) -> tuple[int, int]:

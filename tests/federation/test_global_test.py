@@ -25,6 +25,7 @@ from fairflare_lab.page import outcome
 from fairflare_lab.page.content import Spread, Table
 from fairflare_lab.page.material import of_one, page_run
 from tests.federation.network import Run, misbehave
+from tests.tiny import document, model_in
 from tests.unit.report_runs import read, read_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,8 +81,8 @@ def plan(method: str = "fed_avg", **options: Any) -> Plan:
 def done(made: Plan, folder: Path, local: dict[str, Any]) -> tuple[dict[str, Any], torch.nn.Module]:
     place = run_local(made, folder, local)
     model = made.task.build_model()
-    model.load_state_dict(torch.load(place.parent / "FL_global_model.pt", weights_only=True)["model"])
-    return json.loads((place / "results.json").read_text()), model
+    model.load_state_dict(model_in(place))
+    return document(place), model
 
 
 def outputs(made: Plan, model: torch.nn.Module, local: dict[str, Any], sites: list[str]) -> tuple[Any, Any]:

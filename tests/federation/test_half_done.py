@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.recipes import FairRecipe
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import document, model_in
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
 
@@ -76,13 +76,13 @@ def plan_of(name: str, **more: Any) -> Any:
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
     """Model, test, and what the sites said of themselves, without times."""
-    document = json.loads((folder / "results.json").read_text())
-    model = torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]
+    written = document(folder)
+    model = model_in(folder)
     said = [
         {site: {k: v for k, v in of_site.items() if k != "seconds"} for site, of_site in record["train"].items()}
-        for record in document["rounds"]
+        for record in written["rounds"]
     ]
-    return model, document["test"], said
+    return model, written["test"], said
 
 
 def check_same(plan: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:

@@ -17,14 +17,11 @@ from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import VOLUMES
 
 from ..methods.support import SEGMENTATION, initial
 
 TASK = SegmentationTask(**SEGMENTATION)
-
-TINY: dict[str, Any] = {
-    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1,
-}  # fmt: skip
 
 
 def loaded(path: Path) -> dict[str, torch.Tensor]:
@@ -84,7 +81,7 @@ def test_classification_takes_its_own_model_with_every_part(tmp_path: Path) -> N
 
 
 def run(folder: Path, local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=TINY, **options)
+    plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=VOLUMES, **options)
     return read_document(run_local(plan, folder, local))
 
 
@@ -109,7 +106,7 @@ def test_the_task_may_name_the_initial_weights(tmp_path: Path) -> None:
         model = task.build_model()
         task.initialise(model, checkpoint)
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
-    settings = {**TINY, "initial_weights": str(tmp_path / "gone.pt")}
+    settings = {**VOLUMES, "initial_weights": str(tmp_path / "gone.pt")}
     with pytest.raises((ValueError, RuntimeError), match=r"gone\.pt"):
         run_local(make_plan("fed_avg", sites=2, num_rounds=1, settings=settings), tmp_path / "run")
 

@@ -20,36 +20,19 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.fed_lwr import LayerSimilarityReport
+from tests.tiny import FUNDUS, RESULTS, document, model_in, without_times
+
+from .network import Heard
 
 SITES = ["site-1", "site-2", "site-3"]
 METRICS = {"accuracy", "balanced_accuracy", "auc_ovo", "auc_ovr", "f1_macro", "loss"}
-TINY: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 3, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
-}  # fmt: skip
+TINY = {**FUNDUS, "phantom_sites": 3}
 
 
 def run(folder: Path, method: str = "fed_avg", local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     settings = {**TINY, **options.pop("settings", {})}
     plan = make_plan(method, task="classification", sites=3, settings=settings, **{"num_rounds": 2, **options})
-    return read(run_local(plan, folder, local))
-
-
-def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
-
-
-def model(folder: Path) -> dict[str, torch.Tensor]:
-    file = folder / "server" / "simulate_job" / "FL_global_model.pt"
-    return torch.load(file, weights_only=True)["model"]
-
-
-def without_times(value: Any) -> Any:
-    """Results without what a clock wrote."""
-    clocks = ("seconds", "started", "updated", "finished", "run")  # and the id of the run
-    if isinstance(value, dict):
-        return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
-    return [without_times(v) for v in value] if isinstance(value, list) else value
+    return document(run_local(plan, folder, local))
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +51,14 @@ def test_the_tasks_file_is_kept_and_named(averaged: Path, tmp_path: Path) -> Non
     kept = tmp_path / "run" / "server" / "simulate_job" / "task.py"
     assert kept.read_text() == file.read_text()
     usual = averaged / "server" / "simulate_job"
-    found = read(usual / "fairflare")["info"]["task_file"]
+    found = document(usual / "fairflare")["info"]["task_file"]
     template = TASKS_BY_KIND["classification"]
     assert found == {"name": template.name, "sha256": hashlib.sha256(template.read_bytes()).hexdigest()}
     assert (usual / "task.py").read_bytes() == template.read_bytes()
 
 
 def test_fed_avg(averaged: Path) -> None:
-    results = read(averaged / "server" / "simulate_job" / "fairflare")
+    results = document(averaged / RESULTS)
     assert results["status"] == "completed"
     assert results["info"]["synthetic"] is True
     assert results["info"]["primary_metric"] == "balanced_accuracy"
@@ -108,9 +91,9 @@ def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
     torch.manual_seed(99)  # somebody else's random numbers
     again = run(tmp_path)
     assert torch.get_num_threads() == threads
-    first = read(averaged / "server" / "simulate_job" / "fairflare")
+    first = document(averaged / RESULTS)
     assert without_times(first) == without_times(again)
-    models = model(averaged), model(tmp_path)
+    models = model_in(averaged / RESULTS), model_in(tmp_path / RESULTS)
     assert models[0].keys() == models[1].keys()
     assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
     other = run(tmp_path / "other", seed=1)
@@ -128,11 +111,11 @@ def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp
             refused.append(str(caught.value))
 
     plan = make_plan("fed_avg", task="classification", sites=3, settings=TINY, num_rounds=2)
-    results = read(run_local(plan, tmp_path, listeners=[Second()]))
+    results = document(run_local(plan, tmp_path, listeners=[Second()]))
     assert len(refused) == 2
     assert "is in use by another run (process " in refused[0]
     assert refused[0].endswith("wait until that run is over, or give this one another folder")
-    first = read(averaged / "server" / "simulate_job" / "fairflare")
+    first = document(averaged / RESULTS)
     assert without_times(results) == without_times(first)
 
 
@@ -144,21 +127,6 @@ def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_pa
         run(tmp_path, num_rounds=2, experiment="e", settings=cosine)
     with pytest.raises(ValueError, match=r"training\.schedule: was 'cosine', is 'constant'"):
         run(tmp_path, num_rounds=1, experiment="e")
-
-
-@pytest.mark.long
-def test_fed_ism(tmp_path: Path) -> None:
-    results = run(tmp_path, "fed_ism")
-    assert results["status"] == "completed"
-    for site in SITES:
-        assert {"clean/auc_ovo", "corrupted/auc_ovo"} <= set(results["test"][site])
-    for record in results["rounds"]:
-        assert record["accepted"] == SITES
-        assert sorted(record["reports"]) == SITES
-        assert all(set(report) == {"sharpness"} for report in record["reports"].values())
-        assert sum(record["site_weights"].values()) == pytest.approx(1)
-    weights = results["rounds"][-1]["site_weights"]
-    assert len(set(weights.values())) == 3
 
 
 def test_a_site_with_bad_data_is_left_out_by_name(tmp_path: Path) -> None:
@@ -180,7 +148,7 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
     local["sites"]["site-3"] = {"phantom": True}
     with pytest.raises(RuntimeError, match=r"(?s)site-1.*the data folder does not exist"):
         run(tmp_path, local=local, min_sites=2)
-    results = read(tmp_path / "server" / "simulate_job" / "fairflare")
+    results = document(tmp_path / RESULTS)
     assert results["status"] == "failed"
     assert "'site-2': the data folder does not exist" in results["reason"]
 
@@ -191,7 +159,7 @@ def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Pa
     started = averaged / "server" / "simulate_job" / "FL_global_model.pt"
     settings = {"learning_rate": 1e-12, "optimizer": "sgd", "momentum": 0.0, "norm_momentum": 1e-12}
     run(tmp_path, local={"sites": {"server": {"initial_weights": str(started)}}}, settings=settings)
-    before, after = model(averaged), model(tmp_path)
+    before, after = model_in(averaged / RESULTS), model_in(tmp_path / RESULTS)
     for name, tensor in before.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(after[name], tensor, rtol=1e-5, atol=1e-6)
@@ -208,53 +176,6 @@ def test_sites_are_needed(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ how it goes
 
 
-class Heard(Listener):
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def event(self, kind, details):
-        phase = details.get("phase")
-        self.told.append((kind, phase, details["current_round"], details.get("site")))
-
-    def round_started(self, current_round):
-        self.told.append(("round_started", current_round))
-
-    def before_aggregation(self):
-        self.told.append("before_aggregation")
-
-    def aggregated(self, state):
-        self.told.append("aggregated")
-
-    def round_done(self, record, metric):
-        self.told.append(("record", record.current_round, metric))
-
-    def tested(self, test, metric, step):
-        self.told.append(("tested", sorted(test), metric, step))
-
-
-@pytest.mark.long
-def test_a_listener_hears_everything_in_order(tmp_path: Path) -> None:
-    heard = Heard()
-    plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=1, settings=TINY)
-    run_local(plan, tmp_path, listeners=[heard])
-    assert heard.told == [
-        ("phase", "check", 0, None),
-        *(("site", "check", 0, site) for site in SITES),
-        ("round_started", 0),
-        ("phase", "train", 0, None),
-        *(("site", "train", 0, site) for site in SITES),
-        "before_aggregation",
-        "aggregated",
-        ("record", 0, "balanced_accuracy"),
-        ("round_done", None, 0, None),
-        ("phase", "validate", 1, None),
-        *(("site", "validate", 1, site) for site in SITES),
-        ("tested", SITES, "balanced_accuracy", 1),
-    ]
-
-
 def test_told_to_stop(tmp_path: Path) -> None:
     """While the second site trains: nothing more is asked, and the results say that it failed."""
     heard = Heard()
@@ -266,7 +187,7 @@ def test_told_to_stop(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="the job was aborted"):
         run_local(plan, tmp_path, listeners=[heard], should_stop=stop)
     run_dir = tmp_path / "server" / "simulate_job"
-    results = read(run_dir / "fairflare")
+    results = document(run_dir / "fairflare")
     assert results["status"] == "failed"
     assert results["rounds"] == []
     assert "before_aggregation" not in heard.told
@@ -337,7 +258,7 @@ def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
     """What the rule learned in one run is nothing to the next one."""
     plan = make_plan("fed_ism", task="classification", sites=3, num_rounds=2, settings=TINY)
     first, second = (run_local(plan, tmp_path / name) for name in ("first", "second"))
-    weights = [[r["site_weights"] for r in read(folder)["rounds"]] for folder in (first, second)]
+    weights = [[r["site_weights"] for r in document(folder)["rounds"]] for folder in (first, second)]
     assert weights[0] == weights[1]
 
 

@@ -15,12 +15,10 @@ from fairflare.base.disk.files import private_folder, write_whole
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.page.write import OFF
+from tests.tiny import FUNDUS
 
 SITES = ["site-1", "site-2"]
-TINY: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
-}  # fmt: skip
+TINY = {**FUNDUS, "phantom_sites": 2}
 
 
 @pytest.fixture

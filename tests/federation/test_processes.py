@@ -19,13 +19,11 @@ from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.transports.local import run_local
+from tests.tiny import RESULTS, VOLUMES, document, model_in, without_times
 
 from .slow_task import SlowTask
-from .test_local import TINY, model, read, without_times
+from .test_local import TINY
 
-VOLUMES: dict[str, Any] = {
-    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1,
-}  # fmt: skip
 AGENTS: dict[str, Any] = {**TINY, "mu_policy.warmup": 1}
 
 
@@ -43,13 +41,13 @@ def assert_nobody_left() -> None:
 @pytest.mark.parametrize("method", ["fed_lwr", "fed_mrl", "ditto"])
 def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two phases; a mu for each site; a model of each site's own. And the sites' lines are in the log."""
-    one = read(run_local(made(method), tmp_path / "one"))
+    one = document(run_local(made(method), tmp_path / "one"))
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        some = read(run_local(made(method), tmp_path / "some", jobs=2))
+        some = document(run_local(made(method), tmp_path / "some", jobs=2))
     assert_nobody_left()
     assert without_times(one) == without_times(some)
-    first, second = model(tmp_path / "one"), model(tmp_path / "some")
+    first, second = model_in(tmp_path / "one" / RESULTS), model_in(tmp_path / "some" / RESULTS)
     assert all(torch.equal(first[name], tensor) for name, tensor in second.items())
     assert {f"site site-{k}" for k in (1, 2, 3)} <= {message.partition(":")[0] for message in caplog.messages}
 
@@ -63,7 +61,7 @@ def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
     )
     plan = made("fed_avg", task_file=file, require_all_sites=False, min_sites=2)
     local = {"phantom": True, "sites": {"site-2": {"data_root": str(tmp_path / "nowhere"), "phantom": False}}}
-    found = read(run_local(plan, tmp_path / "run", local, jobs=3))
+    found = document(run_local(plan, tmp_path / "run", local, jobs=3))
     assert_nobody_left()
     assert [record["accepted"] for record in found["rounds"]] == [["site-1", "site-3"]] * 2
     assert "the data folder does not exist" in json.dumps(found["rounds"][0]["left_out"])
@@ -102,7 +100,7 @@ def test_a_process_that_dies_costs_its_site_the_round(tmp_path: Path) -> None:
             (tmp_path / "reached").unlink(missing_ok=True)  # of the check, or the round before
             started.append(current_round)
 
-    found = read(run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=3))
+    found = document(run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=3))
     assert_nobody_left()
     assert next(record["accepted"] for record in found["rounds"]) == ["site-1", "site-3"]
     (left_out,) = found["rounds"][0]["left_out"]

@@ -25,6 +25,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.tasks.networks import build_classifier
 from fairflare.tasks.scripts import LoopTask, ScriptData
+from tests.tiny import FUNDUS, VOLUMES
 
 from ..central_norms import central_statistics, differing
 from ..methods.support import at_site, initial, request, same
@@ -317,13 +318,8 @@ def test_max_update_norm_holds(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------ with data
 
-TINY_CLASSES: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60,
-    "phantom_test": 40, "local_epochs": 1, "batch_size": 7,
-}  # fmt: skip
-TINY_SEGMENTS: dict[str, Any] = {
-    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "batch_size": 3, "local_epochs": 1,
-}  # fmt: skip
+TINY_CLASSES = {name: value for name, value in FUNDUS.items() if name != "partition"} | {"batch_size": 7}
+TINY_SEGMENTS = {**VOLUMES, "batch_size": 3}
 KINDS = [("segmentation", TINY_SEGMENTS), ("classification", TINY_CLASSES)]
 
 

@@ -19,16 +19,12 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.transports.local import run_local
 from tests.federation.network import Run, good, misbehave
+from tests.tiny import FUNDUS, VOLUMES, document, model_in
 
 SITES = ["site-1", "site-2", "site-3"]
 COUNT = 25
-SEGMENTS: dict[str, Any] = {
-    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1,
-}  # fmt: skip
-CLASSES: dict[str, Any] = {
-    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 3, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "local_epochs": 1, "batch_size": 16,
-}  # fmt: skip
+SEGMENTS = {**VOLUMES, "phantom_cases": 0.3}
+CLASSES = {**FUNDUS, "phantom_sites": 3}
 
 
 def plan(task: str, **options: Any) -> Plan:
@@ -39,8 +35,8 @@ def plan(task: str, **options: Any) -> Plan:
 def done(made: Plan, folder: Path, local: dict[str, Any] | None = None) -> tuple[dict[str, Any], torch.nn.Module]:
     results = run_local(made, folder, local)
     model = made.task.build_model()
-    model.load_state_dict(torch.load(results.parent / "FL_global_model.pt", weights_only=True)["model"])
-    return json.loads((results / "results.json").read_text()), model
+    model.load_state_dict(model_in(results))
+    return document(results), model
 
 
 def test_the_same_draws_for_everyone_and_others_for_each_site() -> None:

@@ -27,6 +27,7 @@ from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.tasks.base import Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import CLASSES
 
 from ..methods.support import SEGMENTATION, at_site, initial, request, same
 
@@ -134,10 +135,7 @@ def test_out_of_memory_and_other_errors_are_replies_without_details(worker):
 
 
 TOLD = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 0.5, "mu": {"site-1": 0.1}}
-CLASSES = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
-}  # fmt: skip
+CLASSES = {**CLASSES, "projector_dim": 96}
 
 
 @pytest.mark.parametrize(

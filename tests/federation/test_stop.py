@@ -28,15 +28,13 @@ from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare_lab.phantoms import prostate_site
+from tests.tiny import CLASSES
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
 from .slow_task import SlowTask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CLASSES = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
-}  # fmt: skip
+CLASSES = {**CLASSES, "projector_dim": 96}
 
 
 class Counted(SiteData):

@@ -16,9 +16,10 @@ from fairflare.cli.commands import app
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
+from tests.tiny import VOLUMES, document
 
 ROOT = Path(__file__).parents[2]
-TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
+TINY = {**VOLUMES, "phantom_cases": 0.3}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_new_method_in_one_file(example, tmp_path):
     assert "loss_power" in all_methods()
     assert len(example.splitlines()) < 29  # what it took once
     plan = make_plan("loss_power", sites=3, num_rounds=2, settings={**TINY, "q": 2.0})
-    results = json.loads((run_local(plan, tmp_path / "run") / "results.json").read_text())
+    results = document(run_local(plan, tmp_path / "run"))
     assert results["status"] == "completed"
     for record in results["rounds"]:
         losses = {site: metrics["loss"] for site, metrics in record["validation"].items()}

@@ -25,9 +25,10 @@ from fairflare.methods.base import catalog
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule
 from tests.federation.network import SITES, Run, good, number
+from tests.tiny import VOLUMES
 
 ROOT = Path(__file__).parents[2]
-TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
+TINY = {**VOLUMES, "phantom_cases": 0.3}
 SETS = [f"--set={name}={json.dumps(value)}" for name, value in TINY.items()]
 METHODS = {"fed_avg_m": ("FedAvgM", "beta=0.5"), "term": ("TERM", "t=2.0")}
 

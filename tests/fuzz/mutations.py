@@ -6,6 +6,7 @@ shuffles, so that a long walk makes them all; every third is two or three change
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import random
@@ -105,24 +106,11 @@ def _deep(levels: int) -> Any:
     return value
 
 
+PLAIN = "None True False 0 1 -1 7.0 -0.5 -0.0 1e-308 1e30 1e308 -1e308"
 #: name -> value; made anew each time.
 VALUES: dict[str, Callable[[], Any]] = {
-    "None": lambda: None,
-    "True": lambda: True,
-    "False": lambda: False,
-    "0": lambda: 0,
-    "1": lambda: 1,
-    "-1": lambda: -1,
-    "7.0": lambda: 7.0,
-    "-0.5": lambda: -0.5,
-    "-0.0": lambda: -0.0,
-    "1e-308": lambda: 1e-308,
-    "1e30": lambda: 1e30,
-    "1e308": lambda: 1e308,
-    "-1e308": lambda: -1e308,
-    "nan": lambda: math.nan,
-    "inf": lambda: math.inf,
-    "-inf": lambda: -math.inf,
+    **{text: partial(ast.literal_eval, text) for text in PLAIN.split()},
+    **{text: partial(float, text) for text in ("nan", "inf", "-inf")},
     "2**63": lambda: 2**63,
     "-2**63": lambda: -(2**63),
     "10**18": lambda: 10**18,

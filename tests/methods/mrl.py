@@ -19,6 +19,7 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
+from tests.tiny import model_in
 
 Vector = npt.NDArray[np.float64]
 State = dict[str, torch.Tensor]
@@ -135,5 +136,5 @@ def federation(folder: Path, local: Mapping[str, Any] | None = None, **options: 
 
 def model_of(found: Path) -> State:
     """The final model of a run."""
-    state: State = torch.load(found.parent / "FL_global_model.pt", weights_only=True)["model"]
+    state: State = model_in(found)
     return state

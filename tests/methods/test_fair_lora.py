@@ -22,6 +22,7 @@ from fairflare.methods.fair_lora import VALUES, FairLoRA, GroupAdapters
 from fairflare.prediction.predictor import load_predictor
 from fairflare.reporting.results import read_document
 from tests.federation.test_groups import SITES, SMALL, federation
+from tests.tiny import model_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RANK, ALPHA, OWN = 4, 3.0, 0.7
@@ -186,10 +187,6 @@ def plan_of(**more: Any) -> Plan:
     options = {name: more.pop(name) for name in ("num_rounds", "exchange", "keep_local_models") if name in more}
     settings = {**SMALL, "fairlora_attribute": "sex", "adapters.rank": RANK, "learning_rate": 0.01, **more}
     return make_plan("fair_lora", task="classification", sites=SITES, settings=settings, **{"num_rounds": 2, **options})
-
-
-def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch.Tensor]:
-    return torch.load(results.parent / name, weights_only=True)["model"]  # type: ignore[no-any-return]
 
 
 def local_models(results: Path, current_round: int) -> dict[str, dict[str, torch.Tensor]]:

@@ -17,6 +17,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining, distance
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import model_in
 
 from .support import CLASSES as TASK
 from .support import at_site, collected, initial, inputs, request
@@ -306,7 +307,7 @@ def test_resumed_run_goes_on_with_its_averages(tmp_path):
             with pytest.raises(KeyboardInterrupt):
                 run_local(plan, tmp_path / "dead", local, listeners=[Dying()])
         results, folder = federation(tmp_path, name, local=local, num_rounds=3, experiment="e")
-        states.append((results, torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]))
+        states.append((results, model_in(folder)))
     (whole, first), (parts, second) = states
     assert parts["info"]["resumed_at_round"] == 1
     assert [r["site_weights"] for r in whole["rounds"]] == [r["site_weights"] for r in parts["rounds"]]

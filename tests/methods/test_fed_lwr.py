@@ -19,6 +19,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
 from fairflare.reporting.results import read_document
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import VOLUMES, model_in
 
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
 
@@ -405,7 +406,7 @@ def test_a_layer_that_the_network_has_not_is_refused_before_the_run():
         make_plan("fed_lwr_last_layer", settings={"only_layer": "down_9"})
 
 
-TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1}
+TINY = VOLUMES
 STEADY = {"warmup_rounds": 1, "mix": 0.5, "layer_granularity": "block"}
 
 
@@ -436,5 +437,5 @@ def test_a_steadied_run_goes_on_with_the_same_bits(tmp_path):
         for number in lengths:
             plan = make_plan("fed_lwr", sites=3, num_rounds=number, settings=settings, experiment="x")
             results = run_local(plan, tmp_path / name)
-        models.append(torch.load(results.parent / "FL_global_model.pt", weights_only=True)["model"])
+        models.append(model_in(results))
     assert same(*models)

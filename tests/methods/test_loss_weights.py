@@ -20,6 +20,8 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fair_fed import FairFed, ReportAccuracy
 from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
 from fairflare.tasks.classification import ClassificationTask
+from tests.federation.network import Run, good
+from tests.tiny import model_in
 
 from .support import CLASSES as TASK
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
@@ -238,7 +240,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path, method
                 run_local(make_plan(method, sites=3, **settings), tmp_path / "dead", local, listeners=[Dying()])
         folder = run_local(make_plan(method, sites=3, **settings), tmp_path / name, local)
         results = json.loads((folder / "results.json").read_text())
-        found.append((results, torch.load(folder.parent / "FL_global_model.pt", weights_only=True)["model"]))
+        found.append((results, model_in(folder)))
     (whole, first), (parts, second) = found
     assert parts["info"]["resumed_at_round"] == 2
     assert [r["site_weights"] for r in whole["rounds"]] == [r["site_weights"] for r in parts["rounds"]]

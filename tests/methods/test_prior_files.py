@@ -12,14 +12,12 @@ from fairflare.exchange.messages import SiteReply
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.priors import EMBEDDED_FILE
+from tests.tiny import CLASSES
 
 from .support import at_site, initial, request
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TASK: dict[str, Any] = {
-    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
-    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0, "projector_dim": 96,
-}  # fmt: skip
+TASK = {**CLASSES, "projector_dim": 96}
 
 
 @pytest.fixture

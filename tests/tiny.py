@@ -1,0 +1,39 @@
+"""Settings of small runs, and what such a run left, for tests of several folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FUNDUS: dict[str, Any] = {
+    "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
+    "partition": "iid", "local_epochs": 1, "batch_size": 16,
+}  # fmt: skip
+VOLUMES: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1,
+}  # fmt: skip
+#: Of a task itself; all sites are alike.
+CLASSES: dict[str, Any] = {
+    "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_sites": 2, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0,
+}  # fmt: skip
+RESULTS = Path("server/simulate_job/fairflare")
+
+
+def document(results: Path) -> Any:
+    return json.loads((results / "results.json").read_text())
+
+
+def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch.Tensor]:
+    return torch.load(results.parent / name, weights_only=True)["model"]  # type: ignore[no-any-return]
+
+
+def without_times(value: Any) -> Any:
+    """Results without what a clock wrote."""
+    clocks = ("seconds", "started", "updated", "finished", "run")  # and the id of the run
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
+    return [without_times(v) for v in value] if isinstance(value, list) else value

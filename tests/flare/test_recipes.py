@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -315,30 +314,6 @@ def test_task_file_without_a_task(tmp_path, text, message):
         FairRecipe("fed_avg", task_file=path)
 
 
-def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "fairflare.cli", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-@pytest.mark.long
-def test_command_line_lists_and_exports(tmp_path):
-    listed = command_line("list", cwd=tmp_path)
-    assert listed.returncode == 0
-    for name in all_methods():
-        assert name in listed.stdout
-    out = command_line("export", "fed_lwr", "--out", "jobs", "--set", "clip_max=0.9", "--preinstalled", cwd=tmp_path)
-    assert out.returncode == 0, out.stderr
-    server, _ = configs(tmp_path / "jobs" / "fed_lwr")
-    assert server["workflows"][0]["args"]["rule"]["args"]["clip_max"] == 0.9
-    assert {name: server["workflows"][0]["args"].get(name) for name in FOR_HOSPITALS} == FOR_HOSPITALS
-
-
 def test_an_exported_job_bounds_what_a_site_can_do(tmp_path, build):
     options = ["--set", "max_weight=0.3", "--set", "max_samples=null"]
     done = CliRunner().invoke(app, ["export", "fed_avg", "--out", str(tmp_path), "--preinstalled", *options])
@@ -378,20 +353,3 @@ def test_recipes_and_the_simulator_are_as_the_papers(tmp_path):
         assert (run.max_weight, run.max_excess, run.max_samples, run.max_update_norm) == (0.5, None, None, None)
     FairRecipe("fed_avg").export(str(tmp_path / "plain"))
     assert not FOR_HOSPITALS.keys() & configs(tmp_path / "plain" / "fed_avg")[0]["workflows"][0]["args"].keys()
-
-
-@pytest.mark.many
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "fed_lwrr"], "did you mean 'fed_lwr'"),
-        (["run", "fed_lwr", "--set", "clip_max"], "--set wants KEY=VALUE"),
-        (["run", "fed_lwr", "--data", "none.json"], "none.json"),
-        (["show", "."], "no results.json"),
-    ],
-)
-def test_command_line_mistakes_are_one_line(tmp_path, arguments, message):
-    done = command_line(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr.replace("\n", " ")
-    assert "Traceback" not in done.stderr

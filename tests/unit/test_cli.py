@@ -313,6 +313,7 @@ def test_wrong_values_are_one_line_that_names_the_setting(
     [
         (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
+        (["run", "fed_lwrr"], "did you mean 'fed_lwr'"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "--data nowhere.json does not exist"),
         (["run", "fed_avg", "--data", __file__], "is not JSON: Extra data, line 1 column 3"),

@@ -421,15 +421,6 @@ def test_mean_of() -> None:
     assert math.isnan(found["b"]["x"])
 
 
-def test_the_papers_settings_test_the_last_five() -> None:
-    assert make_plan("fed_ism", small=False).run.test_last == 5
-    assert make_plan("fed_ism", small=False, settings={"test_last": 2}).run.test_last == 2
-    plan = make_plan("fed_ism", settings={"best_by": "worst"})
-    assert (plan.run.test_last, plan.run.best_by) == (1, "worst")
-    with pytest.raises(ValueError, match="best_by"):
-        make_plan("fed_ism", settings={"best_by": "mode"})
-
-
 # ------------------------------------------------------------------------------------------------ both halves
 
 

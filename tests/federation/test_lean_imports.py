@@ -65,6 +65,11 @@ def python(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def plain(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def own_images(root: Path, classes: bool, seed: int = 0) -> Path:
     (root / "images").mkdir(parents=True)
     splits: dict[str, list[dict[str, object]]] = {split: [] for split in SPLITS}
@@ -138,8 +143,7 @@ def test_a_run_in_one_process_plans_without_flare() -> None:
         "assert made.name == 'fed_lwr' and made.plan.run.train_timeout == 5.0 and made.plan.run.min_sites == 2\n"
         "assert 'nvflare' not in sys.modules, 'FLARE was imported'\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    plain(program)
 
 
 @pytest.mark.long
@@ -162,8 +166,7 @@ def test_a_server_beside_its_sites_looks_for_names_in_the_network_elsewhere() ->
         "        raise AssertionError('not refused')\n"
         "    assert not {'monai', 'peft', 'transformers'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    plain(program)
 
 
 def test_work_of_a_child_is_done_in_another_process() -> None:
@@ -182,5 +185,4 @@ def test_a_server_begins_without_what_only_the_results_need() -> None:
         "import sys\nimport fairflare.flare.controller, fairflare.flare.persistor\n"
         f"found = sorted(set({heavy!r}) & set(sys.modules))\nassert not found, found\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+    plain(program)

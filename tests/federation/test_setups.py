@@ -154,6 +154,10 @@ def test_settings_of_the_run_go_before_the_papers() -> None:
     assert make_plan("fed_ism", small=False).run.test_last == 5
     assert make_plan("fed_ism", small=False, settings={"test_last": 2}).run.test_last == 2
     assert make_plan("fed_ism", small=False, test_last=3).run.test_last == 3
+    run = make_plan("fed_ism", settings={"best_by": "worst"}).run
+    assert (run.test_last, run.best_by) == (1, "worst")
+    with pytest.raises(ValueError, match="best_by"):
+        make_plan("fed_ism", settings={"best_by": "mode"})
     assert make_plan("fed_avg", small=False, train_like="fed_ism").training.criterion == "logit_adjusted"
 
 
@@ -186,13 +190,8 @@ def test_another_number_of_sites_than_the_papers_is_said(sites: int | None, want
 
 
 def test_settings_go_before_the_papers() -> None:
-    plan = make_plan(
-        "fed_ism",
-        small=False,
-        settings={"image_size": [64, 64], "batch_size": 4, "corrupted_sites": 1},
-        num_rounds=2,
-        sites=3,
-    )
+    own = {"image_size": [64, 64], "batch_size": 4, "corrupted_sites": 1}
+    plan = make_plan("fed_ism", small=False, settings=own, num_rounds=2, sites=3)
     assert (plan.task.image_size, plan.training.batch_size) == ((64, 64), 4)  # type: ignore[attr-defined]
     assert (plan.run.num_rounds, plan.sites) == (2, ["site-1", "site-2", "site-3"])
 

@@ -20,7 +20,6 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fair_fed import FairFed, ReportAccuracy
 from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
 from fairflare.tasks.classification import ClassificationTask
-from tests.federation.network import Run, good
 from tests.tiny import model_in
 
 from .support import CLASSES as TASK

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.settings import build, described
+from fairflare.base.described import described
+from fairflare.base.settings import build
 from fairflare.core.aggregation.clipping import clipped_states
 from fairflare.exchange.messages import Message
 from fairflare.federation.collecting.collector import Collector

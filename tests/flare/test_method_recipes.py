@@ -27,7 +27,8 @@ from nvflare.recipe.utils import (
 
 import fairflare.recipes
 from fairflare import results
-from fairflare.base.settings import described, parts_of, values_of
+from fairflare.base.described import described
+from fairflare.base.settings import parts_of, values_of
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.flare.export.method_recipes import class_names

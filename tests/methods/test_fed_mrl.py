@@ -23,7 +23,8 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from fairflare.base.settings import build, described, values_of
+from fairflare.base.described import described
+from fairflare.base.settings import build, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import MU_GRID

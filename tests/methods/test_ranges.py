@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fairflare.base.settings import described
+from fairflare.base.described import described
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.methods.base.catalog import all_methods

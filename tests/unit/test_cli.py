@@ -25,7 +25,8 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from fairflare.base.settings import Part, choices, field_names, settings, typed, values_of
+from fairflare.base.described import typed
+from fairflare.base.settings import Part, choices, field_names, settings, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import screen
 from fairflare.cli.data import doctor

@@ -19,7 +19,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.settings import typed
+from fairflare.base.described import typed
 from fairflare.cli import commands as cli
 from fairflare.data.preparers.__main__ import make_app
 from fairflare_lab.cli.compare import command as compare_command

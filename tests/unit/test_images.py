@@ -16,7 +16,7 @@ import torch
 from nvflare.fuel.utils.class_utils import get_component_init_parameters, instantiate_class
 from PIL import Image
 
-from fairflare.base.settings import described
+from fairflare.base.described import described
 from fairflare.data.corruptions import CORRUPTIONS
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
 from fairflare.tasks.base import SiteData, Task

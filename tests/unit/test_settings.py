@@ -21,6 +21,7 @@ from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.job_config.api import FedJob
 from pydantic import Field
 
+from fairflare.base.described import described, markdown
 from fairflare.base.settings import (
     BelowOne,
     Flag,
@@ -35,10 +36,8 @@ from fairflare.base.settings import (
     Whole,
     build,
     choices,
-    described,
     field_names,
     in_words,
-    markdown,
     parts_of,
     settings,
     values_of,

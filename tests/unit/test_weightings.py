@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.settings import build, choices, described, field_names, settings, values_of
+from fairflare.base.described import described
+from fairflare.base.settings import build, choices, field_names, settings, values_of
 from fairflare.core.som import SelfOrganizingMap
 from fairflare.methods.parts.weightings import BySamples, BySom, Uniform, Weighting
 

@@ -13,7 +13,8 @@
         q: NonNegative = 2.0
 
 ``FedISM(q=-1)`` says ``q must be a number >= 0, got -1``; FLARE's job export writes the fields and its component
-builder gives them back; :func:`described` lists them with type, default, range and meaning (from the docstring).
+builder gives them back; :mod:`fairflare.base.described` lists them with type, default, range and meaning (from the
+docstring).
 
 A field may be another such object (a *part*): in a job it is a nested ``{"path", "args"}``, on the command line
 ``part=KIND`` and ``part.setting=value``; see :func:`build`.
@@ -23,9 +24,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
@@ -41,8 +41,8 @@ from fairflare.base.for_types import dataclass_transform
 
 __all__ = [
     "BelowOne", "Flag", "Fraction", "NonNegative", "NonNegativeInt", "Number", "Part", "Positive", "PositiveInt",
-    "Setting", "Share", "Text", "Whole", "build", "choices", "described", "field_names", "in_words", "markdown",
-    "meanings", "parts_of", "settings", "typed", "values_of",
+    "Share", "Text", "Whole", "build", "choices", "default_of", "field_names", "hints_of", "in_words", "listed",
+    "parts_of", "settings", "values_of",
 ]  # fmt: skip
 
 # Numbers as JSON has them: a text is no number, nor is true.
@@ -103,7 +103,7 @@ def settings(cls: C) -> C:
 
     # FLARE's exporter and builder look at the signature of __init__.
     fields = dataclasses.fields(made)
-    named = [inspect.Parameter(f.name, KEYWORD, default=_default(made, f.name), annotation=f.type) for f in fields]
+    named = [inspect.Parameter(f.name, KEYWORD, default=default_of(made, f.name), annotation=f.type) for f in fields]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = inspect.Signature([itself, *named])  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
@@ -137,10 +137,10 @@ def _name_what_is_passed_on(cls: type) -> None:
 
 def _shown(component: Any) -> list[str]:
     cls = type(component)
-    return [n for n in cls.__pydantic_fields__ if getattr(component, n) is not None or _default(cls, n) is not None]
+    return [n for n in cls.__pydantic_fields__ if getattr(component, n) is not None or default_of(cls, n) is not None]
 
 
-def _default(cls: Any, name: str) -> Any:
+def default_of(cls: Any, name: str) -> Any:
     """Return a field's default; ``REQUIRED`` when there is none."""
     field: FieldInfo = cls.__pydantic_fields__[name]
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
@@ -149,78 +149,14 @@ def _default(cls: Any, name: str) -> Any:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One setting, as people read it.
-
-    Attributes:
-        name: with the part's in front (``mu_policy.gamma``).
-        wanted: type and range (``a number in [0, 1)``).
-        default: its value; ``None`` may mean "not set".
-        required: there is no default.
-        meaning: of the class's docstring; literals stand in backticks.
-        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
-    """
-
-    name: str
-    wanted: str
-    default: Any
-    required: bool
-    meaning: str
-    only: str = ""
-
-
-def described(cls: type, prefix: str = "") -> list[Setting]:
-    """List the settings of a class, those of its parts behind each part; what several kinds have alike stands once."""
-    found: list[Setting] = []
-    texts = meanings(cls)
-    for field in dataclasses.fields(cls):
-        name, default, kinds = prefix + field.name, _default(cls, field.name), parts_of(cls, field.name)
-        wanted = f"one of {_listed(kinds)}" if kinds else in_words(_hints(cls)[field.name])
-        shown = None if default is REQUIRED else type(default).kind if kinds else default
-        found.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
-        owners: dict[str, tuple[Setting, list[str]]] = {}
-        for kind, part in kinds.items():
-            for inner in described(part, f"{name}."):
-                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
-        found += [dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()]
-    return found
-
-
-def markdown(found: Sequence[Setting]) -> str:
-    """Write settings as a table for the docs."""
-    rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
-    for s in found:
-        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
-        cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
-
-
-def typed(value: Any) -> str:
-    """Write a value as ``--set`` takes it: a text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def meanings(cls: type) -> dict[str, str]:
-    """Return ``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
-    found: dict[str, str] = {}
-    for base in cls.__mro__:
-        text = inspect.cleandoc(vars(base).get("__doc__") or "")
-        block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
-        entries = block[1] if block else ""
-        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
-            plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
-            found = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **found}
-    return found
-
-
-def _listed(names: Collection[Any]) -> str:
+def listed(names: Collection[Any]) -> str:
+    """Quote names and separate them by commas."""
     return ", ".join(map(repr, names))
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
+    """Return the types of a class's fields, with what they are annotated with."""
     return get_type_hints(cls, include_extras=True)
 
 
@@ -259,7 +195,7 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
         options = [_schema_in_words(option) for option in schema["anyOf"] if option != {"type": "null"}]
         return " or ".join(options) + (" or nothing" if len(options) < len(schema["anyOf"]) else "")
     if "enum" in schema:
-        return f"one of {_listed(schema['enum'])}"
+        return f"one of {listed(schema['enum'])}"
     if "const" in schema:
         return repr(schema["const"])
     if "prefixItems" in schema:
@@ -310,7 +246,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
         return f"{cls.__name__} needs the setting {place[0]!r}"
     if not place or not isinstance(place[0], str):
         return f"{cls.__name__}: {problem['msg']}"
-    wanted = in_words(_hints(cls)[place[0]])
+    wanted = in_words(hints_of(cls)[place[0]])
     near = checks.nearest(value, re.findall("'([^']+)'", wanted)) if kind == "literal_error" else ""
     inside = place[1] if len(place) > 1 and (isinstance(place[1], int) or "a dict" in wanted) else None
     if inside is None or kind.startswith("missing"):
@@ -363,7 +299,7 @@ def choices(base: type) -> dict[str, type]:
 
 def parts_of(cls: type, name: str) -> dict[str, type]:
     """Return the kinds that a field can be, ``{}`` when it is no part."""
-    hint = _hints(cls).get(name)
+    hint = hints_of(cls).get(name)
     return choices(hint) if isinstance(hint, type) and issubclass(hint, Part) else {}
 
 
@@ -389,7 +325,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
         kind = arguments.get(field.name)
         if not kinds or isinstance(kind, Part) or (kind is None and field.name not in inner):
             continue
-        name = checks.choice(field.name, kind, kinds) if kind is not None else type(_default(cls, field.name)).kind
+        name = checks.choice(field.name, kind, kinds) if kind is not None else type(default_of(cls, field.name)).kind
         try:
             arguments[field.name] = build(kinds[name], inner.pop(field.name, {}))
         except ValueError as error:

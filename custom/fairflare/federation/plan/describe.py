@@ -9,7 +9,8 @@ from typing import Any
 
 from fairflare.base.acting import needs_of
 from fairflare.base.checks import unknown
-from fairflare.base.settings import Part, Setting, described, field_names, markdown, typed, values_of
+from fairflare.base.described import Setting, described, markdown, typed
+from fairflare.base.settings import Part, field_names, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.papers import papers_of, published_setting

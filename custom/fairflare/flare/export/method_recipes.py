@@ -11,7 +11,8 @@ from operator import or_
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from fairflare.base.checks import nearest
-from fairflare.base.settings import Part, choices, described, field_names, meanings, typed
+from fairflare.base.described import described, meanings, typed
+from fairflare.base.settings import Part, choices, field_names
 from fairflare.federation.plan.papers import papers_of
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings

@@ -1,0 +1,78 @@
+"""Settings as people read them: lists for ``fairflare describe``, the documentation and a recipe's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fairflare.base.settings import REQUIRED, default_of, hints_of, in_words, listed, parts_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting, as people read it.
+
+    Attributes:
+        name: with the part's in front (``mu_policy.gamma``).
+        wanted: type and range (``a number in [0, 1)``).
+        default: its value; ``None`` may mean "not set".
+        required: there is no default.
+        meaning: of the class's docstring; literals stand in backticks.
+        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
+    """
+
+    name: str
+    wanted: str
+    default: Any
+    required: bool
+    meaning: str
+    only: str = ""
+
+
+def described(cls: type, prefix: str = "") -> list[Setting]:
+    """List the settings of a class, those of its parts behind each part; what several kinds have alike stands once."""
+    found: list[Setting] = []
+    texts = meanings(cls)
+    for field in dataclasses.fields(cls):
+        name, default, kinds = prefix + field.name, default_of(cls, field.name), parts_of(cls, field.name)
+        wanted = f"one of {listed(kinds)}" if kinds else in_words(hints_of(cls)[field.name])
+        shown = None if default is REQUIRED else type(default).kind if kinds else default
+        found.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
+        owners: dict[str, tuple[Setting, list[str]]] = {}
+        for kind, part in kinds.items():
+            for inner in described(part, f"{name}."):
+                owners.setdefault(repr(inner), (inner, []))[1].append(kind)
+        found += [dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()]
+    return found
+
+
+def markdown(found: Sequence[Setting]) -> str:
+    """Write settings as a table for the docs."""
+    rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
+    for s in found:
+        default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
+        cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+def typed(value: Any) -> str:
+    """Write a value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def meanings(cls: type) -> dict[str, str]:
+    """Return ``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        text = inspect.cleandoc(vars(base).get("__doc__") or "")
+        block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
+        entries = block[1] if block else ""
+        for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
+            plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
+            found = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **found}
+    return found

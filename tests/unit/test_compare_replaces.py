@@ -1,4 +1,4 @@
-"""Runs of a comparison that are refused before their first round: replaced, told once."""
+"""Runs of a comparison that are refused before their first round are replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from fairflare_lab.cli.compare.runs import PLAN_FILE, Runner
 from fairflare_lab.cli.compare.series import Series, read_entry
-from fairflare_lab.cli.compare.tables import report
 from tests.unit.report_runs import document
 
 
@@ -30,14 +29,3 @@ def test_only_a_run_without_rounds_is_replaced(tmp_path: Path) -> None:
     there(status="failed", reason="check: no data", test=None, rounds=[])
     assert Runner(series, tmp_path, {}).all[0].state == "waiting"
     assert not place.exists()
-
-
-def test_a_reason_of_many_runs_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    series = Series([read_entry("fed_avg")], seeds=[0, 1, 2, 3], task="segmentation", sites=2, rounds=1)
-    runner = Runner(series, tmp_path, {})
-    for progress, reason in zip(runner.all, ["no data", "no data", "no data", "cut off"], strict=True):
-        progress.state, progress.reason = "failed", reason
-    assert report(runner, "fed_avg", None) == (1, [])
-    told = capsys.readouterr().err
-    assert "fed_avg-seed0 and 2 more: failed: no data\n" in told
-    assert "fed_avg-seed3: failed: cut off\n" in told

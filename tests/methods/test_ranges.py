@@ -15,9 +15,9 @@ from fairflare.methods.base.catalog import all_methods
 RANGES: dict[str, str] = {
     "true or false": """
         adapters.train_norms allow_phantom attributes augment cache_features centred channels_last compile
-        crt_mask_absent deterministic fairlora_shared fedlc_exclude_target include_round0 keep_local_models
-        keep_optimizer_state mas max_pool nesterov report_average require_all_sites retrained_head saga salt
-        share_entropy shrinking stale_ok use_fair
+        crt_mask_absent deterministic fairlora_shared fedlc_exclude_target keep_local_models
+        keep_optimizer_state mas max_pool nesterov require_all_sites retrained_head saga salt
+        share_entropy shrinking use_fair
     """,
     "an integer >= 1": """
         adapters.rank batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs gradient_images
@@ -41,10 +41,10 @@ RANGES: dict[str, str] = {
     """,
     "an integer >= 0": "cka_memory corrupted_sites crt_rounds feature_steps label_noise_sites phantom_seed test_every",
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
-    "a number in (0, 1]": "adapters.own beta c_th norm_momentum theta_u",
+    "a number in (0, 1]": "adapters.own beta c_th norm_momentum",
     "a number in [0, 1)": "cgsv_alpha drw_beta fairlora_ema momentum overlap",
     "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm tau",
-    "a number >= 0 or nothing": "fair_clamp floor power prior_strength",
+    "a number >= 0 or nothing": "fair_clamp floor prior_strength",
     "an integer >= 0 or nothing": "ignore mu_policy.seed warmup_rounds weighting.seed",
     "a number in [0, 1] or nothing": "clip_max clip_min mix",
     "2 entries, each an integer >= 1": "image_size weighting.grid",
@@ -74,7 +74,6 @@ RANGES: dict[str, str] = {
     "a number in (0, 1000]": "phantom_cases",
     "a number in (0, 1] or 'auto' or nothing": "max_weight",
     "a number in (0, 1] or nothing": "max_excess",
-    "a number in [0, 1) or nothing": "smooth",
     "a number in [0, 1.5]": "camera_shift",
     "a number in [1e-06, 1e+09]": "alpha",
     "an integer": "seed",

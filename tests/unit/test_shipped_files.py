@@ -110,6 +110,13 @@ def syntax(path: Path) -> str:
     return str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
 
 
+def pages_of(path: Path) -> int:
+    if suffix_of(path) in (".tif", ".tiff"):
+        with tifffile.TiffFile(path) as file:
+            return len(file.pages)
+    return int(getattr(Image.open(path), "n_frames", 1))
+
+
 #: Reasons for which a file is refused, each with a look by another library at whether it is true.
 REASONS: dict[str, Callable[[Path], bool]] = {
     "it is a DICOM file without an image": fails,
@@ -122,7 +129,7 @@ REASONS: dict[str, Callable[[Path], bool]] = {
     "it holds Python objects, not numbers": fails,
     "it is damaged, or no .npy file": fails,
     "it is a .npy file of version": fails,
-    "pictures (pages)": lambda path: getattr(Image.open(path), "n_frames", 1) > 1 or len(by_tifffile(path)) > 1,
+    "pictures (pages)": lambda path: pages_of(path) > 1,
     "which is not one picture": lambda path: (
         other_of(path)(path).ndim not in (2, 3, 4)
         or 0 in other_of(path)(path).shape

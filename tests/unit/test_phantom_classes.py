@@ -14,6 +14,8 @@ from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare_lab.phantoms.camera import Camera, camera_of
 from fairflare_lab.phantoms.classes import class_counts
 
+from .test_settings import refused_beyond
+
 PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 
 
@@ -493,3 +495,7 @@ def test_a_bad_site_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="fewer than min_site=20"):
         class_site(starved, 0)
+
+
+def test_every_declared_range_is_the_one_that_holds() -> None:
+    assert refused_beyond(PhantomPlan) > 10

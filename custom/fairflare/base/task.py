@@ -119,11 +119,11 @@ class Task(ABC):
         """Return a new model, initialised from torch's current random state."""
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
-        """Load what the federation starts from into a new model, at the server; one line about it for the log.
+        """Load the initial weights into a new model, at the server, and return one line about them for the log.
 
         Args:
-            model: of :meth:`build_model`.
-            checkpoint: ``initial_weights`` of the server's private file, where it has one.
+            model: a new model from :meth:`build_model`.
+            checkpoint: path in ``initial_weights`` of the server's private file; None: the file has no such key.
 
         Raises:
             ValueError: the checkpoint cannot be used.

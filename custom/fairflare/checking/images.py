@@ -40,13 +40,13 @@ COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "f
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that was found.
+    """Describe a problem that was found in a site's images or datalist.
 
     Args:
-        site: where; empty: at several.
-        text: what, and what to do about it.
-        grave: training must not begin like this; False: it may be meant so.
-        about: the image, with two folders; empty: it is about several, or about a list.
+        site: name of the site; empty: the problem concerns several sites.
+        text: what is wrong, and what to do about it.
+        grave: training must not start before this is fixed; False: it may be intended.
+        about: the image file with its two parent folders; empty: several images or a datalist are concerned.
     """
 
     site: str

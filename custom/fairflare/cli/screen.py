@@ -30,7 +30,7 @@ def say(text: str, where: Console | None = None, *, mark: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Print a note on what may not be as one thinks."""
+    """Print a note about something that may differ from what the user expects."""
     say(text, mark="[yellow]note[/yellow]: ")
 
 

@@ -97,7 +97,7 @@ class RunningClassMean:
         self.counts += torch.bincount(labels, minlength=self.num_classes)
 
     def means(self) -> Tensor:
-        """Return (C,) float64, of the open epoch; NaN where a class was not seen."""
+        """Return the class means of the current epoch, (C,) float64; NaN for a class without samples."""
         return self._sums / torch.where(self.counts > 0, self.counts.double(), math.nan)
 
     def end_epoch(self) -> None:

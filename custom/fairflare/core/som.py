@@ -54,7 +54,7 @@ __all__ = [
 #: A model: a state dict, which may read a tensor from disk when it is asked for.
 State: TypeAlias = Mapping[str, "torch.Tensor"]
 
-#: Spread of the starts around the mean model, in standard deviations of the parameters.
+#: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
 #: Numbers per block: with 45 vectors in float64 a block takes 12 MB.
 _BLOCK = 2**15

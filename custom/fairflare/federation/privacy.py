@@ -22,7 +22,7 @@ from fairflare.methods.base.rule import anchor_fields
 from fairflare.methods.crt import ClassifierAverage
 
 Row = tuple[str, ...]
-#: Which answers a declared value is in, where it is not in all.
+#: Tasks whose answers contain a declared field, for the fields that are not in every answer.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
@@ -100,10 +100,10 @@ def page() -> str:
 
 
 def field_row(field: Field, when: str) -> Row:
-    """Return a declared value as a row of a table.
+    """Return the row of the privacy page's table that describes a declared field.
 
     Raises:
-        ValueError: it does not say what it is.
+        ValueError: the field has no ``doc``.
     """
     if not field.doc:
         raise ValueError(f"field {field.name!r} has no doc=...; say in one phrase what leaves the site")

@@ -158,7 +158,10 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
 
 
 def warmup_in(num_rounds: int, most: int) -> int:
-    """Return transitions before the first update: ``most``, or a quarter of the rounds where that is less."""
+    """Return the number of transitions before the first update: ``most`` or a quarter of the rounds, if that is less.
+
+    The number is at least 1.
+    """
     return min(most, max(num_rounds // 4, 1))
 
 

@@ -18,13 +18,14 @@ _TIE = 1e-12  # a sum of weights this close to one half is one half
 
 @dataclass(frozen=True)
 class Aggregate:
-    r"""What is made of the sites' values of a number, with their weights.
+    r"""Define how the sites' values of one parameter are combined, given the sites' weights.
 
     Attributes:
-        kind: ``"mean"``; ``"median"``: the weighted median (half of the weight lies below it and half above; the middle
-            where two values are); ``"trimmed_mean"``: the weighted mean of what lies between the weighted quantiles
-            ``trim`` and 1 - ``trim``, a site that one of them cuts through with the part inside.
-        trim: share of the weight that is left out at either end, in (0, 0.5).
+        kind: ``"mean"``: the weighted mean; ``"median"``: the weighted median (half of the weight lies below it and
+            half above; the midpoint where two values qualify); ``"trimmed_mean"``: the weighted mean of the values
+            between the weighted quantiles ``trim`` and 1 - ``trim``. A site whose weight lies partly outside counts
+            with the part inside.
+        trim: share of the total weight that is left out at either end, in (0, 0.5).
 
     Source:
         Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, with weights in place of counts.

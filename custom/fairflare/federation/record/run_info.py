@@ -28,7 +28,7 @@ CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # how the 
 
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
-    """Return what must be the same when an experiment goes on."""
+    """Return the configuration that must not change when an experiment is resumed."""
     return {
         "num_rounds": run.num_rounds,
         "seed": run.seed,

@@ -11,7 +11,7 @@ from fairflare.federation.plan.plan import Plan, Script, make_plan
 from fairflare.methods.base.catalog import get_method
 from fairflare.tasks.scripts import ScriptTask
 
-#: Settings of a site half that its loop decides, which is the script's.
+#: Settings of local training that are refused here, because the script's own training loop decides them.
 OF_THE_LOOP = (
     "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
     "keep_optimizer_state", "augment", "schedule", "nesterov",

@@ -15,7 +15,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "AdamW": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
     "SGD": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": False},
 }
-#: Arguments that a setting says.
+#: Optimizer arguments that correspond to a setting of the method: ``{argument: setting}``.
 SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
 SPEED = ("_target_", "_desc_", "params", "foreach", "fused", "capturable", "differentiable")  # not what is computed
 #: How a bundle says that all of the network is trained.

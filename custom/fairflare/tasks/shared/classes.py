@@ -200,9 +200,10 @@ class ClassTask(MeasuresClasses, ImageTask):
         )
 
     def suited_to(self, data: SiteData) -> ClassTask:
-        """Return the task with names of classes and groups that suit a site's images.
+        """Return the task with the class names and class groups of a site's images, where the job does not set them.
 
-        Own images have neither the phantom's names of classes nor its groups.
+        The task's defaults are those of the phantom. For other images they come from the datalist; without names there
+        the classes are called ``class_0``, ``class_1`` and so on, and without groups there are none.
         """
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or (self.class_names is not None and self.class_groups is not None):

@@ -1,1 +1,1 @@
-"""What passes between server and sites: messages, and local models waiting on disk. No workflow."""
+"""Define the messages between server and sites, and stage local models at the server; no workflow is in here."""

@@ -1,4 +1,4 @@
-"""How the anchor travels to the sites: as it is, or in half the bytes."""
+"""Send the anchor (the average of a round's local models) to the sites in full, or in half the bytes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ State = Mapping[str, "torch.Tensor"]
 
 
 def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.Tensor]:
-    """Return the anchor as it is sent.
+    """Return the anchor in the form in which it is sent.
 
-    Vectors go as they are: few bytes, and a variance that shrinks from 1 to 0.002 would be lost in a difference.
+    Vectors are sent unchanged: they have few bytes, and a variance that shrinks from 1 to 0.002 would be lost in a
+    difference.
 
     Args:
         anchor: tensors by name.
         received: the model that the sites began the round with; read for ``"difference"`` only.
-        form: ``"model"``: as it is; ``"bf16"``: matrices and kernels (two dimensions or more, more than 16 bits) in
-            bfloat16, with a relative error of at most 2**-8; ``"difference"``: of these, what they differ by from those
-            received, in bfloat16: at most 2**-8 of the difference.
+        form: ``"model"``: unchanged. ``"bf16"``: matrices and kernels (two dimensions or more, more than 16 bits) in
+            bfloat16, with a relative error of at most 2**-8. ``"difference"``: in place of each matrix or kernel its
+            difference to the received one, in bfloat16, with an error of at most 2**-8 of the difference.
 
     Returns:
-        Tensors by name; those that are made smaller are new ones.
+        Tensors by name; converted tensors are new objects, the others are those of ``anchor``.
     """
     if form == MODEL:
         return dict(anchor)
@@ -39,14 +40,14 @@ def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.T
 
 
 def restored(sent: State, received: State) -> dict[str, torch.Tensor]:
-    """Return the anchor from what was sent as ``"difference"``, at a site.
+    """Return the anchor at a site, from the tensors that were sent in the form ``"difference"``.
 
     Args:
-        sent: of :func:`lighter`.
+        sent: tensors by name, from :func:`lighter`.
         received: the model that this site was sent for training in the same round.
 
     Raises:
-        ValueError: the two are not of one model (names the tensor).
+        ValueError: a sent tensor is missing or has another shape in ``received`` (names the tensor).
     """
     whole = {}
     for name, value in sent.items():

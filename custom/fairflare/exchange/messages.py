@@ -1,8 +1,8 @@
-"""What travels between server and sites, without a transport, and the one sanitizer for both directions.
+"""Define the messages between server and sites, for any transport, and sanitize their values in both directions.
 
 FLARE's serializer ends the server job on a tensor it cannot decode and ends a site's loop on a value it cannot encode,
-so nothing is sent that did not pass :func:`clean_state` or :func:`clean_meta`. A :class:`Message` is what arrives: its
-values are a site's own words, and nobody reads one that :mod:`fairflare.federation.collecting.collector` did not check.
+so nothing is sent that did not pass :func:`clean_state` or :func:`clean_meta`. A :class:`Message` from a site holds
+unchecked values, which are used only after :mod:`fairflare.federation.collecting.collector` has checked them.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ import torch
 from fairflare import __version__
 from fairflare.exchange.sent_tensors import ALL
 
-FLOAT32 = "float32"  # of an update: as it is
+FLOAT32 = "float32"  # dtype of an update that is sent unchanged
 
 TASK_CHECK = "check"  # carries no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
-TASK_NORMS = "norms"  # with norm_statistics="recalibrated"
+TASK_NORMS = "norms"  # asked only with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
 TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 
-SPLIT_TEST = "test"  # with all further test lists
+SPLIT_TEST = "test"  # in a request's ``measure``: the test list and all further test lists
 SPLIT_VALIDATION = "validation"
 
-OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # in a message where a run asks for groups
+OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # fields that a message has where a run asks for groups
 
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
 STATUS_FAILED = "failed"
 
 
-Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # a site's own tensors, by its name
+Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # returns the tensors for one site, by the site's name
 
 
 class NotSendable(TypeError):
-    """A value that no message can carry; the text names its place."""
+    """Signal that a message holds a value that cannot be sent; the text names the value's place."""
 
 
 class VersionError(ValueError):
-    """Server and site run versions that do not understand each other."""
+    """Signal that server and site run versions of FairFlare that do not understand each other."""
 
 
 @dataclass
 class Message:
-    """One message as a transport carries it.
+    """Represent one message between server and site, as a transport carries it.
 
     Attributes:
-        params: tensors by name, ``None`` without a model; from a site: whatever it sent.
-        is_update: ``params`` are differences to the model that was received.
-        metrics: by name, measured on the received model.
-        meta: directives to a site, or status, report and statistics from it.
-        current_round: that it belongs to.
-        by_site: directives that hold an entry for each site; see :func:`for_site`. Stays at the server.
-        each: makes the tensors for a site, in place of ``params``, when they are sent. Stays at the server.
+        params: tensors by name, ``None`` without a model; in a message from a site unchecked.
+        is_update: whether ``params`` are differences to the model that the site received.
+        metrics: metrics by name, measured on the received model.
+        meta: directives to a site; or status, report and statistics from a site.
+        current_round: number of the round that the message belongs to.
+        by_site: names of directives that hold an entry for each site; see :func:`for_site`. Is not sent.
+        each: makes the tensors for a site, in place of ``params``, when the message is sent. Is not sent.
     """
 
     params: Any = None
@@ -72,12 +72,12 @@ class Message:
 
 
 class BySite(dict[str, Any]):
-    """A directive by site: a site is sent its own entry and hears nothing of the others."""
+    """Hold a directive's entry for each site; a site is sent its own entry only."""
 
 
 @dataclass
 class SiteTask:
-    """One request of the server, decoded."""
+    """Represent one request of the server to a site, decoded."""
 
     name: str  # one of TASKS
     state: dict[str, torch.Tensor]
@@ -86,25 +86,25 @@ class SiteTask:
     seed: int
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
-    run: str = ""  # the same for all jobs that go on with one run of an experiment, another for a new start
-    each: Each | None = None  # of the message: every site is sent other tensors, and nobody ``state``
-    measure: tuple[str, ...] = (SPLIT_TEST,)  # of validate: on which splits
-    resample: int = 0  # of validate: the primary metric on so many draws of the test images, too
-    anchor_as: str = "model"  # of train and anchor: how this round's anchor travels, see exchange.anchor_forms
-    min_cases: int = 1  # of every task: the site keeps home what is of fewer cases; its own setting may be larger
-    exchange: str = ALL  # which tensors travel, see exchange.sent_tensors
-    makes: tuple[str, ...] = ()  # beginnings of names: tensors that the server makes, which travel too
-    rest: str = ""  # fingerprint of those that do not; empty: all travel
-    update_dtype: str = FLOAT32  # of train: in which the update is sent
-    groups: tuple[str, ...] = ()  # of check and the final validate: attributes whose groups are asked about
-    group_bins: int = 0  # bins of the histograms by group
+    run: str = ""  # id of the run: the same for all jobs that resume one run of an experiment
+    each: Each | None = None  # makes the tensors for each site, which are sent in place of ``state``
+    measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: the splits to measure on
+    resample: int = 0  # for validate: number of draws of the test images on which to measure the primary metric too
+    anchor_as: str = "model"  # for train and anchor: form of this round's anchor, see exchange.anchor_forms
+    min_cases: int = 1  # for every task: values of fewer cases are withheld; the site's own setting may be larger
+    exchange: str = ALL  # which tensors are sent, see exchange.sent_tensors
+    makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server makes, which are sent too
+    rest: str = ""  # fingerprint of the tensors that are not sent; empty: all are sent
+    update_dtype: str = FLOAT32  # for train: dtype in which the update is sent
+    groups: tuple[str, ...] = ()  # for check and the final validate: attributes whose groups are asked for
+    group_bins: int = 0  # number of bins in the histograms by group
     calibration_bins: int = 0
-    as_sent: bool = False  # of validate: the model as it came, whatever the site has of its own; not in the message
+    as_sent: bool = False  # for validate: use nothing of the site's own beside the received model; is not sent
 
 
 @dataclass
 class SiteReply:
-    """A site's answer; ``status`` other than ``"ok"`` carries a reason that names no file."""
+    """Represent a site's answer to a task; with a ``status`` other than ``"ok"`` it has a reason that names no file."""
 
     status: str
     reason: str = ""
@@ -117,9 +117,9 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """Return the server's request.
+    """Return the message of a server's request: its directives, and the tensors that the task sends.
 
-    Directives, and what is sent of a model (``check``: nothing, ``norms``: in parts).
+    The task ``check`` sends no tensor, and ``norms`` may send only some tensors of a model.
     """
     meta = {
         "version": __version__,
@@ -145,19 +145,18 @@ def encode_task(task: SiteTask) -> Message:
 
 
 def says_nothing() -> Message:
-    """Return the answer to ``check`` of a site that does not know the task.
+    """Return the answer to ``check`` for a site that does not know that task.
 
-    It may take part, and says nothing of its data.
+    The site may take part, without facts about its data.
     """
     return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
 def for_site(task: Message, site: str | None) -> Message:
-    """Return what one site is sent: of the directives that hold an entry for each site, its own.
+    """Return the message for one site: of a directive with an entry for each site, it holds that site's entry only.
 
-    ``None``: what all are sent.
-
-    The model is the same object, or made here for this site alone.
+    With ``site=None`` return the part of the message that is the same for all sites. The model is the same object for
+    all sites, or is made here for this site alone.
     """
     if task.each is not None:
         params = None if site is None else clean_state(task.each(site)) or None
@@ -172,10 +171,10 @@ def for_site(task: Message, site: str | None) -> Message:
 
 
 def decode_task(name: str, message: Message, site: str) -> SiteTask:
-    """Return the server's request, at a site.
+    """Return the server's request from a message that a site received.
 
     Raises:
-        VersionError: the server runs another version.
+        VersionError: the server runs another version of FairFlare.
     """
     meta = message.meta
     server_version = str(meta.get("version"))
@@ -207,7 +206,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
 
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
-    """Return a site's answer, ready to travel; of a metric that is not finite, its name."""
+    """Return the message of a site's answer; a metric that is not finite is left out, and its name is listed."""
     metrics = {name: float(value) for name, value in reply.metrics.items()}
     not_finite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     meta = {
@@ -229,7 +228,7 @@ def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
 
 
 def same_version(other: str) -> bool:
-    """Return whether messages of that version are understood: the same major and minor number."""
+    """Return whether messages of version ``other`` are understood: its major and minor number are the same as here."""
     return other.split(".")[:2] == __version__.split(".")[:2]
 
 
@@ -240,13 +239,13 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         state: tensors or NumPy arrays by name, on any device.
 
     Raises:
-        TypeError: a value is neither, or no plain dense one (names the key).
+        NotSendable: a value is neither a tensor nor an array, or is no plain dense tensor (names the key).
     """
     return {str(name): clean_tensor(name, value) for name, value in state.items()}
 
 
 def clean_tensor(name: object, value: Any) -> torch.Tensor:
-    """Return one tensor of :func:`clean_state`; its shape stays, also one without a dimension."""
+    """Return a value as a plain, contiguous CPU tensor of the same shape; see :func:`clean_state`."""
     if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
         value = value.materialize()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -261,10 +260,10 @@ def clean_tensor(name: object, value: Any) -> torch.Tensor:
 
 
 def clean_meta(value: Any, where: str = "meta") -> Any:
-    """Return a value with only dict, list, str, bytes, int, float, bool and None, for NumPy or torch scalars too.
+    """Return a value converted to dict, list, str, bytes, int, float, bool and None, also from NumPy or torch values.
 
     Raises:
-        NotSendable: a value of another type, an integer over 64 bits (names its place).
+        NotSendable: a value is of another type, or an integer needs more than 64 bits (names the value's place).
     """
     if isinstance(value, (np.generic, np.ndarray, torch.Tensor)):
         return clean_meta(value.tolist(), where)
@@ -280,12 +279,12 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Return the bytes of the tensors, without the envelope; what is no dense tensor counts 0."""
+    """Return the number of bytes of a state's tensors; a value that is no dense tensor counts 0."""
     return sum(_size(value) for value in state.values()) if isinstance(state, Mapping) else 0
 
 
 def _size(value: Any) -> int:
     try:
         return int(getattr(value, "nbytes", 0) or 0)
-    except Exception:  # a sparse tensor does not say, and a site may have sent anything
+    except Exception:  # a sparse tensor has no nbytes, and a site may have sent any value
         return 0

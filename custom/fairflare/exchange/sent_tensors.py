@@ -1,7 +1,7 @@
-"""Which tensors of a network travel: ``exchange = all | trainable | REGEX``, the one place that says so.
+"""Decide which tensors of a network server and sites send each other: ``exchange = all | trainable | REGEX``.
 
-Server and sites build the same network (from the run's seed, or a task loads its encoder from a file), so what no
-training changes need not travel, in either direction, ever. A checksum over it says whether they have the same.
+Server and sites build the same network (from the run's seed, or a task loads its encoder from a file), so tensors that
+no training changes need not be sent in either direction. A checksum of these tensors shows whether they are equal.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fairflare.core.features.norms import running_statistics
 
 ALL, TRAINABLE = "all", "trainable"
 State = Mapping[str, "torch.Tensor"]
-_ONE_AT_A_TIME = Lock()  # the random state is the process's, and sites may be threads of it
+_ONE_AT_A_TIME = Lock()  # the process has one random state, and sites may be threads of it
 
 
 class SentTensors:
-    """The tensors of a network that server and sites send each other.
+    """Determine the tensors of a network that server and sites send each other.
 
-    ``"all"``: every one. ``"trainable"``: those that training can change. Any other text is a regular expression: the
-    tensors whose name :func:`re.search` finds it in, and the buffers that training changes; a parameter that does not
-    match is frozen (``requires_grad`` of ``model`` is set to False), so that nothing is trained and then thrown away.
+    ``"all"``: all tensors. ``"trainable"``: the tensors that training can change. Any other text is a regular
+    expression: the tensors in whose name :func:`re.search` finds it, and the buffers that training changes. A parameter
+    that does not match is frozen (``requires_grad`` in ``model`` is set to False), so that no trained value is lost.
 
     Training can change
 
@@ -38,21 +38,21 @@ class SentTensors:
       ``model.train()``, whether or not its weight and bias are frozen;
     - the running vectors of a spectral norm (``torch.nn.utils.parametrizations``) in that mode;
 
-    and so does, in effect, a tensor that the method's server makes itself (``makes``; CReFF's second classifier). Every
-    other buffer stays. One that a training changes all the same is found by :meth:`check_unchanged`.
+    Tensors that the method's server makes itself (``makes``; CReFF's second classifier) count as changing too. Every
+    other buffer is not sent. A buffer that a training changes all the same is found by :meth:`check_unchanged`.
 
     Args:
-        model: of the task; with a regular expression its unmatched parameters are frozen.
-        exchange: as above.
-        makes: beginnings of the names of tensors that the server makes.
+        model: network of the task; with a regular expression its unmatched parameters are frozen.
+        exchange: ``"all"``, ``"trainable"`` or a regular expression.
+        makes: prefixes of the names of tensors that the server makes.
 
     Attributes:
-        names: that are sent, in the order of the state dict.
-        changing: those of all tensors that training can change.
-        parameters: those of ``changing`` that an optimizer sees.
+        names: names of the tensors that are sent, in the order of the state dict.
+        changing: names of all tensors that training can change.
+        parameters: names of those among ``changing`` that are trained parameters.
 
     Raises:
-        ValueError: no regular expression, one that matches nothing, or nothing that is sent is trained.
+        ValueError: ``exchange`` is no regular expression or matches no tensor, or no parameter is trained.
     """
 
     def __init__(self, model: torch.nn.Module, exchange: str = ALL, makes: Iterable[str] = ()) -> None:
@@ -70,7 +70,8 @@ class SentTensors:
         if exchange not in (ALL, TRAINABLE):
             for parameter in named.values():
                 parameter.requires_grad_(parameter.requires_grad and id(parameter) in shared)
-            matched += [name for name, parameter in named.items() if id(parameter) in shared]  # under every name
+            # A shared parameter is sent under each of its names.
+            matched += [name for name, parameter in named.items() if id(parameter) in shared]
         self.parameters = frozenset(name for name, parameter in named.items() if parameter.requires_grad)
         self.changing = self.parameters | _changing_buffers(model)
         if exchange != ALL and not self.parameters:
@@ -85,26 +86,26 @@ class SentTensors:
         self._sent = frozenset(self.names)
 
     def of(self, state: State) -> dict[str, torch.Tensor]:
-        """Return what of a state is sent."""
+        """Return the tensors of a state that are sent."""
         return {name: tensor for name, tensor in state.items() if name in self._sent}
 
     def rest(self, state: State) -> dict[str, torch.Tensor]:
-        """Return what of it stays."""
+        """Return the tensors of a state that are not sent."""
         return {name: tensor for name, tensor in state.items() if name not in self._sent}
 
     def whole(self, sent: State, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Return a state that was sent, with what stays of ``model``; one that is whole already is as it came."""
+        """Return a state that was sent, completed with the tensors of ``model`` that are not sent."""
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
-        """Return layers that a tensor that is sent belongs to (``owner``: layer by tensor); ``None``: all."""
+        """Return the layers with a tensor that is sent, ``None`` for all; ``owner`` gives the layer of each tensor."""
         return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
 
     def check_unchanged(self, before: State, after: State) -> None:
-        """Look, after a training, whether what stays is as it was.
+        """Raise an error when a training changed a tensor that is not sent.
 
         Raises:
-            ValueError: a tensor is not (names it).
+            ValueError: a tensor differs between ``before`` and ``after`` (names the tensor).
         """
         changed = [n for n, tensor in self.rest(after).items() if not torch.equal(tensor, before[n].to(tensor.device))]
         if changed:
@@ -115,7 +116,7 @@ class SentTensors:
 
 
 def check_exchange(exchange: str) -> None:
-    """Raise ``ValueError`` for what is neither ``all`` nor ``trainable`` nor a regular expression."""
+    """Raise ``ValueError`` for a setting that is neither ``all`` nor ``trainable`` nor a regular expression."""
     problem = "" if exchange.strip() else "it is empty"
     try:
         re.compile(exchange)
@@ -138,7 +139,7 @@ def fingerprint(tensors: State) -> str:
 
 
 def seeded(build: Callable[[], Any], seed: int) -> Any:
-    """Return what ``build`` makes, from a seed; nobody else's random numbers change by it."""
+    """Return the result of ``build``, called with torch's random state set to a seed and restored afterwards."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -147,19 +148,19 @@ def seeded(build: Callable[[], Any], seed: int) -> Any:
 def rebuilt(
     task: Task, sent: State, note: Mapping[str, Any], checkpoint: str | None = None
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """Return a task's network, and the whole of a model whose file holds only what was sent.
+    """Return a task's network, and the whole state of a model whose file holds only the tensors that were sent.
 
     Args:
-        task: of the run.
-        sent: tensors of the file.
-        note: ``exchange`` of the file; empty: the model is whole.
+        task: the learning task of the run.
+        sent: tensors of the file, by name.
+        note: ``exchange`` entry of the file; empty: the file holds the whole model.
         checkpoint: see :func:`fairflare.core.features.adapting.with_weights`.
 
     Returns:
-        the network, and its whole state with ``sent`` in it, which is not loaded yet.
+        The network, and the whole state with ``sent`` in it, which is not loaded into the network yet.
 
     Raises:
-        ValueError: what the task builds besides is not what it was in the run.
+        ValueError: the tensors that the task builds here differ from those of the run.
     """
     if not note:
         return network_of(task), dict(sent)

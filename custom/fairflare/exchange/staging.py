@@ -1,8 +1,8 @@
-"""Local models of a round, kept until the last site has reported: in memory while they fit a budget, then on disk.
+"""Stage the local models of a round until the last site has reported: in memory up to a budget, then on disk.
 
-The weights of a round depend on every report, so no model can be added up when it arrives. What does not fit is written
-to a safetensors file for each site, and the average reads them tensor by tensor: beyond the budget the server's memory
-does not grow with the number of sites. The average has the same bits, wherever its models waited.
+The weights of a round depend on every report, so no model can be averaged when it arrives. Models beyond the budget are
+written to a safetensors file for each site, which the average reads tensor by tensor: the server's memory does not grow
+with the number of sites then. The average has the same bits, wherever the models were staged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from fairflare.base.disk.files import private_folder, remove_partials, write_who
 from fairflare.exchange.tensor_file import DTYPES, NAME_OF, Layout, LazyState, layout_of, write_tensors
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
-SHARE = 0.25  # of the free memory, where nobody says how much
-GROUP = Path("/sys/fs/cgroup")  # of this process, as a container sees it
+SHARE = 0.25  # share of the free memory that is the default budget
+GROUP = Path("/sys/fs/cgroup")  # control group of this process, as seen in a container
 
 
 class StagingError(ValueError):
-    """A staged model is not there, or not what was put there: something at the server went wrong."""
+    """Signal that a staged model is missing or damaged, which is an error at the server and no site's fault."""
 
 
 class Staging:
-    """One staged state for each site.
+    """Store one state for each site, in memory up to a budget and then in a folder.
 
     Args:
-        folder: made when it does not exist; should be on a real disk and used by one job only. What an
-            earlier process left there is kept until :meth:`discard` or :meth:`clear`.
-        memory: bytes of states that stay in memory; what does not fit goes into the folder. ``None``: a quarter of what
-            is free when the first state after a :meth:`clear` comes.
+        folder: folder for the states; made when it does not exist; should be on a real disk and used by one job only.
+            States that an earlier process left there stay until :meth:`discard` or :meth:`clear`.
+        memory: bytes of states that stay in memory; further states are written to the folder. ``None``: a quarter of
+            the memory that is free when the first state after a :meth:`clear` comes.
     """
 
     def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:
@@ -50,27 +50,27 @@ class Staging:
         self._held: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def fits(self, layout: Layout, site: str = "") -> bool:
-        """Return whether a state like this would stay in memory, in place of the one of ``site``, if there is one."""
+        """Return whether a state of this layout fits into the memory budget, in place of that of ``site`` if any."""
         if self._budget is None:
             self._budget = SHARE * free_memory() if self._memory is None else self._memory
         taken = sum(_num_bytes(layout_of(state)) for other, state in self._held.items() if other != site)
         return taken + _num_bytes(layout) <= self._budget
 
     def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
-        """Keep the state of a site; an earlier one is replaced at once when the new one is complete.
+        """Store the state of a site; an earlier state of it is replaced in one step when the new one is complete.
 
         Args:
             site: any non-empty name; characters that a file name cannot hold are escaped.
-            state: tensors of any device and strides; ones that share memory are written in full each. A
-                :class:`LazyState` is asked for one tensor after the other, and only one is in memory besides what it
-                has ``made``, which is not copied again.
+            state: tensors of any device and strides; of tensors that share memory each is written in full. A
+                :class:`LazyState` is asked for one tensor after the other, so that only one is in memory beside its
+                ``made`` tensors, which are not copied again.
 
         Returns:
             Size of the file in bytes, or of the tensors in memory.
 
         Raises:
             TypeError: a value is not a dense tensor (names site and tensor).
-            ValueError: the site name is empty or too long, or a dtype that cannot be staged.
+            ValueError: the site name is empty or too long, or a tensor has a dtype that cannot be staged.
             OSError: the disk is full or cannot be written; nothing of the new state is then left behind.
         """
         path, layout = self._path(site), _layout(site, state)
@@ -82,7 +82,7 @@ class Staging:
                 path.unlink(missing_ok=True)
                 self._held[site] = held
                 return _num_bytes(layout)
-            # durable=False: after a power cut the round is repeated, so nobody will read this file.
+            # durable=False: after a power cut the round is repeated, and this file is not read again.
             metadata = {"site": site, "names": json.dumps(list(layout))}
             write_whole(path, lambda partial: write_tensors(partial, state, layout, metadata), durable=False)
         except OSError as error:
@@ -93,8 +93,8 @@ class Staging:
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
         """Return the staged state of a site: from memory, or as a mapping that reads a tensor when it is asked for.
 
-        Names are in the order in which they were put. A file is read again at every access; tensors are to be read
-        only.
+        The tensors' names have the order in which they were put. A file is read again at every access to a tensor. The
+        tensors must not be changed.
 
         Raises:
             ValueError: the site is not staged, or the file is damaged.
@@ -107,7 +107,7 @@ class Staging:
         return _StagedState(site, path)
 
     def open_all(self) -> dict[str, Mapping[str, torch.Tensor]]:
-        """Open the state of every staged site as :meth:`open` does: what ``weighted_average`` takes."""
+        """Return the state of every staged site by name, opened as by :meth:`open`, for ``weighted_average``."""
         return {site: self.open(site) for site in self.sites()}
 
     def sites(self) -> list[str]:
@@ -126,7 +126,7 @@ class Staging:
         self._path(site).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every staged state, and what an interrupted :meth:`put` left."""
+        """Remove every staged state, and the incomplete files of interrupted calls of :meth:`put`."""
         self._held.clear()
         self._budget = None
         remove_partials(self.folder, mine=True)
@@ -134,7 +134,7 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the folder, where nothing is in it; nothing can be put any more."""
+        """Remove the folder if it is empty; no state can be stored afterwards."""
         with suppress(OSError):
             self.folder.rmdir()
 
@@ -143,11 +143,11 @@ class Staging:
 
 
 class _StagedState(LazyState):
-    """Reads single tensors of one file.
+    """Read single tensors of a site's staged safetensors file.
 
-    The library checks the file once. The tensors are then read with plain reads rather than with its own, which map
-    the file into memory: mapped pages of all sites' files would count as memory of the server, and opening the file
-    anew for each tensor means to parse the header each time.
+    The safetensors library checks the file once. The tensors are then read with plain file reads, since the library's
+    reads map the file into memory: mapped pages of all sites' files would count as memory of the server, and opening
+    the file anew with the library for each tensor would parse the header each time.
     """
 
     def __init__(self, site: str, path: Path) -> None:
@@ -161,7 +161,7 @@ class _StagedState(LazyState):
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
             self.layout = {n: (getattr(torch, DTYPES[e["dtype"]]), tuple(e["shape"])) for n, e in self._entries.items()}
-            if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata are one
+            if metadata["site"] != site or len(self._entries) != len(header) - 1:  # one entry is the metadata
                 raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
@@ -181,7 +181,7 @@ class _StagedState(LazyState):
 
 
 def _layout(site: str, state: Mapping[str, torch.Tensor]) -> Layout:
-    """Return the dtype and shape of every tensor, checked: dense, and of a dtype that the file format has."""
+    """Return the dtype and shape of every tensor, after checking that it is dense and that its dtype can be staged."""
     for name, tensor in state.items() if not isinstance(state, LazyState) else ():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"site {site!r}: {name!r} must be a tensor, got {type(tensor).__name__}")
@@ -204,9 +204,9 @@ def _stamp(descriptor: int) -> tuple[int, int, int]:
 
 
 def free_memory() -> int:
-    """Return the bytes of memory that may still be taken.
+    """Return the bytes of memory that are still available to this process.
 
-    The number is what the machine has available or, if less is available there, what this process's container has.
+    The number is that of the machine or, if it is smaller, that of this process's container.
     """
     available = int(psutil.virtual_memory().available)
     try:

@@ -1,7 +1,7 @@
-"""A safetensors file written tensor by tensor, so that no more than one of them is in memory.
+"""Write a safetensors file tensor by tensor, so that no more than one tensor is in memory.
 
-The library's own writer wants all tensors at once; its format is a header with the places of the tensors, then their
-bytes. What is written here the library reads.
+The safetensors library's own writer needs all tensors at once. The format is a header with the places of the tensors,
+then their bytes. The library can read the files that are written here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from fairflare.base.checks import few
 from fairflare.base.disk.files import private_opener
 
-#: torch's names of dtypes by those of the file format.
+#: Name of each dtype in torch, by its name in the safetensors format.
 DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -33,17 +33,17 @@ DTYPES = {
 }
 NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 
-Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # by tensor name
+Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # dtype and shape, by the tensor's name
 
 
 class LazyState(Mapping[str, "torch.Tensor"]):
-    """A state whose tensors are made or read when they are asked for, and not kept.
+    """Represent a state whose tensors are made or read when they are asked for, and are not held.
 
     A subclass sets :attr:`layout` and implements ``__getitem__``.
 
     Attributes:
         layout: dtype and shape of every tensor, in the order of the names.
-        made: tensors that are there already, and are nobody else's.
+        made: tensors that are in memory already and that no other object uses.
     """
 
     layout: Layout
@@ -62,19 +62,19 @@ class LazyState(Mapping[str, "torch.Tensor"]):
 def write_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], layout: Layout, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a whole file, which only its owner may read.
+    """Write tensors to a safetensors file, which only its owner may read.
 
     Args:
-        path: of the file.
-        tensors: dense, of any device and strides; each is asked for once.
-        layout: of every tensor; what comes must be like it.
-        metadata: texts to keep with them.
+        path: path of the file.
+        tensors: dense tensors by name, of any device and strides; each is asked for once.
+        layout: dtype and shape that every tensor must have.
+        metadata: texts to store in the file's header.
 
     Raises:
-        ValueError: a tensor that is not what ``layout`` says.
+        ValueError: a tensor has another dtype or shape than in ``layout``.
         OSError: the disk is full or cannot be written.
     """
-    # Wide numbers first: every tensor then begins at a multiple of its numbers' size.
+    # Wide dtypes come first, so that every tensor begins at a multiple of its item size.
     order = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))
     header: dict[str, object] = {"__metadata__": dict(metadata or {})}
     end = 0
@@ -94,12 +94,12 @@ def write_tensors(
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
-    """Return the dtype and shape by name; asks a lazy state for nothing else."""
+    """Return the dtype and shape of each tensor of a state, by name; no tensor of a lazy state is made."""
     if isinstance(state, LazyState):
         return state.layout
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 
 def in_words(names: list[str]) -> str:
-    """Say how many tensors, and the first of their names, quoted and cut, since a site may have sent them."""
+    """Return the number of tensors and their first names in words; names, which sites choose, are quoted and cut."""
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({few([f'{name[:80]!r:.80}' for name in names], 3)})"

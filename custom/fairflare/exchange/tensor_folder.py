@@ -1,7 +1,7 @@
-"""Tensors in files, written whole or not at all, and folders of them by number.
+"""Save tensors to files, each written whole or not at all, in numbered folders.
 
-For what is too large for memory and for a state dict, such as the neurons of FedMRL's map: 25 vectors as long as the
-model, written and read tensor by tensor.
+The folders are for values that are too large for memory and for a state dict, such as the neurons of FedMRL's map: 25
+vectors as long as the model, written and read tensor by tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _KEY = "tensor"
 
 
 def file_of(folder: Path, what: str, name: str) -> Path:
-    """Return where something with this name lies; characters that a file name cannot hold are escaped.
+    """Return the path of the file for a name; characters that a file name cannot hold are escaped.
 
     Raises:
-        ValueError: the name is empty or too long (``what``: what it is the name of).
+        ValueError: the name is empty or too long (``what`` is the kind of name, for the message).
     """
     if not isinstance(name, str) or not name:
         raise ValueError(f"a {what} name must be a non-empty string, got {name!r}")
@@ -37,20 +37,20 @@ def file_of(folder: Path, what: str, name: str) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the name whose files are complete, sorted."""
+    """Return the names whose files in a folder are complete, sorted; see :func:`file_of`."""
     return sorted(unquote(path.name[: -len(SUFFIX)]) for path in folder.glob(f"*{SUFFIX}"))
 
 
 def save_tensors(
     path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None, whose: str
 ) -> None:  # fmt: skip
-    """Write a safetensors file.
+    """Write tensors to a safetensors file with the library's own writer.
 
     Args:
-        path: any.
-        tensors: dense, contiguous, on the CPU, none sharing memory.
-        metadata: texts to keep with them.
-        whose: for the message.
+        path: path of the file.
+        tensors: dense, contiguous tensors by name, on the CPU, no two of which share memory.
+        metadata: texts to store in the file's header.
+        whose: words for the tensors in the error message.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -64,16 +64,17 @@ def save_tensors(
 
 
 class KeptTensors:
-    """Tensors by name under a number, such as the number of a round; the two newest numbers are kept.
+    """Save tensors by name under a number, such as the number of a round; the two newest numbers stay.
 
-    The one before the newest is what a round needs that is repeated after a crash. The tensors are in a folder that
-    outlives the process, else they travel in the state of the rule that keeps them.
+    A round that is repeated after a crash needs the tensors of the number before the newest. With a folder that
+    outlives the process the tensors are there after a restart; else they are part of the saved state of their rule.
 
     Args:
-        name: of the folder below ``memory_folder``.
-        what: they are, with a place for the number: ``"the mean of {} model(s) is"``.
-        memory_folder: made when something is written, and used by nobody else below ``name``; ``None``: a temporary
-            one, gone with this object. To be set before the first tensor and before :meth:`take_back`.
+        name: name of the folder below ``memory_folder``.
+        what: words for the tensors in a message, with a place for the number: ``"the mean of {} model(s) is"``.
+        memory_folder: folder that outlives the process; it is made at the first write, and nothing else may use its
+            folder ``name``. ``None``: a temporary folder, removed with this object. To be set before the first tensor
+            is written and before :meth:`take_back`.
     """
 
     def __init__(self, name: str, what: str, memory_folder: Path | None = None) -> None:
@@ -81,17 +82,17 @@ class KeptTensors:
 
     @cached_property
     def root(self) -> Path:
-        """Folder of all numbers."""
+        """Return the folder that holds a folder for each number."""
         if self.memory_folder is not None:
             return self.memory_folder / self.name
         self._temporary = OwnedFolder("memory")
         return self._temporary.path / "tensors"
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
-        """Start a number anew and forget all others but the one before.
+        """Start a number with an empty folder, and remove all other numbers but the one before.
 
         Returns:
-            What writes a tensor under its name; the writer raises OSError when the disk is full.
+            A function that saves a tensor under its name; it raises OSError when the disk is full.
         """
         folder = self._of(number)
         for other in self.root.iterdir() if self.root.is_dir() else ():
@@ -110,10 +111,11 @@ class KeptTensors:
         return keep
 
     def at(self, number: int) -> Mapping[str, torch.Tensor]:
-        """Return tensors under a number, by name (sorted); a tensor is read when it is asked for, and not kept.
+        """Return the tensors under a number, by name (sorted); a tensor is read at each access and not held in memory.
 
         Raises:
-            RuntimeError: they are not there any more. Reading a tensor raises ValueError when its file is damaged.
+            RuntimeError: the number's folder does not exist. Reading a tensor raises ValueError when its file is
+                damaged.
         """
         folder = self._of(number)
         if not folder.is_dir():
@@ -121,11 +123,14 @@ class KeptTensors:
         return _Folder(folder)
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
-        """Return what goes into a state; ``None``: there is none yet, or it outlives the process by itself."""
+        """Return the tensors under a number for the saved state of a rule.
+
+        ``None``: there are none yet, or their folder outlives the process.
+        """
         return dict(self.at(number)) if self.memory_folder is None and number else None
 
     def take_back(self, number: int, tensors: Mapping[str, torch.Tensor] | None) -> None:
-        """Take what :meth:`travelling` gave."""
+        """Save the tensors that :meth:`travelling` returned under a number again, unless they are ``None``."""
         if tensors is not None:
             keep = self.begin(number)
             for name, tensor in tensors.items():
@@ -136,7 +141,7 @@ class KeptTensors:
 
 
 class _Folder(Mapping[str, "torch.Tensor"]):
-    """One file per tensor."""
+    """Read the tensors of a folder that holds one file for each tensor."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,1 +1,1 @@
-"""Asking sites and collecting what they answer."""
+"""Ask the sites to perform tasks, and collect their replies at the server."""

@@ -1,8 +1,8 @@
-"""The path of a reply at the server: checked, staged, and summed once for all methods.
+"""Check, stage and average the sites' replies at the server, in one way for all methods.
 
-Two steps on purpose. :meth:`Collector.read_training` and its like look at a site's words; whatever is wrong with them
-is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` stages; what goes wrong there (a full
-disk) is the server's fault and is never booked on a site.
+Reading and staging are two steps on purpose. :meth:`Collector.read_training` and its like check what a site sent; any
+error is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` stages the checked model; an error
+there (a full disk) is the server's fault and costs no site its round.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ LEFT = "left the model as it was received (a learning rate of 0, or only frozen 
 
 
 class QuorumError(RuntimeError):
-    """Fewer usable results than a round needs; the text gives every site's reason."""
+    """Signal that a round has fewer usable results than it needs; the text gives every site's reason."""
 
 
 class Counts(dict[str, float]):
-    """What sites are weighed by in a round: their samples; under a stock controller perhaps their steps.
+    """Hold the number that each site is weighed by in a round.
+
+    It is the site's number of samples; under a stock controller it may be the number of steps.
 
     Args:
-        told: by site.
-        odd: what is to be said of a site's, where a rule looks at them.
+        told: the number of each site.
+        odd: a warning about a site's number, by site; given only where a rule reads the numbers.
     """
 
     def __init__(self, told: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
@@ -74,44 +76,45 @@ class Counts(dict[str, float]):
 
 @dataclass
 class Training:
-    """A site's checked answer to ``train``; ``notes``: what results and log should say of it."""
+    """Hold a site's checked answer to ``train``; ``notes``: remarks on the answer for results and log."""
 
     site: str
-    state: State  # made tensor by tensor; empty once it is kept
+    state: State  # its tensors are made when they are asked for; empty once the model is staged
     report: dict[str, Any]
     metrics: dict[str, float]
     stats: dict[str, Any]
     num_samples: int | None
     num_steps: int | None
     notes: tuple[str, ...] = ()
-    moved: bool = True  # False: what it sent is what it received, after steps that it counted
+    moved: bool = True  # False: the sent model equals the received one, though the site counted steps
 
 
 @dataclass
 class _Round:
-    """What a round has gathered so far."""
+    """Hold what the server has gathered in a round so far."""
 
     number: int = 0
     num_rounds: int = 1
     asked: list[str] = field(default_factory=list)
     received: State | None = None
-    trained: dict[str, Training] = field(default_factory=dict)  # without their models, which wait on disk
+    trained: dict[str, Training] = field(default_factory=dict)  # without the models, which are staged
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
-    step: float = 1.0  # of the mean change
+    step: float = 1.0  # length of the global model's change, as a factor of the sites' mean change
     counts: Counts = field(default_factory=lambda: Counts())
 
 
 class Collector:
-    """Takes the replies of a round for a rule.
+    """Collect the sites' replies of a round, and average their models as a rule weighs them.
 
     Args:
         rule: the method's server half.
-        folder: where local models wait that do not fit into memory; ``None``: a temporary folder.
-        bounds: on what one site can do.
-        seed: of the run, for rules that draw.
-        memory: bytes of local models that wait in memory; the others do on disk. ``None``: a quarter of what is free.
-        metrics: what sites may measure, by name; ``None``: nobody knows the task.
+        folder: folder for local models that do not fit into memory; ``None``: a temporary folder.
+        bounds: bounds on the influence of one site.
+        seed: seed of the run, for rules that draw random numbers.
+        memory: bytes of local models that are staged in memory; further ones are staged on disk. ``None``: a quarter of
+            the free memory.
+        metrics: metrics that sites may measure, by name; ``None``: the server does not know the task.
     """
 
     def __init__(
@@ -123,33 +126,33 @@ class Collector:
         memory: float | None = None,
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
-        self.rule, self.seed = rule, seed % 2**63  # a run's may be negative, a generator's may not
+        self.rule, self.seed = rule, seed % 2**63  # a run's seed may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self.bounds.check_aggregate(rule)
-        #: What each site reported before the first round: number of images by split, and ``groups`` of people.
+        #: Numbers that each site reported before the first round: images by split, and ``groups`` of people.
         self.said: Mapping[str, Mapping[str, float]] = {}
-        #: Sites of the job, for ``max_weight=auto``; ``None``: those of the round.
+        #: Number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
         self.num_sites: int | None = None
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self.metrics = metrics
-        #: Names of the parameters that are trained; ``None``: nobody knows the model, and the tensors' names tell.
+        #: Names of the trained parameters; ``None``: the model is not known, and its tensors' names decide.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
-        self.products: Products | None = None  # averages low-rank adapters; ``None``: factor by factor
+        self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
     def begin(
         self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
     ) -> None:
-        """Start a round; forget the one before.
+        """Start a round, and forget the replies of the round before.
 
         Args:
-            current_round, num_rounds: from 0; total.
-            shape: what models must look like.
-            received: the model the sites received; ``None``: unknown.
-            sites: that are asked.
+            current_round, num_rounds: number of the round, from 0; number of all rounds.
+            shape: checks the form of the sites' models.
+            received: the model that the sites received; ``None``: unknown.
+            sites: names of the sites that are asked.
         """
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
@@ -158,31 +161,35 @@ class Collector:
         self._influence = Influence(self.bounds, self.num_sites, training)
 
     def at_round(self, current_round: int) -> None:
-        """Take note of the round's number.
+        """Set the number of the round.
 
-        Under a stock controller the round is known only when the first answer is there.
+        Under a stock controller the number is known only when the first answer has arrived.
         """
         self._round.number = current_round
 
     def clear(self) -> None:
-        """Remove the local models of the round, and lets go of the model that the sites received."""
+        """Remove the local models of the round, and drop the reference to the model that the sites received."""
         self.staging.clear()
         self._round.received = self._shape = None
         self._influence = Influence(self.bounds)
 
     @property
     def accepted(self) -> list[str]:
-        """Sites whose model is in the round, sorted."""
+        """Return the names of the sites whose model is in the round, sorted."""
         return sorted(self._round.trained)
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Why others are not, by site."""
+        """Return why a site's model is not in the round, by site."""
         return self._round.rejected
 
     @property
     def warnings(self) -> list[Warned]:
-        """Where a bound was at work in this round, who held more than half of the weight, and a step that is none."""
+        """Return the warnings of this round.
+
+        They tell where a bound changed a value, which site held more than half of the weight, whose model is
+        unchanged or has no usual number to weigh it by, and whether the global model has hardly moved.
+        """
         trained = sorted(self._round.trained.items())
         unmoved = [
             Warned(site, "unchanged", 0.0, 0.0, f"its {found.num_steps} steps {LEFT}")
@@ -196,10 +203,10 @@ class Collector:
     # -- reading what a site says
 
     def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
-        """Return a site's answer to ``train``, every value checked.
+        """Return a site's answer to ``train``, with every value checked.
 
         Raises:
-            ReportError: it cannot be used (names site, field and value).
+            ReportError: the answer cannot be used (names site, field and value).
         """
         if site in self._round.trained:
             raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
@@ -217,7 +224,7 @@ class Collector:
             state = self._shape.read(message, site, self.staging.fits)
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # whatever a tensor does that is none of ours is its site's fault
+        except Exception as error:  # any error that reading a site's tensor causes is that site's fault
             text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
             raise ReportError(named(site, printable(text))) from error
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
@@ -227,10 +234,10 @@ class Collector:
         return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
-        """Return a site's report about the anchor.
+        """Return a site's checked report about the anchor, the average of the local models.
 
         Raises:
-            ReportError: as above, or the site has no model in this round.
+            ReportError: the answer cannot be used, or the site has no model in this round.
         """
         if site not in self._round.trained:
             raise ReportError(
@@ -243,7 +250,7 @@ class Collector:
         return self.rule.check_anchor_report(report, site, list(dict.fromkeys(layers_of(self._first()).values())))
 
     def _hold(self, site: str, report: Mapping[str, Any], num_samples: int | None) -> None:
-        """Refuse a report that speaks of more than its site has."""
+        """Raise :class:`ReportError` for a report that counts more images or groups than its site has."""
         has = {**({} if num_samples is None else {"training": num_samples}), **self.said.get(site, {})}
         for what, count in self.rule.counted(report).items():
             known, images = has.get(what), what != "groups"
@@ -253,10 +260,10 @@ class Collector:
             })  # fmt: skip
 
     def keep(self, training: Training) -> None:
-        """Put a checked model where it waits for the others.
+        """Stage a checked model until all sites have answered, and take the answer into the round.
 
         Raises:
-            ReportError: a kind of number that cannot be written.
+            ReportError: a tensor has a dtype that cannot be staged.
             OSError: the server's disk is full or cannot be written.
         """
         try:
@@ -268,7 +275,7 @@ class Collector:
         self._round.rejected.pop(training.site, None)
 
     def keep_anchor(self, site: str, report: dict[str, Any]) -> None:
-        """Take a checked report about the anchor into the round."""
+        """Store a site's checked report about the anchor for the rule."""
         self._round.anchor_reports[site] = report
 
     def reject(self, site: str, reason: str) -> None:
@@ -276,13 +283,13 @@ class Collector:
         self._round.rejected[site] = reason
 
     def drop(self, site: str, reason: str) -> None:
-        """Take a site out of the round again."""
+        """Remove an accepted site from the round with its model, and record the reason."""
         self._round.trained.pop(site, None)
         self.staging.discard(site)
         self.reject(site, reason)
 
     def screen(self) -> dict[str, str]:
-        """Take out the sites that differ from the others in what must be alike; why, by site."""
+        """Drop sites whose report differs in a field that must be alike at all sites; return the reasons by site."""
         reports = {site: self._round.trained[site].report for site in self.accepted}
         alike = [declared for declared in self.rule.report_fields if declared.alike]
         odd = {site: why for declared in alike for site, why in misfits(reports, declared).items()}
@@ -293,7 +300,7 @@ class Collector:
     # -- the sum
 
     def require(self, min_sites: int) -> None:
-        """Raise :class:`QuorumError` with every site's reason when fewer results are usable."""
+        """Raise :class:`QuorumError` with every site's reason when the round has fewer than ``min_sites`` results."""
         if (found := len(self._round.trained)) < min_sites:
             where = f"{type(self.rule).__name__}, round {self._round.number}"
             why = reasons(self.rejected.items()) or "no answer"
@@ -306,9 +313,9 @@ class Collector:
         return weighted_average(self._states(), dict.fromkeys(self.accepted, share), movement=plain)
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
-        """Return the next global model (or the aggregated update) and how the rule weighed.
+        """Return the next global model (or the aggregated update) and the weights that the rule gave.
 
-        Tensors that stay at the sites are as they were; where all do, nothing is weighed.
+        Tensors that stay at the sites keep their received values; where all tensors stay, the rule is not asked.
 
         Raises:
             RuntimeError: the rule gives no weights.
@@ -320,7 +327,7 @@ class Collector:
         inputs = self.inputs()
         # The average of one model is that model, so every weight is 1 and the sites need not be asked a second time.
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
-        with one_thread():  # the same bits on every server; the long sums are in the average below
+        with one_thread():  # gives the same bits on every server; the long sums come later, in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
             weighing = self._influence.weighed(decided)
         if not weighing.reports:
@@ -349,7 +356,7 @@ class Collector:
             return self.rule.move(change)
 
     def inputs(self) -> RoundInputs:
-        """Return what the rule is going to see."""
+        """Return the inputs of the rule for this round."""
         sites, trained, owner = self.accepted, self._round.trained, layers_of(self._first())
         given = self._round.counts
         if not given:
@@ -379,15 +386,15 @@ class Collector:
         )
 
     def count_by(self, counts: Counts) -> None:
-        """Return what the sites of this round are weighed by, in place of the samples that they tell."""
+        """Set the numbers by which the sites of this round are weighed, in place of their reported samples."""
         self._round.counts = counts
 
     def _states(self) -> dict[str, State]:
-        """Return the local models as they count in the aggregation; a tensor is read when it is asked for."""
+        """Return the local models within the bounds, by site; a tensor is read when it is asked for."""
         return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
 
     def _first(self) -> State:
-        """Return the first site's model: what all look like."""
+        """Return the model of the first accepted site; all sites' models have the same tensors."""
         return self._state(self.accepted[0])
 
     def _state(self, site: str) -> State:

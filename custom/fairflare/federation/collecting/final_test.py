@@ -1,4 +1,4 @@
-"""The test of a model on the sites' test splits: everyone is asked, and once more whoever failed or was silent."""
+"""Test a model on the sites' test splits: ask every site, and ask sites that failed or were silent once more."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from fairflare.federation.site.sampling import read_sampling, refuse_if
 from fairflare.methods.base.reports import read_report
 from fairflare.reporting.documents import LeftOut, PhaseRecord
 
-BY_GROUP = "by_group"  # beside a reply's stats: sums by group of people
-SAID = "sampling"  # beside a reply's stats: those about chance, put together
+BY_GROUP = "by_group"  # key that the server adds to a reply's stats: sums by group of people
+SAID = "sampling"  # key that the server adds to a reply's stats: the fields about chance, put together
 NOTHING: Mapping[str, Any] = {"images": {}}
-AGAIN = 30.0  # seconds at least for whoever is asked again: a site that restarts is back by then
+AGAIN = 30.0  # least timeout, in seconds, of sites that are asked again: a site that restarts is back by then
 
 Ask = Callable[..., Phase]
 
 
 @dataclass
 class Tested:
-    """What the sites said of one model.
+    """Hold the sites' answers to the test of one model.
 
     Attributes:
-        phase: both exchanges as one: who is in, who is left out and why.
-        validation: ``{site: {metric: value}}`` on the validation split, where it was asked for.
-        phases: the exchanges for the results.
+        phase: both exchanges merged: the sites that answered, and why the other sites are left out.
+        validation: ``{site: {metric: value}}`` on the validation split, where the test included that split.
+        phases: a record of each exchange, for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
-        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: nobody asked.
+        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: not asked for.
     """
 
     phase: Phase
@@ -60,40 +60,40 @@ class Tested:
 
     @property
     def test(self) -> dict[str, dict[str, float]]:
-        """``{site: {metric: value}}``; NaN: the site measured it, and it is no finite number."""
+        """Return the test metrics, ``{site: {metric: value}}``; NaN: the site measured a value that is not finite."""
         return {site: dict(values) for site, values in sorted(self.phase.good.items())}
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """Who is not in it, and why."""
+        """Return the sites that are left out of the test, with the reasons."""
         return [LeftOut(site, TASK_VALIDATE, reason) for site, reason in sorted(self.phase.left_out.items())]
 
     def said(self, name: str) -> dict[str, Any]:
-        """Return ``{site: what it says of that}``, of the sites that say it.
+        """Return one field of the sites' answers, by site, without the sites whose answer lacks it.
 
         Args:
-            name: ``RESAMPLED``: the primary metric on draws of the test patients or images; ``SAID``: how far chance
-                moves its figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``.
+            name: the field. ``RESAMPLED``: the primary metric on draws of the test patients or images; ``SAID``: how
+                far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``.
         """
         found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
     @property
     def groups_kept(self) -> dict[str, list[str]]:
-        """``{site: names}`` of groups, and of classes in groups, that stay there."""
+        """Return the names of groups, and of classes in groups, that a site withholds: ``{site: names}``."""
         found = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
         return {site: names for site, names in found.items() if names}
 
     @property
     def suppressed(self) -> dict[str, list[str]]:
-        """``{site: metrics}`` of the test splits that stay there, of the sites that keep any."""
+        """Return the names of the test metrics that a site withholds, ``{site: metrics}``, where it withholds any."""
         found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
         own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
         return {site: names for site, names in own.items() if names}
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
-        """``{site: {"unit", "count"}}``: what these draws are of, of the sites that say it."""
+        """Return what the sites drew for ``RESAMPLED``, ``{site: {"unit", "count"}}``, where they report it."""
         told = {site: self.phase.stats[site] for site in self.said(RESAMPLED)}
         return {
             site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
@@ -102,18 +102,18 @@ class Tested:
         }
 
     def without(self, metric: str) -> list[str]:
-        """Return sites that answered, and whose ``metric`` is not finite."""
+        """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""
         return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
 
 
 class FinalTest:
-    """Asks every site of the job, also those that were dropped while they trained.
+    """Test a model at every site of the job, also at sites that were dropped during training.
 
     Args:
-        ask: one exchange, as ``Rounds`` has it.
-        roster, run: who there is; how long they may take.
-        say: a line for the server's log.
-        metrics, primary: what sites may measure, and the name of the one that matters.
+        ask: performs one exchange with the sites, as ``Rounds`` has it.
+        roster, run: the sites of the job; the run's settings, with the timeout.
+        say: writes a line to the server's log.
+        metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
         parts: number of classes or structures, where sums by group are asked for.
     """
 
@@ -129,19 +129,19 @@ class FinalTest:
     ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
         self.metrics, self.primary, self.parts = metrics, primary, parts
-        #: What each site said of its data before the first round.
+        #: Facts that each site reported about its data before the first round.
         self.facts: Mapping[str, Mapping[str, Any]] = {}
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
     ) -> Tested:
-        """Test a model.
+        """Test a model on the sites' test splits.
 
         Args:
             state: the model.
-            current_round: that would receive it.
-            validation: on the validation split too.
-            resample: on so many draws of the test patients or images too.
+            current_round: number of the round that would receive the model.
+            validation: whether to test on the validation split too.
+            resample: number of draws of the test patients or images on which to measure the primary metric too.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
         found: dict[str, dict[str, float]] = {}
@@ -160,7 +160,7 @@ class FinalTest:
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
             what: dict[str, Any] = {"measure": measure, "resample": resample}
-            if validation and self.run.groups:  # of the last model
+            if validation and self.run.groups:  # sums by group are asked for in the test of the last model only
                 what |= {name: getattr(self.run, name) for name in OF_GROUPS}
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
@@ -180,15 +180,15 @@ class FinalTest:
     def of_all(
         self, state: Mapping[str, Any], current_round: int, lists: Sequence[Sequence[str]]
     ) -> tuple[Tested, list[list[str]]]:
-        """Test the model that all share on the images that belong to no site alone, each list of them at one site.
+        """Test the model that all sites share on the global test lists, each list at one of the sites that have it.
 
         Args:
             state: the model.
-            current_round: that would receive it.
-            lists: sites that have the same list; where one fails, the next is asked.
+            current_round: number of the round that would receive the model.
+            lists: for each list the sites that have it; where one site fails, the next one is asked.
 
         Returns:
-            What was said, and of each site in it the sites that have its list, itself first.
+            The answers; and for each list that was measured the sites that have it, first the one that measured it.
         """
         tested = Tested(Phase(TASK_VALIDATE, current_round, []))
         waiting = [list(sites) for sites in lists]
@@ -205,7 +205,7 @@ class FinalTest:
         return tested, measured
 
     def _read(self, phase: Phase, site: str, message: Message, split: str = SPLIT_TEST) -> dict[str, float]:
-        """Return an answer's metrics; what it says beside them goes into the phase's ``stats``."""
+        """Return an answer's checked metrics, and store its other fields in the phase's ``stats``."""
         head = read_head(site, message, phase.current_round)
         stats = read_stats(site, head, self.metrics[self.primary])
         told, has = read_report(head, COUNTS, site)["num_samples"], self.facts.get(site, NOTHING)["images"].get(split)
@@ -240,9 +240,9 @@ def _merge(first: Phase, second: Phase) -> None:
 
 
 def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
-    """Return the mean metrics of several models, by site; NaN where one of the models has none.
+    """Return the mean metrics of several models, by site; NaN where the metric of one of the models is missing.
 
-    A mean over whoever answered would leave out the models that a site could not use.
+    A mean over the existing values alone would leave out the models that a site could not use.
     """
     found: dict[str, dict[str, float]] = {}
     for site in sorted({site for test in tests for site in test}):

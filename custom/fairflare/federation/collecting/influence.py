@@ -1,7 +1,7 @@
-"""How much one site may say: bounds that hold for every method, and a word about whoever reaches them.
+"""Bound the influence of one site on a round, whatever the method, and warn of sites that reach a bound.
 
-They lie between the collector and the rule. What a rule sees (sample counts, local models) is bounded before it looks,
-and the weights that it gives are bounded afterwards. ``docs/robustness.md`` says what this can do and what it cannot.
+The bounds lie between the collector and the rule. The inputs of a rule (sample counts, local models) are bounded before
+the rule reads them, and its weights are bounded afterwards. ``docs/robustness.md`` explains what bounds can achieve.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from fairflare.core.aggregation.clipping import COUNTERS, VARIANCES, Clip, clipped_states
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.federation.plan.bounds import AUTO, Bounds, auto_share
-from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # where scripts have found it so far
+from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # scripts import it from here
 from fairflare.methods.base.rule import LayerWeights, SiteWeights, State, Weighing
 from fairflare.reporting.documents import Warned
 
@@ -22,15 +22,15 @@ MAJORITY = 0.5 + 1e-9
 
 
 class Influence:
-    """The bounds of one round.
+    """Apply the bounds in one round, and collect warnings.
 
     Args:
-        bounds: see there.
-        num_sites: of the job, for ``max_weight=auto``; ``None``: those of the round.
-        known: training images by site, of those that said before the first round how many they have.
+        bounds: the bounds of the run.
+        num_sites: number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
+        known: number of training images by site, for the sites that reported it before the first round.
 
     Attributes:
-        warnings: where a bound was at work, and who held more than half of the weight.
+        warnings: a warning for each value that a bound changed, and for a site with more than half of the weight.
     """
 
     def __init__(self, bounds: Bounds, num_sites: int | None = None, known: Mapping[str, float] | None = None) -> None:
@@ -40,7 +40,7 @@ class Influence:
         self._states: tuple[list[str], dict[str, State]] | None = None
 
     def samples(self, claimed: Mapping[str, float]) -> dict[str, float]:
-        """Sample counts as rules may see them."""
+        """Return the sites' sample counts within the bounds, as rules may see them; warn of each that was cut."""
         used: dict[str, float] = {}
         for site, count in sorted(claimed.items()):
             has, most = self.known.get(site, math.inf), self.bounds.max_samples or math.inf
@@ -51,11 +51,11 @@ class Influence:
         return used
 
     def states(self, states: dict[str, State], received: State | None) -> dict[str, State]:
-        """Return the local models as they count in the aggregation; clips are looked for once a round.
+        """Return the local models with their updates clipped to ``max_update_norm``; clips are computed once a round.
 
         Args:
-            states: what the sites sent.
-            received: what they started from; ``None``: they sent updates.
+            states: the models or updates that the sites sent.
+            received: the model that the sites started from; ``None``: the sites sent updates.
         """
         factor = self.bounds.max_update_norm
         if factor is None:
@@ -68,27 +68,31 @@ class Influence:
         return self._states[1]
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
-        """Return weights that a rule is going to remember."""
+        """Return a rule's weights within the bounds, before the rule remembers them for later rounds."""
         return self._of_sites(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
-        """Return weights with which a rule makes tensors itself; nothing is said, as there may be thousands."""
+        """Return weights with which a rule makes tensors itself, within the bounds.
+
+        There are no warnings, as there may be thousands of weights.
+        """
         return self._tempered(self._capped(weights, self._limit(len(weights))))
 
     def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
-        """Return reported numbers that decide more than a weight.
+        """Return reported numbers limited to a factor ``max_update_norm`` around their median.
 
-        The length of the step, or what is kept for later rounds.
+        Meant for numbers that decide more than a weight, such as the length of the step, or values that a rule saves
+        for later rounds.
 
         Args:
-            values: by site, finite, ``>= 0``.
-            name: what they are, for the warning; empty: nothing is said, as there may be thousands.
-            among: further numbers of the kind, which belong to the median where fewer than three sites say one.
+            values: a number of each site, finite, ``>= 0``.
+            name: name of the numbers for the warning; empty: no warning, as there may be thousands of numbers.
+            among: further numbers of the same kind, added for the median where fewer than three sites report one.
         """
         factor, kept = self.bounds.max_update_norm, dict(values)
         every = [*kept.values(), *(among if len(kept) < 3 else ())]
         middle = statistics.median(every)
-        if factor is None or len(every) < 3 or middle == 0:  # of two nobody can say which one is wrong
+        if factor is None or len(every) < 3 or middle == 0:  # of two numbers either may be the wrong one
             return kept
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)
@@ -100,7 +104,7 @@ class Influence:
     def weighed(self, weighing: Weighing) -> Weighing:
         """Return the weights that the aggregation rule chose, cut to the bounds.
 
-        Warn of each site that has more than half of the weight of the round, or of some layers.
+        Warn of each site that has more than half of the weight in the round, or in some layers.
         """
         if weighing.layers is not None:
             layers = self._bounded(weighing.layers, what="weight up to", count=len(weighing.layers), majority=True)
@@ -138,23 +142,23 @@ class Influence:
         """Return the weights of each layer within the bounds, and warn of each bound that was at work.
 
         Args:
-            given: by layer; of whole models in one layer.
-            of, what, when: what they are and when they are cut, for the warnings.
-            count: number of layers; ``None``: they are of whole models.
-            majority: warn also of a site that has more than half.
+            given: weights of the sites, by layer; weights of whole models as those of a single layer.
+            of, what, when: words for the warnings: kind and name of the weights, and when they are cut.
+            count: number of layers; ``None``: the weights are those of whole models.
+            majority: whether to warn also of a site that has more than half of the weight.
         """
         sites, most = sorted(next(iter(given.values()), {})), self.bounds.max_excess
         limit = self._limit(len(sites))
         capped = {name: self._capped(by, limit) for name, by in given.items()}
         bounded = {name: self._tempered(by) for name, by in capped.items()}
         for site in sites if limit is not None else ():
-            held = [by.get(site, 0.0) for by in given.values()]  # a rule that forgets one is told so by the sum
+            held = [by.get(site, 0.0) for by in given.values()]  # a missing weight shows later, in the sum
             text = f"{what} {{}} cut to {limit:.4g}{when}{{}} (max_weight)"
             self._warn_above(site, f"max_weight{of}", held, limit, text, count)
         if most is not None:
             text = f"weights above the equal share, {{}} together, brought to {most:.4g}{{}} (max_excess)"
             self._warn_above("", f"max_excess{of}", [excess_of(by) for by in capped.values() if by], most, text, count)
-        for site in sites if majority and len(sites) != 2 else ():  # of two one nearly always holds more
+        for site in sites if majority and len(sites) != 2 else ():  # one of two sites nearly always holds more
             held = [by.get(site, 0.0) for by in bounded.values()]
             self._warn_above(site, "majority", held, None, f"{what} {{}}, more than all others together{{}}", count)
         return bounded
@@ -167,7 +171,7 @@ class Influence:
         return capped if excess is None or not capped else tempered_weights(capped, excess)
 
     def _limit(self, sites: int) -> float | None:
-        """Return the largest weight of one of so many sites; ``None``: no bound."""
+        """Return the largest weight that one of ``sites`` sites may have; ``None``: no bound."""
         wanted = self.bounds.max_weight
         if not sites or wanted is None:
             return None
@@ -182,7 +186,14 @@ class Influence:
     def _warn_above(
         self, site: str, kind: str, values: Iterable[float], limit: float | None, text: str, count: int | None
     ) -> None:
-        """Warn of the values above a limit (``None``: of a majority), of ``count`` layers in how many."""
+        """Warn when some values are above a limit.
+
+        Args:
+            site, kind, text: parts of the warning.
+            values: the values, one for each layer.
+            limit: the limit; ``None``: half of the weight.
+            count: number of layers, of which the warning says in how many; ``None``: there are no layers.
+        """
         least = MAJORITY if limit is None else limit + CAP_TOLERANCE
         if over := [value for value in values if value > least]:
             where = "" if count is None else f" in {len(over)} of {count} layers"

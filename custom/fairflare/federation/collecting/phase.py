@@ -1,4 +1,4 @@
-"""One exchange with the sites: who is asked, who answered, who is left out and why, who is not asked again."""
+"""Ask the sites one task, and record which sites answered, which are left out and why, and which were silent."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import State
 from fairflare.reporting.results import PhaseRecord
 
-SAYS_AFTER = 60.0  # seconds until the log says for whom a phase waits; then after twice as long, and so on
-LONGEST = 360  # characters of a reason: a site's own words, and who said them
-NAMED = 20  # of them, at most
+SAYS_AFTER = 60.0  # seconds until the log names the sites that a phase waits for; again at each doubling of that time
+LONGEST = 360  # most characters of a reason for leaving a site out: the site's own words, and its name
+NAMED = 20  # most silent sites that such a line of the log names
 ABORTED = "the job was aborted (by an administrator, or because a site's process died or no site is left)"
 
 
 class RoundFailed(RuntimeError):
-    """The run cannot go on; the text says which round, which sites, and why.
+    """Signal that the run cannot continue; the text gives the round, the sites and their reasons.
 
     Attributes:
-        phase: in which it failed; who was left out of it is in the results.
+        phase: the phase in which the run failed; the sites that it left out are in the results.
     """
 
     def __init__(self, text: str, phase: Phase | None = None) -> None:
@@ -39,27 +39,28 @@ class RoundFailed(RuntimeError):
 
 
 class NobodyCould(RoundFailed):
-    """Sites answered, and not one could use the model: most likely it is the model."""
+    """Signal that enough sites answered but not one could use the model, so that the model is most likely at fault."""
 
 
 class Stopped(Exception):
-    """The run was told to stop."""
+    """Signal that the run was stopped from outside."""
 
 
 class ServerFault(RuntimeError):
-    """Something at the server broke while it took a reply; no site is to blame."""
+    """Signal that an error at the server kept it from taking a reply; no site is to blame."""
 
 
 @dataclass
 class Phase:
-    """An exchange, in progress or over.
+    """Record one exchange with the sites, in progress or over.
 
     Attributes:
-        good: sites whose answer is used, with the metrics in it.
-        stats: what the answers to the final test say besides.
-        left_out: why another one is not, also of sites that are not asked.
-        unheard: those of them that were asked and did not answer in time.
-        doubtful: asked though they were dropped and have not shown up since: they are not waited for long.
+        good: metrics of each site whose answer is used.
+        trained: checked answer to ``train`` of each such site.
+        stats: other fields of the answers to the final test, by site.
+        left_out: reason for each site whose answer is not used, also for sites that were not asked.
+        unheard: sites that were asked and did not answer in time.
+        doubtful: asked sites that were dropped before and have shown no sign of life since; the wait for them is short.
         used_last: seconds until the last answer that is used.
     """
 
@@ -79,11 +80,11 @@ class Phase:
 
     @property
     def silent(self) -> list[str]:
-        """Sites that said nothing."""
+        """Return the asked sites whose answer is neither used nor left out yet."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
     def refuse(self, site: str, reason: str) -> None:
-        """Leave a site out after all."""
+        """Leave a site out whose answer was used so far, and record the reason."""
         self.good.pop(site, None)
         self.trained.pop(site, None)
         self.left_out[site] = printable(reason, LONGEST)
@@ -105,14 +106,14 @@ Use = Callable[[Phase, str, Message], dict[str, float]]
 
 @dataclass
 class Exchange:
-    """Asks the sites a task of this run and sorts what comes back.
+    """Ask the sites to perform a task of the run, and sort their answers.
 
     Args:
-        run: settings that every task carries.
-        transport, roster: how, and whom.
-        grace: late sites get so many seconds once ``min_sites`` answered well; 0: the whole timeout.
-        tell: event log, ``tell(kind, **details)``.
-        form: fields that every task has: the run's id, and which tensors travel.
+        run: settings of the run, some of which every task carries.
+        transport, roster: the way to the sites; the sites to ask.
+        grace: seconds that late sites have once ``min_sites`` usable answers are in; 0: the whole timeout.
+        tell: writes to the event log, ``tell(kind, **details)``.
+        form: fields that every task has: the run's id, and which tensors are sent.
     """
 
     run: RunSettings
@@ -132,20 +133,20 @@ class Exchange:
         use: Use,
         **told: Any,
     ) -> Phase:
-        """Perform one exchange.
+        """Perform one exchange with the sites.
 
         Args:
-            name: of the task.
-            current_round: that it is of.
+            name: name of the task.
+            current_round: number of the round that the task belongs to.
             state: the model; empty: none is sent.
-            sites: that are asked.
-            timeout: seconds.
+            sites: names of the sites that are asked.
+            timeout: seconds to wait for answers.
             use: see :meth:`fill`.
             told: further fields of :class:`fairflare.exchange.messages.SiteTask`.
 
         Raises:
-            ServerFault: from whatever ``use`` raised.
-            Stopped: the transport says so.
+            ServerFault: ``use`` raised an error other than :class:`ReportError`.
+            Stopped: the run was stopped.
         """
         run, doubtful = self.run, self.roster.doubtful(sites)
         common: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form}
@@ -171,20 +172,23 @@ class Exchange:
         """Send ``task`` to ``phase.asked`` and fill ``phase``.
 
         Args:
-            use: takes an answer out of memory and returns its metrics. A :class:`ReportError` leaves the site out;
-                anything else ends the exchange.
+            phase: the exchange, with the sites to ask.
+            task: the message that the sites are sent.
+            timeout: seconds to wait for answers.
+            use: takes an answer out of memory and returns its metrics. A :class:`ReportError` leaves the site out; any
+                other error ends the exchange.
 
         Raises:
-            ServerFault: from whatever ``use`` raised.
+            ServerFault: ``use`` raised an error other than :class:`ReportError`.
         """
         lock, fault, over = threading.Lock(), list[Exception](), False
         started, says_at = time.monotonic(), SAYS_AFTER
-        enough_since = rest_since = math.inf  # not yet
+        enough_since = rest_since = math.inf  # times; infinite: the condition does not hold yet
         number, sites = phase.current_round, phase.asked
         self.tell("phase", phase=phase.name, current_round=number, num_rounds=self.run.rounds_in_all, sites=sites)
         phase.bytes_out = num_bytes(task.params) * len(sites)
 
-        def counted(site: str) -> Mapping[str, Any]:  # tensors that are other ones for every site
+        def counted(site: str) -> Mapping[str, Any]:  # makes the tensors for one site, and counts their bytes
             made = task.each(site) if task.each else {}
             with lock:
                 phase.bytes_out += num_bytes(made)
@@ -214,7 +218,7 @@ class Exchange:
                 enough_since = min(enough_since, now)
                 if phase.doubtful and phase.doubtful.issuperset(phase.silent):
                     rest_since = min(rest_since, now)
-            # Wait for dropped sites, but only as long again as the other sites took.
+            # Wait for dropped sites, but once all others have answered only as long again as these took.
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:
@@ -222,7 +226,7 @@ class Exchange:
             self.transport.ask(Question(phase.name, asked, sites, timeout, enough, hand_over))
         finally:
             with lock:
-                over = True  # what comes now is of a round that is done, or of a run that was stopped
+                over = True  # an answer that comes from now on is too late
                 phase.seconds = time.monotonic() - started
         if fault:
             raise ServerFault(
@@ -262,6 +266,6 @@ def _take(phase: Phase, site: str, answer: Message | str, use: Use) -> None:
             raise ReportError(answer)
         phase.bytes_in += num_bytes(answer.params)
         phase.good[site] = use(phase, site, answer)
-        answer.params = None  # on disk now; memory must not grow with the number of sites
+        answer.params = None  # the tensors are staged; memory must not grow with the number of sites
     except ReportError as error:
         phase.left_out[site] = printable(str(error), LONGEST)

@@ -1,7 +1,7 @@
-"""A site's model as the server takes it in: tensor by tensor, in shape and type of the model that was sent out.
+"""Read a site's model at the server tensor by tensor, in shape and type of the model that was sent out.
 
-Neither the reply nor what becomes of it need be held as a whole: FLARE may have left the tensors on disk, and from here
-they go into the file where they wait for the other sites'. Where they are to wait in memory they are made once.
+Neither the reply nor the model made from it need be in memory as a whole: FLARE may have left the tensors on disk, and
+they are written one by one to a file until all sites have answered. Models that are staged in memory are made once.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FILTERS = (Field("filters", "names", required=False),)
 
 
 class Incoming(LazyState):
-    """What a site sent, made when a tensor is asked for.
+    """Represent the model that a site sent; a tensor of it is made when it is asked for.
 
     Args:
-        layout: of every tensor.
-        make: gives a tensor by its name.
-        notes: what results and log should say of it.
-        made: tensors that were made already, for nobody else.
-        moved: whether a trained tensor is another one than the site received; True: nobody knows.
+        layout: dtype and shape of every tensor.
+        make: returns a tensor by its name.
+        notes: remarks on the model for results and log.
+        made: tensors that were made already and that no other object uses.
+        moved: whether a trained tensor differs from the received one; True also where that is not known.
     """
 
     def __init__(
@@ -49,31 +49,33 @@ class Incoming(LazyState):
 
 
 class Shape(Protocol):
-    """What a model from a site must look like."""
+    """Check the models that sites send against the form that they must have."""
 
-    updates: bool  # what is collected are updates, not models
-    stays: frozenset[str]  # tensors that are not averaged, as they stay at the sites
+    updates: bool  # True: updates are collected; False: models
+    stays: frozenset[str]  # names of tensors that stay at the sites and are not averaged
 
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
-        """Return the state to collect, every tensor looked at, and made for good where it fits into memory.
+        """Return the state to collect from a site's message, after every tensor was checked.
+
+        Where the state fits into memory, by ``fits``, its tensors are made once and held.
 
         Raises:
-            ValueError, TypeError: it cannot be collected (names site, tensor).
+            ValueError, TypeError: the message's tensors cannot be collected (names site, tensor).
         """
 
     def collected(self, state: State) -> State:
-        """Return a state that was collected, as it goes into the sum."""
+        """Return a collected state in the form in which it is averaged."""
 
 
 class LikeReceived:
-    """Sites send updates of, or models like, the one that the server sent: what is collected are full models.
+    """Collect full models from sites that send models like the one that the server sent, or updates of it.
 
-    A tensor that did not come is the received one: it stays at the sites by the job's method, or a filter at the site
-    (FLARE's ``ExcludeVars``) kept it there.
+    A tensor that a site did not send keeps its received value: it stays at the sites by the job's method, or a filter
+    at the site (FLARE's ``ExcludeVars``) removed it.
 
     Args:
-        received: the model.
-        stays: tensors of it that the sites keep; one that comes all the same is not looked at.
+        received: the model that the server sent.
+        stays: names of tensors that the sites keep; such a tensor is ignored where a site sends it.
     """
 
     updates = False
@@ -111,9 +113,9 @@ class LikeReceived:
         made: dict[str, torch.Tensor] = {}
         below = []
         moved = not any(is_trained(name, received[name]) for name in params)
-        keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors are the message's own
+        keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors belong to the message
         for name in params:
-            tensor = make(name)  # and so it is checked
+            tensor = make(name)  # making the tensor checks it
             moved = moved or (is_trained(name, tensor) and not torch.equal(tensor, received[name]))
             if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
                 below.append(name)
@@ -128,14 +130,14 @@ class LikeReceived:
 
 
 def is_trained(name: str, tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is no counter and no running statistic, as far as it and its name tell."""
+    """Return whether a tensor is neither a counter nor a running statistic, judged by its dtype and its name."""
     return tensor.is_floating_point() and not is_statistic(name)
 
 
 def _filtered(site: str, message: Message) -> list[str]:
-    """Say which of FLARE's filters at the site the model went through, and what the filters left of an update.
+    """Return a remark on FLARE's filters at the site that changed a model, with the share of an update that is not 0.
 
-    FLARE notes the filters in the message at the site.
+    FLARE notes the filters in the message at the site. Without filters the list is empty.
     """
     filters = read_report(message.meta, FILTERS, site)["filters"]
     if not filters:
@@ -151,7 +153,7 @@ def _filtered(site: str, message: Message) -> list[str]:
 
 
 def conformed(state: State, layout: Layout) -> Incoming:
-    """Return a staged state in another layout: absent tensors are 0 (of an update: unchanged), other types are cast."""
+    """Return a staged state in another layout: absent tensors are 0 (in an update: unchanged), dtypes are cast."""
 
     def make(name: str) -> torch.Tensor:
         dtype, shape = layout[name]

@@ -1,4 +1,4 @@
-"""Which sites are asked: all of the job, but those that were silent or late too often."""
+"""Choose the sites that are asked: all sites of the job except those that were silent or late too often."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_NORMS
 from fairflare.federation.collecting.transport import Transport
 
-ALL = ""  # of every phase, in place of a phase's name
+ALL = ""  # in place of a phase's name: all phases
 
 
 @dataclass
 class _Patience:
-    """With one site, in all phases or in one kind of them.
+    """Count the missed answers of one site, in all phases or in phases of one name.
 
     Attributes:
-        missed: phases running without an answer in time.
-        drops: how often it was dropped since its last answer in time.
-        again: first round in which it may be asked again.
-        alive: it has shown up since it was dropped.
+        missed: number of successive phases without an answer in time.
+        drops: how often the site was dropped since its last answer in time.
+        again: first round in which the site may be asked again.
+        alive: whether the site has shown a sign of life since it was dropped.
     """
 
     missed: int = 0
@@ -30,21 +30,22 @@ class _Patience:
 
 
 class Roster:
-    """Who is asked, by what the sites did so far.
+    """Choose the sites to ask, by their answers so far.
 
-    A site without an answer *in time* in ``max_missed`` phases running is dropped: a dead one and one that is always
-    late cost the run the same. One that is in time for ``train`` and never for ``anchor`` is dropped from that alone.
+    A site that gave no answer *in time* in ``max_missed`` successive phases is dropped: a dead site and one that is
+    always late cost the run the same. A site in time for ``train`` and never for ``anchor`` is dropped from ``anchor``
+    alone.
 
-    A dropped site that shows up is asked again, after 2 rounds the first time, then 4, 8, ...: each time it is late
-    again costs a whole timeout. An answer in time makes all good.
+    A dropped site that shows a sign of life is asked again, after 2 rounds the first time, then after 4, 8, ...: each
+    time that it is late again costs a whole timeout. After an answer in time all its misses are forgotten.
 
     Args:
-        transport: knows the sites, and when one shows up.
-        max_missed: see above.
-        min_sites: all are asked when fewer would be left.
+        transport: knows the sites, and when one shows a sign of life.
+        max_missed: number of successive phases without an answer in time after which a site is dropped.
+        min_sites: all sites are asked when fewer than this would be left.
 
     Attributes:
-        excluded: sites that are never asked, and why: what they have does not go together with the others'.
+        excluded: reason for each site that is never asked, as its data do not fit together with the other sites'.
     """
 
     def __init__(self, transport: Transport, max_missed: int, min_sites: int) -> None:
@@ -53,7 +54,7 @@ class Roster:
         self.min_sites = min_sites
         self.excluded: dict[str, str] = {}
         self._patience: dict[tuple[str, str], _Patience] = {}
-        self._lock = threading.Lock()  # sites show up in the transport's threads
+        self._lock = threading.Lock()  # :meth:`seen` is called in the transport's threads
         transport.watch(self.seen)
 
     def known(self) -> list[str]:
@@ -61,7 +62,7 @@ class Roster:
         return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:
-        """Return sites to ask in a round, sorted."""
+        """Return the sites to ask in the first phase of a round, sorted."""
         known = self.known()
         live = [site for site in known if self._asks(site, ALL, current_round)]
         return live if len(live) >= self.min_sites else known
@@ -71,33 +72,39 @@ class Roster:
         return sorted(site for site in sites if self._asks(site, name, current_round))
 
     def doubtful(self, sites: Iterable[str]) -> set[str]:
-        """Return those that were dropped and have not shown up since."""
+        """Return those of ``sites`` that were dropped and have shown no sign of life since."""
         with self._lock:
             found = ((site, self._patience.get((site, ALL))) for site in sites)
             return {site for site, p in found if p is not None and p.drops and not p.alive}
 
     def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
-        """Return sites that are not asked, and why."""
+        """Return the reason for each site that is not asked.
+
+        Args:
+            asked: names of the sites that are asked.
+            name: name of the phase that is missed too often; ``ALL``: any phase.
+            among: sites to consider; ``None``: all of the job, the excluded ones too.
+        """
         of = f"{name} " if name else ""
         reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"
         silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
         return silent if among is not None else {**silent, **self.excluded}
 
     def seen(self, site: str) -> None:
-        """Note that a site is alive, if late."""
+        """Record that a site showed a sign of life, outside of an answer in time."""
         with self._lock:
             for (name, _), patience in self._patience.items():
                 if name == site:
                     patience.alive = True
 
     def answered(self, site: str, name: str) -> None:
-        """Note that a site answered in time."""
+        """Record that a site answered in time, and forget its misses."""
         with self._lock:
             self._patience.pop((site, ALL), None)
             self._patience.pop((site, name), None)
 
     def missed(self, site: str, name: str, current_round: int) -> None:
-        """Note that a site gave no answer in time."""
+        """Record that a site gave no answer in time in a phase, and drop the site if it missed too many."""
         with self._lock:
             dropped = self._count(site, ALL, current_round)
             if name in (TASK_ANCHOR, TASK_NORMS) and self._count(site, name, current_round) and not dropped:

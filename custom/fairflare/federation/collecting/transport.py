@@ -1,4 +1,4 @@
-"""What a run needs of whatever carries its messages: FLARE, one process, or a test."""
+"""Define the interface between a run and the transport of its messages: FLARE, one process, or a test."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from fairflare.reporting.documents import RoundRecord
 
 @dataclass(frozen=True)
 class Question:
-    """One task for some sites.
+    """Describe one task that some sites are asked to perform.
 
     Attributes:
-        name: one of :data:`fairflare.exchange.messages.TASKS`.
-        task: what they get, each its own part; see :func:`fairflare.exchange.messages.for_site`.
-        sites: who is asked.
-        timeout: seconds until the answers that are missing no longer count.
-        enough: says whether to stop waiting before that.
-        hand_over: to be called with a site and its message, or with the reason why there is none; True: it is used.
+        name: name of the task, one of :data:`fairflare.exchange.messages.TASKS`.
+        task: message to the sites, each of which is sent its own part; see
+            :func:`fairflare.exchange.messages.for_site`.
+        sites: names of the sites that are asked.
+        timeout: seconds after which missing answers no longer count.
+        enough: returns whether to stop waiting before the timeout.
+        hand_over: to be called with a site and its answer, or the reason why there is none; True: the answer is used.
     """
 
     name: str
@@ -32,50 +33,50 @@ class Question:
 
 
 class Transport(Protocol):
-    """How the server reaches the sites."""
+    """Define how the server reaches the sites."""
 
     def sites(self) -> list[str]:
-        """Return the names of the sites of the job, also of those that do not answer at present."""
+        """Return the names of the sites of the job, including sites that do not answer at present."""
 
     def expected(self) -> list[str]:
-        """Return the names of the sites that the job was made for; the same as :meth:`sites` where it names none."""
+        """Return the names of the sites that the job names; where it names none, the same as :meth:`sites`."""
 
     def ask(self, question: Question) -> None:
-        """Send the task and hand over each reply as it arrives, from any thread, one at a time.
+        """Send a question's task to its sites, and hand over each reply as it arrives, from any thread, one at a time.
 
-        Returns when every site has answered, after the timeout, when there is ``enough()``, or when :meth:`stopped`.
+        Return when every site has answered, after the timeout, when ``enough()`` is True, or when :meth:`stopped` is.
         """
 
     def stopped(self) -> bool | str:
-        """Return whether the run is to stop; a text says why."""
+        """Return whether the run is to stop; a text means that it is, and gives the reason."""
 
     def say(self, text: str, *, warning: bool = False) -> None:
         """Write a line into the server's log."""
 
     def watch(self, seen: Callable[[str], None]) -> None:
-        """Have ``seen`` called with each site that shows signs of life outside of its answers."""
+        """Register ``seen``, to be called with each site that shows a sign of life outside of its answers."""
 
 
 class Listener:
-    """Is told how a run goes; does nothing by itself."""
+    """Define the calls that report a run's progress to an observer; every method here does nothing."""
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Take something that the event log has too: ``phase``, ``site``, ``round_done``."""
+        """Take an event that is also written to the event log; its kind is ``phase``, ``site`` or ``round_done``."""
 
     def round_started(self, current_round: int) -> None:
-        """Take note that a round starts, before the sites are asked."""
+        """Handle the start of a round, before the sites are asked."""
 
     def before_aggregation(self) -> None:
-        """Take note that all replies of the round are in."""
+        """Handle the moment when all replies of a round are in, before their models are averaged."""
 
     def aggregated(self, state: Mapping[str, Any]) -> None:
-        """Take the new global model."""
+        """Take the new global model of a round."""
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
-        """Take everything about a round that is done; ``metric`` is the task's primary one."""
+        """Take the record of a finished round; ``metric`` is the name of the task's primary metric."""
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """Take a new best model by the validation metric, and the round that made it."""
+        """Take the best model so far by the validation metric; ``made`` is the round that made the model."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """Take the metrics of the final model on the sites' test splits."""

@@ -1,1 +1,1 @@
-"""What happens at a site."""
+"""Perform the server's tasks at a site, and decide what may leave the site."""

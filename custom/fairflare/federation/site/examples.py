@@ -1,6 +1,6 @@
-"""Example predictions at a site: only where its own file names a folder for them, and nowhere else.
+"""Draw example predictions at a site, only into the folder that the site's own file names for them.
 
-Nothing of them is in an answer; that they could not be drawn costs no round.
+No reply contains any part of the pictures. A failure to draw them is only logged and costs no round.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fairflare.exchange.messages import SPLIT_VALIDATION, SiteTask
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
 log = logging.getLogger(__name__)
-EXAMPLES = "examples_folder"  # the setting in local/fairflare.json
+EXAMPLES = "examples_folder"  # name of the setting in local/fairflare.json
 
 
 def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
-    """Return the site's ``examples_folder``; ``None``, the default: it wants no pictures of its images.
+    """Return the site's setting ``examples_folder``; ``None``, the default: the site wants no pictures of its images.
 
     Raises:
-        SiteError: it is no absolute path (the server is not told what it is).
+        SiteError: the setting is no absolute path (its value is not sent to the server).
     """
     chosen = settings.get(EXAMPLES)
     if chosen is None:
@@ -43,17 +43,17 @@ def draw_examples(
 ) -> None:
     """Draw the best, the median and the worst test image after the final test, in a folder of this site and run.
 
-    Write also the values by class that the method measured in the site's last round (Fed-MAS: w and w^).
+    Write also a CSV file of the values by class that the method measured in the site's last round (Fed-MAS: w and w^).
 
     Args:
         folder: what :func:`examples_folder` returned; ``None``: nothing is drawn.
         request: the test that was done. Nothing is drawn unless it is the final test of the run's last model, which is
             recognised by the validation split: no other test of a site's model measures that split as well.
         run, model: the run and the model that were tested.
-        training: gives the batch size of the test, so that the outputs drawn are the outputs tested.
+        training: the method's site half; gives the batch size of the test, so that the outputs drawn are those tested.
 
     Raises:
-        TaskStopped: the job was stopped. Anything else that goes wrong is only logged here.
+        TaskStopped: the job was stopped. Any other error is only logged.
     """
     if folder is None or request.as_sent or SPLIT_VALIDATION not in request.measure:
         return
@@ -82,15 +82,16 @@ def draw_examples(
 
 
 def _write_by_class(path: Path, kept: Mapping[str, Any], names: Sequence[str] | None) -> None:
-    """Write what the site measured by class: images, w of the received model (before), w^ while training (during).
+    """Write a CSV file with a row for each class: images, w of the received model, w^ while training.
 
     Args:
-        path: of the CSV file.
-        kept: ``counts``, ``before``, ``during``: a number for each class; classes without an image are left out.
-        names: of the classes; ``None``: their numbers.
+        path: path of the CSV file.
+        kept: ``counts`` (images), ``before`` (w) and ``during`` (w^), each with a number for each class. Classes
+            without an image are left out of the file.
+        names: names of the classes; ``None``: the numbers of the classes take their place.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the file cannot be written.
     """
     counts, before, during = (kept[name].tolist() for name in ("counts", "before", "during"))
     of = names or [str(number) for number in range(len(counts))]

@@ -1,4 +1,4 @@
-"""What a site says of its data before the first round."""
+"""Collect the facts that a site reports about its data before the first round."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ OTHER_IMAGES = "other_images"
 
 
 def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """Return what a site says of its opened data; of real ones, an image of each list is read to see whether it can be.
+    """Return the facts that a site reports about its opened data, by name.
+
+    Unless the data are synthetic, one image of each list is read, to find out whether it can be read.
 
     Args:
-        data: of the site.
-        device: that it trains on.
-        sends_classes: False: which classes it has stays at home.
-        floor: lists with too few cases are named, and their sizes stay at home.
+        data: data of the site.
+        device: device that the site trains on.
+        sends_classes: whether the site may reveal which classes it has.
+        floor: decides which lists have enough cases; of the others only the names are reported, not the sizes.
 
     Raises:
         DataError: the image of a list cannot be read.

@@ -1,5 +1,6 @@
-"""What a site keeps at home although a task measured it: metrics by class where its own file says so, and whatever is
-of too few cases. Every reply goes through :meth:`Gate.keep_home`.
+"""Withhold measured values at a site: metrics by class where its own file says so, and values of too few cases.
+
+Every reply of a site passes :meth:`Gate.keep_home` before it is sent.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ from fairflare.methods.base.reports import SUPPRESSED, TRAINING, VALIDATION, ByC
 from fairflare.methods.base.training import SiteError
 
 log = logging.getLogger(__name__)
-METRICS_BY_CLASS = "metrics_by_class"  # the setting in local/fairflare.json
-MIN_CASES = "min_cases"  # another, and one of the run: the larger counts
-TRAINS_BELOW = "train_below_min_cases"  # another: whether a site with too few cases trains
-#: For a metric over classes these values reveal class counts: the error, for example, when a model guesses.
+METRICS_BY_CLASS = "metrics_by_class"  # name of the setting in local/fairflare.json
+MIN_CASES = "min_cases"  # a setting there and one of the run: the larger value counts
+TRAINS_BELOW = "train_below_min_cases"  # a setting there: whether the site trains with fewer cases than min_cases
+#: Names of values in a reply's ``stats`` that reveal class counts when the primary metric is one over classes. The
+#: standard error does so, for example, when a model guesses.
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
@@ -53,17 +55,17 @@ def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics under the names that may leave a site, see :func:`fairflare.base.task.metric_name`.
 
     Raises:
-        SiteError: two would have the same name (says which in this site's log only).
+        SiteError: two metrics would have the same name (which one stands in this site's log only).
     """
     check_names(site, names := list(map(metric_name, metrics)))
     return dict(zip(names, metrics.values(), strict=True))
 
 
 def check_names(site: str, names: Collection[str]) -> None:
-    """Refuse metrics of which two would have one name.
+    """Raise an error when two metrics of a site would have the same name.
 
     Raises:
-        SiteError: says which in this site's log only.
+        SiteError: two names are equal (which one stands in this site's log only).
     """
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
@@ -75,15 +77,16 @@ def check_names(site: str, names: Collection[str]) -> None:
 
 @dataclass
 class Gate:
-    """The way out of a site.
+    """Remove from a site's replies the values that must not leave the site.
 
     Args:
-        site: for its own log.
-        task: declares its metrics; the primary one and the loss leave whatever ``classes`` says.
-        data: of the site.
-        training: the site half; the rules that go with it declare what it reports.
-        classes: whether metrics by class leave.
-        floor: whether splits and classes have enough cases.
+        site: name of the site, for its own log.
+        task: the learning task, which declares its metrics; the primary metric and the loss may leave also where
+            ``classes`` is False.
+        data: data of the site.
+        training: the method's site half; the rules that belong to it declare the fields of its report.
+        classes: whether metrics by class may leave.
+        floor: decides whether splits and classes have enough cases.
     """
 
     site: str
@@ -94,13 +97,16 @@ class Gate:
     floor: Floor
 
     def keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """Take out of a reply what stays at the site, and say what in its stats (``check`` says it itself)."""
+        """Remove from a reply the values that must not leave the site, and record the removal in its ``stats``.
+
+        A failed reply and one to ``check`` are not changed: that task leaves such values out by itself.
+        """
         if reply.status != STATUS_OK or request.name == TASK_CHECK:
             return
         if not self.classes:
             self._keep_classes_home(reply)
         table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
-        # The declared sums of the outcomes by group, without what is of too few cases.
+        # Send the declared sums of the outcomes by group instead of the table, without those of too few cases.
         told, of_groups = ({}, []) if table is None else table.sent(self.floor.least, self.classes)
         reply.stats |= told
         held = [
@@ -115,13 +121,14 @@ class Gate:
     # -- metrics by class
 
     def _keep_classes_home(self, reply: SiteReply) -> None:
-        """Keep at the site every metric that the task does not declare as not by class.
+        """Remove from a reply every metric by class, and the names and counts of classes.
 
-        Values on draws of the test images stay too, unless the primary metric is a mean over images.
+        A metric that the task does not declare counts as one by class. Values on draws of the test images are removed
+        too, unless the primary metric is a mean over images.
         """
         plain = {name for name in reply.metrics if self._plain(self._split_and_name(name, TASK_TRAIN)[1])}
         if kept := {name: value for name, value in sorted(reply.metrics.items()) if name not in plain}:
-            # Below what FLARE's log has by default: where a site streams its log, that leaves too.
+            # The level is below FLARE's default: where a site streams its log to the server, its lines leave the site.
             log.debug("site %s: metrics that stay at home: %s", self.site, kept)
         reply.metrics = {name: value for name, value in reply.metrics.items() if name in plain}
         # The spread of many resampled values of a metric over classes reveals the class counts.
@@ -136,9 +143,10 @@ class Gate:
     # -- too few cases
 
     def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
-        """Remove metrics of too few cases from a reply, and yield what is withheld, measured or not.
+        """Remove metrics of too few cases from a reply, and yield the names of all withheld metrics.
 
-        A name that is absent here would tell that there is nothing.
+        Declared metrics that were not measured are named too: the absence of a name would reveal that a class has no
+        image.
         """
         if self.floor.least <= 1 or not reply.metrics:
             return
@@ -181,9 +189,10 @@ class Gate:
     def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields, few = {field.name: field for field in STATS}, self.floor.least > 1
         hidden = self.floor.hidden(SPLIT_TEST) if few and request.name == TASK_VALIDATE else None
-        # A class has too few cases, or nobody knows: none is too few, and a count of 0 tells it.
+        # Withhold class names and counts when a class has too few cases or the number of cases is unknown. No case at
+        # all is too few as well: a count of 0 would reveal it.
         odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden[0])))
-        if not self._mean_of_images():  # the draws could be solved for a class with few cases
+        if not self._mean_of_images():  # the values on draws could be solved for the value of a class with few cases
             solved = hidden[1] if hidden is not None else self.task.has_classes is not False
             odd |= dict.fromkeys(OF_DRAWS, few and solved)
         for name in list(reply.stats):
@@ -210,7 +219,7 @@ class Gate:
         return own is not None and own.mean_of_images
 
     def _prefixes(self, task: str) -> dict[str, str]:
-        """Return what stands in front of a metric's name, and the split that it is of."""
+        """Return the split that a metric was measured on, by the prefix of the metric's name, for a task."""
         if task != TASK_VALIDATE:
             return {"": SPLIT_VALIDATION}
         further = {split.removeprefix("test_") + "/": split for split in self.data.test_splits if split != SPLIT_TEST}

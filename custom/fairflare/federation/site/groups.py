@@ -1,5 +1,6 @@
-"""Sums of outcomes by group of people (``groups`` of the run): declared fields, how a site fills them and how they are
-read. Which group an image is of stays at the site.
+"""Declare, fill and read the fields for sums of outcomes by group of people (``groups`` of the run).
+
+A site fills the fields and the server reads them. To which group an image belongs is never sent.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from fairflare.base.task import Outcomes, SiteData, Task
     from fairflare.exchange.messages import SiteTask
 
-TABLE = "group_table"  # in a reply's stats, before the gate
+TABLE = "group_table"  # key in a reply's stats at the site; the gate replaces the table by its sums
 NAMES = "group_names"
-IN_GROUPS = "groups/"  # in front of names in a reply's suppressed
+IN_GROUPS = "groups/"  # prefix of the names of groups in a reply's list of suppressed values
 BY_CLASS = "`metrics_by_class`; of classes with few cases in a group, with others: `min_cases`"
 ASKED = "with `groups`: "
 IN_PARTS = f"{ASKED}of each of {FOLDS} parts of the cases (with `min_cases` above 1 of all together) and "
@@ -87,10 +88,10 @@ SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
 def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> None:
-    """Refuse attributes that a run asks for and that a site cannot tell.
+    """Raise an error when a run asks for groups that a site's data or task cannot provide.
 
     Raises:
-        SiteError: an attribute that its data do not have, or a task that tells nothing of single images.
+        SiteError: the data do not declare an attribute, or the task gives no outcomes of single images.
     """
     unknown = [attribute for attribute in asked if attribute != EVERYBODY and attribute not in data.attributes]
     if unknown:
@@ -105,7 +106,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:
-    """Return ``<attribute>=<group>`` of each declared group."""
+    """Return the name ``<attribute>=<group>`` of each group that a site's data declare for the asked attributes."""
     return [f"{attribute}={group}" for attribute in asked for group in _groups(data, attribute)]
 
 
@@ -115,16 +116,16 @@ def _groups(data: SiteData, attribute: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Outcomes of a site's test images and their groups, before the gate; it cannot be sent as it is.
+    """Hold the outcomes of a site's test images with their groups; the gate sends only sums of them.
 
     Attributes:
-        site: name; with the number of cases it decides which of them are in one part.
-        outcomes: of :meth:`fairflare.base.task.Task.outcomes`.
-        numbers: by attribute the group of each image.
-        groups: by attribute how many there are.
-        cases: whose each image is.
-        names: of the groups of all attributes.
-        bins, calibration_bins: of the run.
+        site: name of the site; the name and the number of cases decide how the cases are divided into parts.
+        outcomes: labels and scores from :meth:`fairflare.base.task.Task.outcomes`.
+        numbers: number of the group of each image, by attribute.
+        groups: number of groups, by attribute.
+        cases: case (patient) of each image.
+        names: names of the groups of all attributes.
+        bins, calibration_bins: ``group_bins`` and ``calibration_bins`` of the run.
     """
 
     site: str
@@ -137,14 +138,14 @@ class GroupTable:
     calibration_bins: int
 
     def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
-        """Return the declared fields, and the names of what stays: groups, and classes of an attribute (by number).
+        """Return the declared fields with the sums, and the names of the groups and classes that are withheld.
 
-        Where single cases may be told of, sums are of each of :data:`FOLDS` parts of the cases by itself, the same
-        parts in every run.
+        A withheld class is named by its attribute and its number. With ``least`` 1 the sums are given for each of
+        :data:`FOLDS` parts of the cases, the same parts in every run, unless that makes a field too long.
 
         Args:
-            least: cases that there must be.
-            by_class: whether sums by class, or by one of several structures, may leave.
+            least: least number of cases that a sum must be made of to be sent.
+            by_class: whether sums by class, or by one of several structures, may be sent.
         """
         labels, scores = self.outcomes
         form = shapes(scores.shape[1], self.bins, self.calibration_bins)
@@ -185,14 +186,14 @@ class GroupTable:
 def table_of(
     site: str, task: Task, model: torch.nn.Module, data: SiteData, device: torch.device, asked: SiteTask
 ) -> GroupTable:
-    """Measure the test images for the groups that a run asks for.
+    """Compute the outcomes of a site's test images, with the groups that a run asks for.
 
     Raises:
-        SiteError: the table would be larger than an answer may be.
+        SiteError: an attribute cannot be provided, or a field of the reply would be longer than is allowed.
     """
     check_asked(site, task, data, asked.groups)
     outcomes = task.outcomes(model, data, "test", device)
-    assert outcomes is not None  # a task that names them tells them
+    assert outcomes is not None  # check_asked saw that the task names its outcomes, so it gives them
     names, (labels, scores) = names_of(data, asked.groups), outcomes
     form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
@@ -218,25 +219,25 @@ def read_groups(
     declared: Sequence[str] | None = None,
     images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
-    """Read and check the sums of each group, ``{"<attribute>=<group>": sums}``, from a reply; ``None``: none.
+    """Return the checked sums of each group, ``{"<attribute>=<group>": sums}``; ``None``: the reply has none.
 
-    The parts of the cases come first in the sums.
+    The first dimension of each array of sums is the part of the cases.
 
     Args:
-        site: name.
-        stats: checked field by field.
+        site: name of the site that sent the reply.
+        stats: the reply's ``stats``, checked field by field.
         asked: attributes that the run asks for.
         parts: number of classes or structures.
-        bins, calibration_bins: of the run.
-        declared: names of the groups, as the sites said them before the first round; ``None``: none did.
-        images: that the site has in its test split; ``None``: not known.
+        bins, calibration_bins: ``group_bins`` and ``calibration_bins`` of the run.
+        declared: names of the groups, as the sites reported them before the first round; ``None``: no site did.
+        images: number of images in the site's test split; ``None``: not known.
 
     Raises:
-        ReportError: other groups than were asked for and declared, vectors of another length, or sums that so many
-            images do not have (names site and field).
+        ReportError: the groups are not those asked for and declared, a vector has another length, or the sums are
+            impossible for that number of images (names site and field).
     """
     names, tables = stats[NAMES], {key: stats[field] for key, field in SUMS.items()}
-    if names is None or tables[IMAGES] is None:  # of too few test cases none came
+    if names is None or tables[IMAGES] is None:  # not asked for, or withheld because of too few test cases
         return None
     form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(tables[IMAGES]) == FOLDS * len(names) else 1
     told = {key: values for key, values in tables.items() if values is not None}

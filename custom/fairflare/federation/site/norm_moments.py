@@ -1,6 +1,6 @@
-"""What a site says about its batch norms: the moments of their inputs over its training images.
+"""Report the moments of a network's batch norm inputs over a site's training images.
 
-What for: ``docs/norm_statistics.md``. The server's half, which asks: :mod:`fairflare.federation.server.recalibration`.
+``docs/norm_statistics.md`` explains the purpose. The server's half is :mod:`fairflare.federation.server.recalibration`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from fairflare.methods.base.image_batches import ImageBatches
 from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 
-KEPT = "norm_model"  # in the site's store: the model of a round, for the exchanges after the first
-#: Directives of the task ``norms``.
+KEPT = "norm_model"  # name in the site's store: the model of a round, for that round's ``norms`` tasks after the first
+#: Names of the directives of the task ``norms``.
 DONE, EXCHANGE, ONE_PASS = "done", "exchange", "one_pass"
 
-# Within float32 when squared, and far from what a network computes.
+# Limits of the reported means and variances: a mean's square fits into float32, and no network computes such values.
 MOST_MEAN, MOST_VARIANCE = 1e15, 1e30
-MOST_VALUES = 2**53  # whole numbers that a float holds
+MOST_VALUES = 2**53  # up to this a float holds every whole number
 
 AVERAGES = (
     "averages over the site's images: contrast and brightness of the scanner, with few images nearly the images. A "
     "server that means harm chooses the network and so what is averaged"
 )
-#: What a site says in the report of ``norms``.
+#: Fields that a site reports in its answer to the ``norms`` task.
 FIELDS = (
     Field("norms", "names", doc="names of the batch norms that this answer is about", of=TRAINING),
     Field(
@@ -49,10 +49,13 @@ FIELDS = (
 
 
 def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch.Tensor]:
-    """Return the model that a question is about: it came with the first of a round, with later ones only what changed.
+    """Return the whole model that a ``norms`` task is about.
+
+    The first ``norms`` task of a round carries the model, which the site saves. Later ones of that round carry only the
+    tensors that changed.
 
     Raises:
-        SiteError: this site has not kept it (names the round).
+        SiteError: this site has no saved model of the round (names the round).
     """
     if request.directives.get(ONE_PASS):
         return request.state
@@ -69,17 +72,17 @@ def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch
 
 
 def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, Any]:
-    """Return the moments of the norms whose turn it is, over the training images.
+    """Return the report of the next group of batch norms: the moments of their inputs over the training images.
 
-    In the list's order, as for evaluation.
+    The images come in the order of their list and without augmentation, as for evaluation.
 
     Args:
-        run: of the task.
-        model: with the statistics so far; is not changed.
-        batch_size: images in a batch.
+        run: the site's run of the ``norms`` task; its directives name the norms that are done.
+        model: the network with the statistics found so far; is not changed.
+        batch_size: number of images in a batch.
 
     Raises:
-        SiteError: no finite moments (names the norm).
+        SiteError: a norm's moments are not finite (names the norm), or the site has no training images.
     """
     images = ImageBatches(run, "training", batch_size)
     one_pass = bool(run.directives.get(ONE_PASS))
@@ -102,10 +105,10 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
 
 
 def whole_pass(model: Any) -> Forward:
-    """Return the forward pass through all that is used in evaluation.
+    """Return a forward pass through every part of a model that evaluation or the method uses.
 
-    Of a classifier with a projection head (Fed-MAS: ``embed``, ``head`` and ``projector``) also through that one, which
-    the classes do without and the method measures with.
+    For a classifier with a projection head (Fed-MAS: ``embed``, ``head`` and ``projector``) the pass includes that
+    head: predicted classes do not depend on it, but the method's measurements do.
     """
     projector = getattr(model, "projector", None)
     if projector is None or not all(hasattr(model, name) for name in ("embed", "head")):

@@ -1,4 +1,4 @@
-"""What a reply says besides its model: the declared fields that every method has, and how they are read."""
+"""Declare and read the fields that a site's reply has besides its model, whatever the method."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from fairflare.methods.base.reports import (
     shortened,
 )
 
-#: In front of the names of the last model's metrics on the validation split.
-VALIDATED = "validation.split/"  # no test list can be called so
-AT_HOME = "classes_at_home"  # in a reply's stats: metrics by class were kept back
-RESAMPLED = "resampled"  # in a reply's stats: the primary metric on draws of the test images
-DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # and what was drawn (patients, images), and how many there are
-#: In front of the names in a reply's ``suppressed``: what of it they are of.
+#: Prefix of the names of the last model's metrics on the validation split.
+VALIDATED = "validation.split/"  # no test list can have this name
+AT_HOME = "classes_at_home"  # key in a reply's stats: true where metrics by class are withheld
+RESAMPLED = "resampled"  # key in a reply's stats: values of the primary metric on draws of the test images
+DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # keys: what was drawn (patients, images), and their number
+#: Prefixes of the names in a reply's ``suppressed``: the part of the reply from which a value is withheld.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
-MAX_SAMPLES = 10**9  # a site that claims more is not believed
-MAX_METRICS = 1000  # entries that are read
-MAX_NAMES = 40_000  # characters of all their names together
+MAX_SAMPLES = 10**9  # a site that claims more samples is refused
+MAX_METRICS = 1000  # largest number of metrics in a reply
+MAX_NAMES = 40_000  # largest number of characters in the names of a reply's metrics together
 METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 MAX_REASON = 300
-#: What a site says about its training besides the rule's report. Shown in results; nothing is computed from it.
+#: Fields of a reply's ``stats``, which a site sends besides the report for the rule. They are for the results.
 STATS = (
     Field(
         "train_loss", nan_ok=True, infinite_ok=True, required=False,
@@ -109,11 +109,11 @@ COUNTS = (
 
 
 def read_head(site: str, message: Message, current_round: int) -> Mapping[str, Any]:
-    """Check version, status and round of a reply; return its meta.
+    """Check version, status and round of a reply; return its ``meta``.
 
     Raises:
-        ReportError: another version, a status that is not exactly ``"ok"`` (with the site's own reason), or an answer
-            to another round.
+        ReportError: the site has another version, the status is not exactly ``"ok"`` (the text gives the site's own
+            reason), or the reply is one to another round.
     """
     meta = message.meta
     if not isinstance(meta, Mapping):
@@ -134,7 +134,12 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
 
 
 def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None) -> dict[str, Any]:
-    """Return what a reply says besides report and metrics; ``primary``: whose values on draws may be among it.
+    """Return the checked fields of a reply's ``stats``, ``None`` for an absent one.
+
+    Args:
+        site: name of the site that sent the reply.
+        meta: the reply's ``meta``.
+        primary: the primary metric, whose range is that of the values on draws; ``None``: their range is [0, 1].
 
     Raises:
         ReportError: a value of another kind (names site, field and value).
@@ -145,9 +150,9 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
 
 
 def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
-    """Name what stays at a site because it has too few cases, by the ``stats`` of its reply.
+    """Return the names of the values that a site withholds because of too few cases, from its reply's ``stats``.
 
-    ``what`` says of what: of its metrics, or of its report.
+    ``what`` is the prefix of the part of the reply that is meant, such as :data:`IN_METRICS` or :data:`IN_REPORT`.
     """
     return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
 
@@ -161,18 +166,20 @@ def read_metrics(
     suppressed: Sequence[str] = (),
     needed: bool = True,
 ) -> dict[str, float]:
-    """Return metrics of a reply: finite numbers in the range that the job declares; NaN for those of which it says so.
+    """Return the checked metrics of a reply: numbers in their declared range, NaN for those that are not finite.
 
     Args:
-        site: name.
-        metrics: what it sent.
-        not_finite: names of the metrics that it measured and that are not finite.
-        declared: of the job's task; ``None``: not known (under a stock controller), then all lie in [0, 1] but losses.
-        suppressed: names of those that stay there; they are in no result.
-        needed: at least one is due.
+        site: name of the site that sent the reply.
+        metrics: the metrics as the site sent them.
+        not_finite: names of the metrics that the site measured and found not finite.
+        declared: the metrics that the job's task declares, by name; ``None``: not known (under a stock controller).
+            Then every metric but a loss must lie in [0, 1].
+        suppressed: names of the metrics that the site withholds; they are in no result.
+        needed: whether the reply must have at least one metric.
 
     Raises:
-        ReportError: none where they are due, too many, one not declared or out of range (names site, metric, value).
+        ReportError: a needed metric is missing, there are too many, or one is not declared or out of range (names
+            site, metric, value).
     """
     undefined, sent = not_finite or (), {} if metrics is None else metrics
     none = isinstance(sent, Mapping) and not sent and not suppressed
@@ -207,31 +214,31 @@ def read_metrics(
 
 
 def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
-    """Return what is declared for a metric; without a task a loss, or something in [0, 1]."""
+    """Return the declaration of a metric; where no task is known, that of a loss or of a metric in [0, 1]."""
     if declared is not None:
         return declared_as(name.removeprefix(VALIDATED), declared)
     return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
 
 
 def printable(text: str, most: int = MAX_REASON) -> str:
-    """Return a site's words as a log, a table and a terminal may show them."""
+    """Return a site's text cut to ``most`` characters, with a space for each character that cannot be printed."""
     clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def named(site: str, reason: str) -> str:
-    """Return a reason that begins with the site that gave it, whomever else it names."""
+    """Return a site's reason with the name of the site in front, unless it begins with that name already."""
     return reason if reason.startswith(f"site {site!r}") else f"site {site!r}: {reason}"
 
 
 def _quoted(site: str, words: str) -> str:
-    """Return a site's own words; as such where they name another site, which they are then seen to do."""
+    """Return a site's reason; where it names another site, mark it as a quotation of this site's words."""
     others = {*re.findall(r"site '([^']*)'", words)} - {site}
     return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether a number is one, also an integer that no float can hold."""
+    """Return whether a number is finite as a float; an integer that no float can hold is not."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -239,7 +246,7 @@ def is_finite(value: Any) -> bool:
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
-    """Return sites and why they are out, in one line; those with one reason together."""
+    """Return one line with the sites that are left out and their reasons; sites with the same reason share one."""
     alike: dict[str, list[tuple[str, str]]] = {}
     for site, why in sorted(left_out):
         alike.setdefault(why.removeprefix(f"site {site!r}: "), []).append((site, why))

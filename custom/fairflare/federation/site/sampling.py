@@ -1,6 +1,6 @@
-"""What a site says of how far chance moves its figures in the final test: declared fields, and how they are read.
+"""Declare and read the fields in which a site reports how far chance moves its figures in the final test.
 
-The site makes them (:meth:`fairflare.base.task.Task.sampling`); none of them is about one case.
+The site computes the values with :meth:`fairflare.base.task.Task.sampling`; none of them is about a single case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fairflare.base.cases.sampling import BINS
 from fairflare.base.checks import first_of
 from fairflare.methods.base.reports import Field, ReportError
 
-MOST = 10**6  # test cases of a site that are believed
+MOST = 10**6  # a site that claims more test cases is refused
 MOST_CLASSES = 10_000
 CASES, ERROR, SCORES, CLASSES, SUPPORT = "test_cases", "standard_error", "case_scores", "classes", "class_support"
 BY_CLASS = "`metrics_by_class`"
@@ -53,25 +53,29 @@ SAMPLING = (
 
 
 def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
-    """Refuse what a site says, by the first of these problems that there is.
+    """Raise an error with the first problem of a site's reply whose condition is true.
+
+    Args:
+        site: name of the site that sent the reply.
+        problems: whether the reply has a problem, by the text that describes the problem.
 
     Raises:
-        ReportError: it is one (names the site).
+        ReportError: a condition is true (names the site).
     """
     if text := first_of(problems):
         raise ReportError(f"site {site!r}: {text}")
 
 
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:
-    """Return what of it is in a reply, as the results have it; ``None``: nothing.
+    """Return the fields of :data:`SAMPLING` in a reply, in the form of the results; ``None``: the reply has none.
 
     Args:
-        site: name.
-        stats: checked field by field.
-        images: number in the test split, where the site says so.
+        site: name of the site that sent the reply.
+        stats: the reply's ``stats``, checked field by field.
+        images: number of images in the site's test split; ``None``: the site did not report it.
 
     Raises:
-        ReportError: numbers that do not go together (names site and field).
+        ReportError: the numbers contradict each other (names site and field).
     """
     cases, scores, support, names = stats[CASES], stats[SCORES], stats[SUPPORT], stats[CLASSES] or ()
     for name, found, total in ((SCORES, scores, cases), (SUPPORT, support, images)):

@@ -1,8 +1,8 @@
-"""A site whose training loop is its own: the methods' site halves around a loop that somebody else wrote.
+"""Run the methods' site halves around a training loop in the user's own script.
 
-A :class:`ScriptSite` does a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as our executor
-does. The worker runs in a thread of its own; where it would train, the script's thread trains instead and then hands
-back. What the loop lends from the method is its loss and, where it has one, its step.
+A :class:`ScriptSite` performs a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as our
+executor does. The worker runs in a thread of its own; where it would train, the script's thread trains instead and then
+returns control. The loop uses the method's loss and, where the method has one, its step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.local_loop import LocalLoop, Trained, check_finite
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
-#: What to look for where a script made no step.
+#: Advice for a message about a script that made no optimizer step.
 IDLE = (
     "see that its loop runs in every round (a Lightning Trainer does so once: make a new one) and that the optimizer "
     "has this model's parameters"
@@ -35,19 +35,19 @@ IDLE = (
 
 
 def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
-    """Return a site half in a message to the sites: the name of its class, and its settings.
+    """Return the description of a method's site half that is sent to the sites, with the job's metrics.
 
-    And what the job measures.
+    The description names the class of the site half and holds its settings.
     """
     metrics = {name: metric.told() for name, metric in task.by_name().items()}
     return {"kind": type(training).__name__, "settings": values_of(training)["args"], "metrics": metrics}
 
 
 def built_training(told: Any) -> LocalTraining:
-    """Return the site half that a server named; only a method's own can be named.
+    """Build the method's site half that a server described; only the site half of a known method is built.
 
     Raises:
-        SiteError: none was named, or one that is not known here or not with these settings.
+        SiteError: the server described none, or one that is not known here or does not take these settings.
     """
     if not isinstance(told, Mapping):
         raise SiteError("the server did not say which method it runs; make the job with ScriptRecipe")
@@ -63,13 +63,15 @@ def built_training(told: Any) -> LocalTraining:
 
 @dataclass
 class Loop:
-    """One round of a script's loop: what it is given, and what it did.
+    """Record one round of a script's training loop: its inputs, and what the loop did.
 
     Attributes:
-        run, model: of the task; the network holds the received model.
-        epochs: by number from 0: summed losses, samples.
-        batches, steps: how often the loop took the method's loss, and its step.
-        failed: why the round is lost.
+        run, model: run and network of the ``train`` task; the network holds the received model.
+        epochs: sum of losses and number of samples of each epoch, by the epoch's number from 0.
+        batches, steps: how often the loop used the method's loss, and how often the method's step.
+        failed: the error that made the round fail; ``None``: no error.
+        last: inputs, targets and loss of the last batch, until the method's step is made; ``None``: no such batch.
+        answered: is set when the loop is over.
     """
 
     run: SiteRun
@@ -78,14 +80,14 @@ class Loop:
     batches: int = 0
     steps: int = 0
     failed: Exception | None = None
-    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # inputs, targets, loss
+    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     answered: threading.Event = field(default_factory=threading.Event)
 
 
 class _Lent:
-    """A method's site half whose training is done by somebody else."""
+    """Wrap a method's site half so that the user's script trains in its place."""
 
-    _loop: Loop  # the last one
+    _loop: Loop  # the loop of the last round that was trained
 
     def __init__(self, training: LocalTraining, tell: queue.Queue[Loop | SiteReply]) -> None:
         self.training, self._tell = training, tell
@@ -132,15 +134,15 @@ class _Lent:
 
 
 class ScriptSite:
-    """One site.
+    """Perform a site's tasks for a user's script, whose own loop does the training.
 
     Args:
-        site: name.
+        site: name of the site.
         task: the script's network, loss, data and metrics (:class:`fairflare.tasks.scripts.LoopTask`).
         model: the network that the loop trains; received models are loaded into it.
         training: the method's site half.
-        settings: as in a site file: ``prior``, ``metrics_by_class``, ``min_cases``.
-        state_folder: of this experiment and site.
+        settings: settings as in a site file: ``prior``, ``metrics_by_class``, ``min_cases``.
+        state_folder: folder for the state of this experiment and site.
     """
 
     def __init__(
@@ -160,13 +162,13 @@ class ScriptSite:
         self._loop: Loop | None = None
 
     def begin(self, request: SiteTask) -> SiteReply | None:
-        """Do a task; ``None``: it is to train, and the loop may do so until :meth:`finish`."""
+        """Perform a task and return the reply; ``None``: it is ``train``, and the loop trains until :meth:`finish`."""
 
         def work() -> None:
             self.worker.network.use(self.model)
             self._tell.put(self.worker.perform(request))
 
-        # A daemon: of a script that ended in the middle of a round nothing must stay.
+        # The thread is a daemon, so that it ends with a script that ends in the middle of a round.
         threading.Thread(target=work, name="fairflare-task", daemon=True).start()
         found = self._tell.get()
         if isinstance(found, SiteReply):
@@ -175,7 +177,7 @@ class ScriptSite:
         return None
 
     def finish(self) -> SiteReply:
-        """Return the answer to ``train``, with the model as it is now."""
+        """End the training of a round and return the reply to ``train``, with the network's present state."""
         loop, self._loop = self._running(), None
         loop.answered.set()
         reply = self._tell.get()
@@ -183,7 +185,7 @@ class ScriptSite:
         return reply
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor, epoch: int | None = None) -> torch.Tensor:
-        """Return the method's loss of a batch, to be backpropagated once; in a round that failed a constant 0."""
+        """Return the method's loss of a batch, to be backpropagated once; a constant 0 in a round that has failed."""
         loop = self._running()
         if loop.failed is not None:
             return self._zero()
@@ -215,7 +217,7 @@ class ScriptSite:
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the method's step from the gradients of the last :meth:`loss`; nothing in a round that failed."""
+        """Make the method's step from the gradients of the last :meth:`loss`; do nothing in a round that has failed."""
         loop = self._running()
         if loop.failed is not None:
             return
@@ -229,7 +231,7 @@ class ScriptSite:
             nonlocal first
             if not first:
                 return passes.one_pass(inputs, targets)
-            first = False  # the script has made this pass
+            first = False  # the script has made the first forward and backward pass itself
             passes.clip()
             return loss
 
@@ -240,7 +242,7 @@ class ScriptSite:
         loop.steps += 1
 
     def _zero(self) -> torch.Tensor:
-        """Return something to backpropagate: the script goes on, so that it is there in the next round."""
+        """Return a loss of 0 that can be backpropagated, so that the script runs on until the next round."""
         return torch.stack([p.sum() * 0 for p in self.model.parameters() if p.requires_grad]).sum()
 
     def _running(self) -> Loop:
@@ -250,19 +252,19 @@ class ScriptSite:
 
 
 def needs(training: LocalTraining) -> tuple[bool, bool]:
-    """Return whether a method has a loss of its own, and a step."""
+    """Return whether a method has a loss of its own, and whether it has a step of its own."""
     kind = type(training)
     loss = kind.loss is not LocalTraining.loss or training.criterion != "task"
     return loss, kind.step is not LocalTraining.step or training.max_grad_norm is not None
 
 
 def check_used(training: LocalTraining, loop: Loop) -> None:
-    """Refuse a script's loop that did not take what its method changes in the loop.
+    """Raise an error when a script's loop did not use its method's own loss or step.
 
-    Without that change the loop would take part under false colours.
+    Such a loop would pass for a training with the method, which it is not.
 
     Raises:
-        SiteError: it did not.
+        SiteError: the loop did not use one of them.
     """
     kind, site = type(training), loop.run.site
     own_loss, own_step = needs(training)

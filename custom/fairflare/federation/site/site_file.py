@@ -1,4 +1,4 @@
-"""A site's private file, ``local/fairflare.json``: what it says to whom, and the settings that the shell reads."""
+"""Read a site's private file, ``local/fairflare.json``, and check the settings in it that FairFlare itself reads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_B
 from fairflare.methods.base.training import LocalTraining, SiteError
 
 SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
-DECODED = "decoded_folder"  # the setting of tasks that keep decoded volumes
-DECODED_PLACE = "decoded"  # where: in the site's state root, beside the experiments, which share them
-SAVES = "save_seconds"  # the setting: so often a half-done round is kept; 0: never
+DECODED = "decoded_folder"  # the setting of tasks that save decoded volumes
+DECODED_PLACE = "decoded"  # the default folder for them: in the site's state root, shared by all experiments
+SAVES = "save_seconds"  # the setting: seconds between two saves of a half-done round; 0: never
 SAVE_SECONDS = 60.0
-SUBMITS = "submit_model"  # the setting: the local model may be sent to the other sites
-COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own go before the job's
-# Settings of local/fairflare.json that the shell reads; all others belong to the task.
+SUBMITS = "submit_model"  # the setting: whether the local model may be sent to the other sites
+COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own settings override the job's
+# Settings of local/fairflare.json that FairFlare itself reads; all others are given to the task.
 SHELL_SETTINGS = (
     "state_root",
     "checkpoint_root",
@@ -45,16 +45,17 @@ SHELL_SETTINGS = (
 def read_site_file(path: Path, identity: str) -> dict[str, Any]:
     """Return the private settings of a site or of the server: ``local/fairflare.json`` of its workspace.
 
-    A block ``"sites": {name: {...}}`` overrides for one name, so that one file serves all sites of a simulator. All
-    blocks stay under ``"sites"``: whoever opens the data sees there whether others have some.
+    A block ``"sites": {name: {...}}`` overrides the settings for one name, so that one file serves all sites of a
+    simulator. All blocks stay under ``"sites"`` in what is returned: the code that opens the data sees there whether
+    other sites have a block.
 
     Raises:
-        SiteError: not a JSON object (names the file's place, not its content).
+        SiteError: the file is not a JSON object (names the file's place, not its content).
     """
     if not path.exists():
         return {}
     try:
-        settings = json.loads(path.read_bytes())  # UTF-8 or UTF-16, with a mark or without
+        settings = json.loads(path.read_bytes())  # UTF-8 or UTF-16, with or without a byte order mark
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
         raise SiteError(
             f"site {identity!r}: {path} is not readable JSON: {e}",
@@ -64,12 +65,12 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
 
 
 def own_settings(settings: Any, identity: str) -> dict[str, Any]:
-    """Return what a site file says to one site.
+    """Return the settings of one site from the content of a site file.
 
-    Its own block goes before what stands outside. See :func:`read_site_file`.
+    The site's own block overrides the settings outside of all blocks. See :func:`read_site_file`.
 
     Raises:
-        SiteError: not a JSON object.
+        SiteError: the content, its ``"sites"`` or the site's block is not a JSON object.
     """
     blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
@@ -81,17 +82,17 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
 
 
 def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind: Any = Flag, wanted: str = "") -> Any:
-    """Return a setting of a site, checked.
+    """Return the checked value of a setting of a site.
 
     Args:
-        site, settings: whose, and its own ones.
-        name: of the setting.
-        usual: its value where it is not set.
-        kind: a declared type of :mod:`fairflare.base.settings`.
-        wanted: that type in words; default: as settings say it.
+        site, settings: name of the site, and its private settings.
+        name: name of the setting.
+        usual: the default value.
+        kind: type of the value, a declared type of :mod:`fairflare.base.settings`.
+        wanted: that type in words, for the message; default: the words of :mod:`fairflare.base.settings`.
 
     Raises:
-        SiteError: a value of another kind.
+        SiteError: the value is of another type.
     """
     chosen = settings.get(name, usual)
     try:
@@ -102,10 +103,10 @@ def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind:
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:
-    """Return the site's ``device`` setting, else the first GPU, else the CPU.
+    """Return the device of the site's ``device`` setting, else the first GPU, else the CPU.
 
     Raises:
-        SiteError: the wanted device does not exist here.
+        SiteError: the wanted device is not usable on this machine.
     """
     if wanted is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,10 +119,10 @@ def pick_device(site: str, wanted: str | None) -> torch.device:
 
 
 def pick_computing(site: str, training: LocalTraining, settings: Mapping[str, Any]) -> Computing:
-    """Return how the network computes here: as the job says, but for what the site's file has.
+    """Return how the network computes at a site: the job's settings, overridden by those of the site's file.
 
     Raises:
-        SiteError: a value of another kind (names the key).
+        SiteError: a value is of another type (names the key).
     """
     kinds: dict[str, Any] = dict.fromkeys(COMPUTING_KEYS, Flag) | {"precision": Literal["bf16", "fp16", "fp32"]}
     return Computing(**{key: setting(site, settings, key, getattr(training, key), kind) for key, kind in kinds.items()})

@@ -1,4 +1,4 @@
-"""A site's network: built when it is needed, kept between the tasks of one process, with its own part of the model."""
+"""Build a site's network when a task first needs it, and reuse it for the later tasks of the same process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seede
 from fairflare.methods.base.home import RECEIVED_MODEL
 from fairflare.methods.base.site_run import SiteError, SiteStore
 
-Terms = tuple[str, tuple[str, ...], int, str]  # what travels, what the server makes, seed and checksum of the rest
+Terms = tuple[str, tuple[str, ...], int, str]  # exchange, makes, seed and rest of a SiteTask
 WHOLE: Terms = (ALL, (), 0, "")
 
 
 @dataclass
 class SiteNetwork:
-    """The task's network at one site, and which of its tensors travel.
+    """Hold the task's network at one site, and know which of its tensors are sent.
 
     Args:
-        site: name.
-        device, computing: where and how it computes.
-        weights: ``initial_weights`` of its private file, from which it loads what does not travel.
+        site: name of the site.
+        device, computing: device of the network, and how the network computes on it.
+        weights: ``initial_weights`` of the site's private file, from which tensors that are not sent are loaded.
 
     Attributes:
         model: the network; ``None``: the next task builds it.
-        sent: see there.
+        sent: the tensors of the network that are sent; ``None``: all are.
     """
 
     site: str
@@ -45,10 +45,10 @@ class SiteNetwork:
     _own: bool = False
 
     def of(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
-        """Return the network, with what does not travel in ``request`` as the run has it.
+        """Return the network, built as the run of ``request`` needs it; without a request, as the last run did.
 
         Raises:
-            SiteError: it cannot be built, or what this site builds is not what the server has.
+            SiteError: the network cannot be built, or its tensors that are not sent differ from the server's.
         """
         terms = self._terms
         if request is not None:
@@ -64,24 +64,27 @@ class SiteNetwork:
         return self.model
 
     def use(self, model: torch.nn.Module) -> None:
-        """Take a network of the user's script, in place of the task's."""
+        """Use a network of the user's script in place of the one that the task builds."""
         self.model, self._own = model, True
 
     def whole(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return what was sent, with what stays."""
+        """Return a state that was sent, completed with the network's tensors that are not sent."""
         return state if self.sent is None or self.model is None else self.sent.whole(state, self.model)
 
     def part(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what of a state is sent, or kept: the rest is in the network."""
+        """Return the tensors of a state that are sent or saved; the network holds all others."""
         return dict(state) if self.sent is None else self.sent.of(state)
 
     def forget(self) -> None:
-        """Let the next task build it anew: a training that ended early may have left anything in it."""
+        """Let the next task build the network anew, where only some tensors are sent.
+
+        A training that ended early may have changed the tensors that are not sent.
+        """
         if self.sent is not None:
             self.model = None
 
     def check_unchanged(self, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> None:
-        """Raise :class:`SiteError` when a training changed what is not sent."""
+        """Raise :class:`SiteError` when a training changed a tensor that is not sent."""
         if self.sent is None:
             return
         try:
@@ -119,10 +122,10 @@ class SiteNetwork:
 
 
 def whole_anchor(request: SiteTask, store: SiteStore, site: str) -> SiteTask:
-    """Return the question about an anchor with the anchor itself, where it came as a difference to the received model.
+    """Return an ``anchor`` request with the whole anchor model, also where a difference to the received model was sent.
 
     Raises:
-        SiteError: this site has not kept that model, or the two do not fit.
+        SiteError: this site has not saved the received model, or the difference does not fit it.
     """
     if request.anchor_as != DIFFERENCE:
         return request

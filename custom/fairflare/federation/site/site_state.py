@@ -1,4 +1,4 @@
-"""What a site keeps between tasks, on its own disk: a folder for each run, locked while a task is performed."""
+"""Manage a site's state between tasks on its own disk: a folder for each run, locked while a task is performed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from fairflare.methods.base.site_run import SiteError, SiteStore
 
 log = logging.getLogger(__name__)
 
-KEPT_RUNS = 3  # enough to compare, or to go back to the one before; each holds two or three models
-#: Seconds to wait for a process of an earlier job. One that hears its abort ends within a few, and FLARE kills one that
-#: does not soon after; whoever holds on longer is at work, and waiting on would cost this site the whole phase.
+KEPT_RUNS = 3  # runs whose folders are not removed: enough to compare runs; each holds two or three models
+#: Seconds to wait for a process of an earlier job that holds a run's lock. A process that obeys its abort ends within a
+#: few seconds, and FLARE kills one that does not soon after. A process that holds the lock longer is at work, and
+#: waiting on would cost this site the whole phase.
 LOCK_WAIT = 60.0
 NO_RUN = "run"  # the folder of a task that names no run
-LOCK = "lock"  # in each run's folder; its time is when the run was last worked on
+LOCK = "lock"  # file in each run's folder; its modification time is when a task last used the run
 _GONE = ".gone"
 
 
 class SiteFolder:
-    """``<state root>/<experiment>/<site>/``.
+    """Manage the folder ``<state root>/<experiment>/<site>/``, which holds a folder for each run.
 
     Args:
-        site: name.
-        folder: of this experiment and site; made when it is needed.
+        site: name of the site.
+        folder: folder of this experiment and site; made when a task needs it.
     """
 
     def __init__(self, site: str, folder: Path) -> None:
@@ -38,7 +39,7 @@ class SiteFolder:
         self.folder = folder
 
     def store(self, run: str = "") -> SiteStore:
-        """Return what is kept of a run, to look at; see :meth:`opened`.
+        """Return the store of a run without locking it, for reading only; :meth:`opened` locks it.
 
         Raises:
             SiteError: the run's id cannot be a folder's name.
@@ -50,12 +51,12 @@ class SiteFolder:
 
     @contextmanager
     def opened(self, request: SiteTask) -> Iterator[SiteStore]:
-        """Return the run's folder.
+        """Lock a run's folder for one task, and return the run's store as a context.
 
-        Held by this task alone, with an empty scratch folder and nothing that the dead left.
+        In the context the scratch folder is empty, and files that killed processes left are removed.
 
         Raises:
-            SiteError: another process holds it (says which).
+            SiteError: another process holds the lock (says which).
             OSError: the disk is full or cannot be written.
             TaskStopped: the job was stopped meanwhile.
         """
@@ -77,7 +78,7 @@ class SiteFolder:
             ) from held
 
     def _tidy(self, store: SiteStore) -> None:
-        """Remove what killed processes left, and the oldest runs. What cannot be removed costs no task."""
+        """Remove files that killed processes left, and the oldest runs; log what cannot be removed."""
         try:
             shutil.rmtree(store.scratch, ignore_errors=True)
             remove_partials(store.folder, mine=True)
@@ -100,7 +101,8 @@ class SiteFolder:
                 return
             try:
                 with locked(path / LOCK, f"process {os.getpid()} (removing it)"):
-                    gone = path.replace(path.with_name(f".{path.name}{_GONE}"))  # at once: half of it would be a run
+                    # Rename first: a folder that is removed only in part must not be taken for a run.
+                    gone = path.replace(path.with_name(f".{path.name}{_GONE}"))
             except Held:
                 continue
             shutil.rmtree(gone, ignore_errors=True)

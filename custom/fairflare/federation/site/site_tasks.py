@@ -1,4 +1,4 @@
-"""What each task does at a site: functions of the worker, the request and what the site keeps, called by its name."""
+"""Perform each task at a site: a function for each task, which takes the worker, the request and the run's store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Open the data and say what the site has."""
+    """Perform ``check``: open the site's data, and report facts about them and about the site."""
     run = worker.run(request, store)
     check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
     model = worker.network.of(worker.task, request)
@@ -65,12 +65,12 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def _lists(data: SiteData) -> str:
-    """Return the checksums of a site's lists, which stay with the site."""
+    """Return the checksums of a site's lists of images as lines of text; they are saved at the site and not sent."""
     return "".join(f"{split} {data.fingerprint(split)}\n" for split in ("training", "validation", *data.test_splits))
 
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Measure the received model, train it, and report."""
+    """Perform ``train``: measure the received model on the validation split, train it, and report."""
     try:
         run, model = worker.open(request, store)
         if not worker.trains_below and not run.floor.holds("training"):
@@ -89,7 +89,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         worker.network.check_unchanged(received, local)
         report = training.report(run, model)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-        if request.anchor_as == DIFFERENCE:  # the anchor of this round will be told from it
+        if request.anchor_as == DIFFERENCE:  # this round's anchor will be sent as a difference to the received model
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
@@ -103,7 +103,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             num_samples=trained.num_samples,
             num_steps=trained.num_steps,
         )
-    except BaseException as error:  # the server has no such round of this site
+    except BaseException as error:  # the server does not count this round for the site: remove its files
         stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
         store.forget(request.current_round, half_done=not stopped)
         worker.network.forget()
@@ -111,7 +111,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Return the report about the average of the local models."""
+    """Perform ``anchor``: report how the site's local model compares with the average of all local models."""
     kept = store.load_at(LOCAL_MODEL, request.current_round)
     if kept is None:
         why = f" ({'; '.join(store.lost)})" if store.lost else ""
@@ -123,19 +123,20 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
     local = network_of(worker.task).to(worker.device)
     whole = worker.network.whole(kept)
     local.load_state_dict(whole)
-    anchor.load_state_dict({name: whole[name] for name in worker.stays(request)}, strict=False)  # of this round
+    # The tensors that the method keeps at this site are those of this round's local model.
+    anchor.load_state_dict({name: whole[name] for name in worker.stays(request)}, strict=False)
     report_anchor = getattr(worker.training, "report_anchor", None)
     if report_anchor is None:
         raise SiteError(
             f"site {worker.site!r}: the server asks about an anchor, but {type(worker.training).__name__} has no "
             "anchor report; choose the training that belongs to the rule"
         )
-    with plainly(anchor):  # what is compared differs little
+    with plainly(anchor):  # in full precision: the two models differ little
         return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
 
 
 def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Measure the inputs of the norms whose turn it is."""
+    """Perform ``norms``: report the moments of the inputs of the next group of batch norms."""
     state = norm_moments.with_kept(request, store, worker.site)
     run, model = worker.open(replace(request, state=state), store)
     with plainly(model):
@@ -144,7 +145,7 @@ def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Test the model that was sent."""
+    """Perform ``validate``: measure the received model on the site's test splits."""
     run, model = worker.open(request, store)
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
@@ -157,7 +158,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
-        # of the run's last model
+        # Only the test of the run's last model measures these splits.
         reply.stats = worker.task.sampling(model, run.data, worker.device)
     if request.groups:
         reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
@@ -170,7 +171,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     return reply
 
 
-#: What a site does, by the task's name.
+#: The function that performs a task at a site, by the task's name.
 TASKS: dict[str, Callable[[SiteWorker, SiteTask, SiteStore], SiteReply]] = {
     TASK_CHECK: check, TASK_VALIDATE: validate, TASK_TRAIN: train, TASK_ANCHOR: anchor, TASK_NORMS: norms,
 }  # fmt: skip

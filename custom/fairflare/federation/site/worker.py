@@ -1,4 +1,4 @@
-"""What a task does at a site: plain functions of (task, model, directives, state folder), without FLARE.
+"""Perform the server's tasks at a site, without FLARE: with a learning task, a model, directives and a state folder.
 
 The executor calls :meth:`SiteWorker.perform` in its own process or, with ``isolate``, in a child process whose death
 costs one task instead of the whole job.
@@ -60,7 +60,7 @@ from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, S
 from fairflare.methods.parts.group_sums import ByPeople
 
 log = logging.getLogger(__name__)
-#: Members of a site's data that are asked for one of its lists.
+#: Methods of a site's data whose first argument is the name of a list (split).
 OF_A_LIST = ("num_samples", "class_counts", "cases", "num_cases", "class_cases", "order", "fingerprint", "batches")
 
 ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
@@ -72,22 +72,24 @@ REMEDIES = {
 
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
-    """Return a seed for one experiment, site and round; independent of order and process."""
+    """Return a seed for one experiment, site and round, which does not depend on the order of sites or the process."""
     digest = hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()
     return int.from_bytes(digest[:7], "big") % 2**31
 
 
 class SiteWorker:
-    """Perform tasks at one site; keep data and network between tasks of one process.
+    """Perform the server's tasks at one site; reuse its data and network for later tasks of the same process.
 
     Args:
-        site: name.
-        task: what is learned.
+        site: name of the site.
+        task: the learning task: data, network, loss and metrics.
         training: the method's site half.
         settings: the site's private settings (``local/fairflare.json``).
-        state_folder: of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
+        state_folder: folder of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
+        num_threads: threads of torch, unless the site's settings name a number; ``None``: torch's own choice.
         decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: none.
-        tells_all: the site is a part of the user's own process: errors in his code are told with text and line.
+        tells_all: whether a reply gives text and line of an error in the task's code, as the site runs in the process
+            of that code's author.
     """
 
     def __init__(
@@ -121,16 +123,16 @@ class SiteWorker:
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
-        """Perform one task; whatever goes wrong becomes a reply with a reason, and details go to this site's log.
+        """Perform one task and return the reply; an error becomes a reply with a reason, its details are only logged.
 
         Args:
-            request: the task.
-            should_stop: asked at every batch and in every other long loop; True ends the task with a refusal.
+            request: the task that the server asks for.
+            should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
         started = time.monotonic()
-        if SPLIT_GLOBAL in request.measure:  # of the model that all share
+        if SPLIT_GLOBAL in request.measure:  # the global test measures the model that all sites share
             request = replace(request, as_sent=True)
-        if self.threads is not None:  # for each task: in one process another site may have set its own
+        if self.threads is not None:  # set before each task: another site in this process may have set its own number
             torch.set_num_threads(self.threads)
         try:
             with reused_memory(self.device.type), stoppable(should_stop), self.computing.in_force():
@@ -138,9 +140,9 @@ class SiteWorker:
                 self._keep_home(request, reply)
         except (torch.cuda.OutOfMemoryError, MemoryError) as e:
             self.network.model = None
-            traceback.clear_frames(e.__traceback__)  # they hold the model and its gradients
-            e.__traceback__ = None  # and so do the closures that ran on them
-            gc.collect()  # an optimizer may refer to itself
+            traceback.clear_frames(e.__traceback__)  # the frames hold the model and its gradients
+            e.__traceback__ = None  # closures in the frames hold them too
+            gc.collect()  # an optimizer may be in a cycle of references
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             log.warning("site %s, task %s: out of memory: %s", self.site, request.name, e)
@@ -155,19 +157,19 @@ class SiteWorker:
         return reply
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """Take out of a reply what stays here by the site's settings or the job's."""
-        assert self._data is not None  # every task that is done opens them
+        """Remove from a reply the values that must not leave by the settings of the site or of the job."""
+        assert self._data is not None  # every task that was performed has opened the data
         data = self._shown(self._data, request)
         floor = Floor(data, self._floor(request))
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
 
     @staticmethod
     def _shown(data: SiteData, request: SiteTask) -> Any:
-        """Return the data as a task sees them: it may be stopped at each batch, and mean another list by the test."""
+        """Return the data as a task uses them: stoppable at each batch, with the global list for the global test."""
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
-        """Return the least number of cases of which something leaves: a job can only raise what the site has set."""
+        """Return the least number of cases that a value must be made of to leave; a job can only raise the site's."""
         return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
@@ -175,7 +177,7 @@ class SiteWorker:
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
         do = TASKS[request.name]
         if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self.has_its_own(request)):
-            return do(self, request, self.state.store(request.run))  # keeps and reads nothing
+            return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing
         with self.state.opened(request) as store:
             reply = do(self, request, store)
         if store.lost:
@@ -184,9 +186,9 @@ class SiteWorker:
         return reply
 
     def local_model(self, asked: SiteTask, current_round: int) -> dict[str, torch.Tensor] | None:
-        """Return what this site trained in a round of the run that ``asked``, whole.
+        """Return the whole model that this site trained in a round of the run that ``asked`` belongs to.
 
-        ``None``: it is not kept, or damaged.
+        ``None``: the model is no longer saved, or its file is damaged.
         """
         kept = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
         if kept is None:
@@ -195,7 +197,7 @@ class SiteWorker:
         return dict(self.network.whole(kept))
 
     def stays(self, request: SiteTask | None = None) -> list[str]:
-        """Return tensors of the model that the method keeps at this site."""
+        """Return the names of the model's tensors that the method keeps at this site."""
         return self.training.home.stays(self.network.of(self.task, request))
 
     # -- pieces
@@ -203,7 +205,7 @@ class SiteWorker:
     def evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
         """Return the metrics of a model on a split.
 
-        What the server would refuse after a round of training is refused here, where it costs none.
+        Metrics that the server would refuse after a round of training are refused here, before the training.
         """
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
@@ -220,17 +222,17 @@ class SiteWorker:
         return metrics
 
     def has_its_own(self, request: SiteTask) -> bool:
-        """Return whether a task of this kind is done with what the site has of its own."""
+        """Return whether a task is performed with a model or tensors of this site's own, beside the received ones."""
         return not request.as_sent and bool(self.training.home.model or self.stays(request))
 
     def open(self, request: SiteTask, store: SiteStore) -> tuple[SiteRun, torch.nn.Module]:
-        """Return the task's network with the received model, and the site's own parts in it."""
+        """Return a task's run, and the network with the received model and the site's own tensors loaded into it."""
         run, model = self.run(request, store), self.network.of(self.task, request)
         run.sent, home, state = self.network.sent, self.training.home, request.state
         if isinstance(self.training, ByPeople):
             run.data = self.training.shown(run, model)
         if not request.as_sent and request.name != TASK_ANCHOR:
-            # With OwnModel the server sends only some entries and no whole model, so there is nothing to complete.
+            # With OwnModel the server sends only some tensors and no whole model, so there is nothing to complete.
             received = state if isinstance(home, OwnModel) else self.network.whole(state)
             state = home.begin(run, model, received)
         try:
@@ -244,7 +246,7 @@ class SiteWorker:
         return run, model
 
     def run(self, request: SiteTask, store: SiteStore) -> SiteRun:
-        """Return a task as training and methods see it; opens the data where they are not yet."""
+        """Return the run that training and methods see for a task; open the site's data at the first call."""
         if self._data is None:
             of_task = {k: v for k, v in self.settings.items() if k not in SHELL_SETTINGS}
             known = getattr(getattr(self.task, "site_settings", None), "__dataclass_fields__", ())
@@ -272,14 +274,14 @@ class SiteWorker:
 
 
 class TestedOn(Proxy):
-    """A site's data whose test list is another one; no further test list is shown.
+    """Show a site's data with another list as the test list, and without further test lists.
 
     Args:
-        inner: of the site.
-        test: the list that is shown as ``"test"``.
+        inner: data of the site.
+        test: name of the list that is shown as ``"test"``.
     """
 
-    __test__ = False  # for pytest: this is no test
+    __test__ = False  # tells pytest that this class is no test
     test_splits = (SPLIT_TEST,)
 
     def __init__(self, inner: SiteData, test: str) -> None:
@@ -295,17 +297,17 @@ class TestedOn(Proxy):
 
 
 def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) -> SiteReply:
-    """Return the answer when a task could not be done; details go to this site's log.
+    """Return the reply for a task that could not be performed; write the details to this site's log.
 
     Args:
-        site, task: names.
-        error: why.
-        tells_all: the server is the same person's: he is told his own error's text and line.
+        site, task: names of the site and of the task.
+        error: the error that ended the task.
+        tells_all: whether the reply gives the error's text and line, as server and code belong to the same person.
     """
     if isinstance(error, TaskStopped):
         log.info("site %s, task %s: %s", site, task, error)
         return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
-    # SiteError and DataError carry a text for the server; of anything else only the kind may leave the site.
+    # SiteError and DataError carry a text for the server; of any other error only the kind may leave the site.
     lacking = lacking_package(error)
     public = f"site {site!r}: {lacking}" if lacking else getattr(error, "public", None)
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
@@ -316,9 +318,9 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
 
 
 def _kind(error: Exception) -> str:
-    """Return what kind of error it was.
+    """Return the kind of an error, as it may be sent to the server.
 
-    Of the system's, what the system says without the file's name, and what to do.
+    For an error of the operating system, add the system's text without the file's name, and a remedy if one is known.
     """
     name, number = type(error).__name__, error.errno if isinstance(error, OSError) else None
     if not number:

@@ -1,1 +1,1 @@
-"""A run on one machine: how tasks reach sites without FLARE."""
+"""Carry tasks to the sites of a run on one machine, without FLARE."""

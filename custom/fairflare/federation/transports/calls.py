@@ -1,4 +1,4 @@
-"""The transport within one process: sites are asked by calls, one after the other."""
+"""Run the sites' tasks in the server's own process, by function calls, one site after the other."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 
 class LocalTransport:
-    """Asks sites by calling them.
+    """Run the sites' tasks in this process, by function calls, one site after the other.
 
     Args:
-        sites: names.
-        task: what is learned.
+        sites: names of the sites.
+        task: the learning task: data, network, loss and metrics.
         training: the method's site half.
         local: content of ``local/fairflare.json``.
-        state: folder of what sites keep, unless ``state_root`` in ``local`` says otherwise.
-        should_stop: asked between the sites and while they train; a text says why.
+        state: folder for the sites' state, unless ``state_root`` in ``local`` names another.
+        should_stop: is called between the sites and while they train; True or a text, the reason, stops the run.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LocalTransport:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the context; nothing is left behind."""
+        """Leave the context; there is nothing to release."""
 
     def sites(self) -> list[str]:
         return self.names
@@ -67,7 +67,7 @@ class LocalTransport:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)
 
     def watch(self, seen: Callable[[str], None]) -> None:
-        """Do nothing: a site here only ever speaks when it is asked."""
+        """Do nothing: a site in this process shows no sign of life outside of its answers."""
 
     def _answer(self, site: str, name: str, task: Message) -> Message:
         try:

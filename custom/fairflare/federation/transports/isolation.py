@@ -1,8 +1,8 @@
-"""Tasks of sites in a child process: when it dies (out of memory, a crash in native code) a task fails, not the run.
+"""Run sites' tasks in child processes: a child that dies (out of memory, a crash in native code) fails only its task.
 
-FLARE fails a whole job when a site's job process dies, whatever its settings say, so a site that fears the
-out-of-memory killer sets ``"isolate": true``. Costs the start of a Python process per task. A run on one machine has
-several of these processes, see :mod:`fairflare.federation.transports.processes`.
+FLARE fails a whole job when a site's job process dies, whatever FLARE's settings are, so a site that fears the
+out-of-memory killer sets ``"isolate": true``. The price is the start of a Python process for each task. A run on one
+machine has several such processes, see :mod:`fairflare.federation.transports.processes`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ log = logging.getLogger(__name__)
 
 STOP = "stop"
 # Seconds to wait for a child process to end: LAST_WORDS after it was told to stop or has answered, then INSIST after
-# SIGTERM and again after SIGKILL. That is 3 s in all: whoever stops a job waits for them, and a child that needs longer
-# is in the middle of one batch, or of its own start.
+# SIGTERM and again after SIGKILL. That is 3 s in all, for which a user who stops a job has to wait. A child that needs
+# longer is in the middle of one batch, or of its own start.
 LAST_WORDS, INSIST = 2.0, 0.5
 
 
 def perform_isolated(
     worker: dict[str, Any], request: SiteTask, should_stop: Callable[[], bool], poll: float = 0.2
 ) -> SiteReply:
-    """Perform one task in a spawned process.
+    """Perform one task of a site in a spawned process.
 
     Args:
         worker: arguments of :class:`SiteWorker`; must be picklable.
         request: the task.
-        should_stop: asked while waiting; True ends the child within three seconds.
-        poll: seconds between two looks.
+        should_stop: is called while waiting; True ends the child within three seconds.
+        poll: seconds between two calls of ``should_stop``.
 
     Returns:
-        The reply; a failed one when the child died (says by which signal or exit code). Where it died in a training
-        that it had kept half done, another goes on from there, as long as each comes further than the one before.
+        The reply; a failed one, with the signal or exit code, when the child died. If a child dies after saving a
+        half-done training, a new child resumes it, as long as each child saves more progress than the one before.
     """
     arguments = dict(worker)
     child = SiteProcess(arguments.pop("task"), arguments.pop("training"))
@@ -70,21 +70,21 @@ def perform_isolated(
 
 
 class SiteProcess:
-    """A process that works on one task at a time; it starts with the first one, and anew when it has died.
+    """Control a child process that performs one task at a time; it is started at the first task, and again if it died.
 
-    Where it died in a training that it had kept half done, another goes on from there, as long as each comes further
-    than the one before.
+    If the child dies after saving a half-done training, a new child resumes it, as long as each child saves more
+    progress than the one before.
 
     Args:
-        task, training: of the run.
-        prepare: is called there before the two arrive.
+        task, training: the run's learning task, and the method's site half.
+        prepare: is called in the child before the two are sent to it.
     """
 
     def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
         self.parts, self.prepare = (task, training), prepare
         self._stopped = False
-        self._given: Any = None  # the task that it works on: what was handed over
-        self._kept: list[tuple[str, int]] = []  # of that training, when it was handed over
+        self._given: Any = None  # arguments of begin() for the task in progress; None: no task
+        self._kept: list[tuple[str, int]] = []  # saved progress of that task's training when begin() was called
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -94,21 +94,21 @@ class SiteProcess:
 
     @property
     def site(self) -> str:
-        """That it works for; empty: for nobody."""
+        """Return the name of the site whose task is in progress; empty: no task is."""
         return str(self._given[0]["site"]) if self.busy else ""
 
     @property
     def waitables(self) -> list[Any]:
-        """What becomes ready when it says something, or dies."""
+        """Return the objects to wait for: one becomes ready when the child has sent something or has died."""
         return [self._pipe, self._process.sentinel]
 
     def begin(self, arguments: dict[str, Any], request: SiteTask, model: Path | bytes | None) -> None:
-        """Hand it a task.
+        """Send a task to the child process, and start the child if it is not running.
 
         Args:
-            arguments: of the site's :class:`SiteWorker`, without task and training.
-            request: without its model.
-            model: that model, as a file or as its content; ``None``: there is none.
+            arguments: arguments of the site's :class:`SiteWorker`, without task and training.
+            request: the task without its model.
+            model: the task's model, as a file or as a file's content; ``None``: the task has none.
         """
         messages: list[Any] = [(arguments, request, model)]
         if self._process is None or not self._process.is_alive():
@@ -116,7 +116,7 @@ class SiteProcess:
             messages.insert(0, self.parts)
         self._given, self._kept = (arguments, request, model), self._progress(arguments, request)
         assert self._pipe is not None
-        with suppress(OSError):  # it has just died, which :meth:`hear` says
+        with suppress(OSError):  # the child has just died, which :meth:`hear` reports
             for message in messages:
                 self._pipe.send(message)
 
@@ -130,9 +130,10 @@ class SiteProcess:
         there.close()
 
     def hear(self) -> SiteReply | None:
-        """Return what it says: its answer, or ``None`` for a line of the log.
+        """Receive what the child sent, and return its reply to the task; ``None``: the reply is still to come.
 
-        Dead, it has failed, or another goes on.
+        A line of the child's log goes to this process's log. For a child that has died, return a failed reply, or
+        start a new child that resumes the half-done training.
         """
         assert self._pipe is not None
         try:
@@ -155,19 +156,19 @@ class SiteProcess:
 
     @staticmethod
     def _progress(arguments: dict[str, Any], request: SiteTask) -> list[tuple[str, int]]:
-        """Return what it has kept of a training; nothing of another task."""
+        """Return the saved progress of a ``train`` task; an empty list for any other task."""
         store = SiteFolder(arguments["site"], arguments["state_folder"]).store(request.run)
         return store.progress(request.current_round) if request.name == TASK_TRAIN else []
 
     def stop(self) -> None:
-        """End what it does; it answers all the same."""
+        """Tell the child to stop its task; it replies all the same."""
         self._stopped = True
         if self.busy and self._pipe is not None:
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the child has just ended
                 self._pipe.send(STOP)
 
     def close(self) -> None:
-        """Hang up, and wait for its end, but not for long."""
+        """Close the pipe and end the child process: wait for it briefly, then terminate it, then kill it."""
         if self._process is not None and self._pipe is not None:
             self._pipe.close()
             self._process.join(LAST_WORDS)
@@ -180,23 +181,23 @@ class SiteProcess:
 
 
 def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProcess]:
-    """Return those that have something to say, or are dead; after some seconds nobody."""
+    """Return the child processes that have sent something or have died; wait for one at most ``seconds``."""
     ready = set(wait([waitable for child in children for waitable in child.waitables], seconds))
     return [child for child in children if ready.intersection(child.waitables)]
 
 
 def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> None:
-    """Serve one task after the other, until the parent hangs up or dies."""
+    """Perform one task after the other in a child process, until the parent closes the pipe or dies."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     alone = threading.Lock()
 
     def say(what: Any) -> None:
-        with alone, suppress(OSError):  # nobody listens any more
+        with alone, suppress(OSError):  # the parent has closed the pipe
             pipe.send(what)
 
     to_parent = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=lambda record: say((record, None))))
-    to_parent.setFormatter(logging.Formatter("%(message)s"))  # the parent's handlers add the rest
+    to_parent.setFormatter(logging.Formatter("%(message)s"))  # the parent's handlers add time and level
     logging.basicConfig(level=level, handlers=[to_parent], force=True)
     if prepare is not None:
         prepare()
@@ -207,7 +208,7 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
             received = pipe.recv()
         except (EOFError, OSError):
             return
-        if received == STOP:  # it came too late
+        if received == STOP:  # it came after the end of the task that it was meant for
             continue
         arguments, request, model = received
         site = arguments["site"]
@@ -235,7 +236,7 @@ def _end_with_parent() -> None:
 
 
 def obituary(site: str, task: str, child: Any) -> str:
-    """Return how a process ended, in a sentence."""
+    """Return a sentence that says how the process of a site's task ended."""
     code = child.exitcode
     how = f"ended with exit code {code}"
     if code is not None and code < 0:

@@ -1,8 +1,8 @@
-"""A whole federation in one process: the same rounds and halves as anywhere, with calls in place of messages.
+"""Run a whole federation in one process: the same rounds and methods as under FLARE, with calls in place of messages.
 
-For quick experiments on one machine. Sites work one after the other on one thread each, as in FLARE's simulator with
-one thread a site, so the results are the simulator's, bit for bit; there is no network, no timeout, no isolation. With
-several cores some sites can work at a time, see :mod:`fairflare.federation.transports.processes`.
+This is for quick experiments on one machine. Sites work one after the other in one thread, as in FLARE's simulator with
+one thread a site, so the results equal the simulator's bit for bit. There is no network, no timeout and no isolation.
+With several cores some sites can work at a time, see :mod:`fairflare.federation.transports.processes`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fairflare.federation.transports.processes import ProcessTransport
 from fairflare.federation.transports.shared_images import refuse_shared_images
 
 log = logging.getLogger(__name__)
-RUN_DIR = Path("server") / "simulate_job"  # as the simulator lays it out
+RUN_DIR = Path("server") / "simulate_job"  # the same place as in a workspace of FLARE's simulator
 
 
 def run_local(
@@ -43,24 +43,24 @@ def run_local(
     should_stop: Callable[[], bool | str] = lambda: False,
     jobs: int = 1,
 ) -> Path:
-    """Run a plan with named sites in this process, or (``jobs``) with the sites in some processes beside it.
+    """Run a plan with named sites in this process or, with ``jobs`` above 1, with the sites in child processes.
 
     Args:
-        plan: see :func:`fairflare.federation.plan.plan.make_plan`.
-        folder: laid out as the simulator's: results go to ``server/simulate_job/fairflare`` in it.
-        local: the sites' private settings, as ``local/fairflare.json``.
-        listeners: are told how it goes.
-        should_stop: True ends the run, and so does a text, which says why in the results.
-        jobs: so many sites work at a time, each in one thread; the results are the same bits.
+        plan: the plan of the run, see :func:`fairflare.federation.plan.plan.make_plan`.
+        folder: folder with the layout of the simulator's; results go to ``server/simulate_job/fairflare`` in it.
+        local: the sites' private settings, as in ``local/fairflare.json``.
+        listeners: observers that are called at each stage of the run.
+        should_stop: True stops the run, and so does a text, which stands in the results as the reason.
+        jobs: number of sites that work at a time, each in one thread; the results are the same to the bit.
 
     Returns:
         The folder with ``results.json``.
 
     Raises:
         ValueError: the plan names no sites, two sites have the same images, a checkpoint does not fit, or another run
-            has its experiment.
-        RuntimeError: the run failed, or another one writes to ``folder``; the text says why.
-        Stopped: ``should_stop`` said so.
+            uses the same experiment.
+        RuntimeError: the run failed, or another one writes to ``folder``; the text gives the reason.
+        Stopped: ``should_stop`` stopped the run.
     """
     if not plan.sites:
         raise ValueError("in one process there are no connected sites: give their number or names")
@@ -79,17 +79,17 @@ def run_local(
         site_half=values_of(plan.training),
         apart=jobs > 1,
     )
-    # Two runs in one folder would write each other's results; of one experiment they exclude each other anyway.
+    # Two runs in one folder would overwrite each other's results; two runs of one experiment exclude each other anyway.
     for text in sweep():
         log.warning("%s", text)
     with _alone(run_dir), OwnedFolder("sites") as temporary, one_thread():
-        if plan.task_file.is_file():  # as a job carries it: without it the run could not be repeated
+        if plan.task_file.is_file():  # as in a job: without the file the run cannot be repeated
             shutil.copyfile(plan.task_file, run_dir / "task.py")
         if plan.monai_bundle is not None:
             copy_bundle(plan.monai_bundle, run_dir / BUNDLE_FOLDER)
-        # With an experiment what sites keep must be there for the next run too.
+        # With an experiment the sites' state must be there for the next run too.
         state = folder / "fairflare_state" if plan.run.experiment else temporary.path
-        rule = copy.deepcopy(plan.rule)  # what it learns is of this run; the plan may be run again
+        rule = copy.deepcopy(plan.rule)  # a rule changes during a run, and the plan may be run again
         where = (local, state, should_stop)
         transport = LocalTransport(plan.sites, plan.task, plan.training, *where)
         if jobs > 1:
@@ -109,5 +109,5 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / LOCK_FILE).unlink(missing_ok=True)  # whoever waits for it sees that it is gone
+        (folder / LOCK_FILE).unlink(missing_ok=True)  # a process that waits for the lock sees that the file is gone
         lock.release()

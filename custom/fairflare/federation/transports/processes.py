@@ -1,8 +1,8 @@
-"""The sites of a run on one machine in some processes, each with sites of its own: a round uses the cores.
+"""Run the sites of a run on one machine in several child processes, so that a round uses several cores.
 
-A site stays with its process, which keeps data and network between tasks. The model is written once for all and read by
-each; what a site keeps between rounds is in its folder, as anywhere. Every process computes with one thread, so results
-are those of sites that work one after the other, bit for bit (on a CPU).
+A site stays with its process, which reuses data and network for later tasks. The model is written to disk once and read
+by each process; a site's state between rounds is in its folder, as under FLARE. Every process computes with one thread,
+so the results equal those of sites that work one after the other, bit for bit (on a CPU).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fairflare.federation.site.worker import refusal
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.isolation import LAST_WORDS, SiteProcess, speaking
 
-POLL = 0.2  # seconds between two looks whether to stop
+POLL = 0.2  # seconds between two checks whether to stop
 MODEL = "model"
 
 
 class ProcessTransport(LocalTransport):
-    """Asks sites in ``jobs`` processes. A context manager: none of them is left behind.
+    """Run the sites' tasks in ``jobs`` child processes; a context manager, which ends all of them.
 
     Args:
-        jobs: processes, at most one for each site. One starts with the first task for one of its sites, which takes
-            some seconds, and again when it has died, where a half-done training goes on (:class:`SiteProcess`); it
-            needs as much memory as a run of its sites alone.
-        plan: what is run, with names of sites.
+        jobs: number of processes; there is at most one for each site. A process starts with the first task for one of
+            its sites, which takes some seconds. If it died, a new one starts, and a half-done training is resumed
+            (:class:`SiteProcess`). A process needs as much memory as a run of its sites alone.
+        plan: the plan of the run, with names of sites.
         local, state, should_stop: see :class:`LocalTransport`.
     """
 
@@ -64,7 +64,7 @@ class ProcessTransport(LocalTransport):
         shared = question.task.each is None and bool(question.task.params)
         if shared:
             write_tensors(model, question.task.params, layout_of(question.task.params))
-        stopping: float | None = None  # when it was asked for
+        stopping: float | None = None  # time at which the child processes were told to stop
         while True:
             if stopping is None and self.stopped():
                 stopping = time.monotonic()
@@ -77,7 +77,7 @@ class ProcessTransport(LocalTransport):
                 while queue and not child.busy and stopping is None and not question.enough():
                     site = queue.popleft()
                     reply = self._begin(child, site, question, model if shared else None)
-                    if reply is not None:  # it could not even begin
+                    if reply is not None:  # the task could not be sent to the child
                         question.hand_over(site, encode_reply(reply, question.task.current_round))
             busy = [child for child in self._children if child.busy]
             if not busy:

@@ -1,4 +1,7 @@
-"""Two sites of a run on one machine with the same images: one folder would look like a perfectly fair federation."""
+"""Refuse a run on one machine in which two sites have the same images.
+
+Two sites with one folder of images would look like a perfectly fair federation.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ from typing import Any
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.federation.site.site_file import own_settings
 
-BEGINNING = 4096  # bytes of a file that are compared before the whole
+BEGINNING = 4096  # bytes at the beginning of two files that are compared before the whole files are
 
 
 def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None:
-    """Compare the images of a run's sites; what only test lists share is meant (a common test set).
+    """Raise an error when two sites of a run have an image in common; images in test lists alone may be shared.
 
-    The same pixels in files that differ are what ``fairflare check-data`` looks for; a list that cannot be read is what
-    the run's own check says.
+    Equal pixels in files that differ are not found here, but by ``fairflare check-data``. A datalist that cannot be
+    read is skipped here, and reported by the run's own check.
 
     Args:
-        sites: names.
-        local: the run's ``local/fairflare.json``.
+        sites: names of the sites.
+        local: content of the run's ``local/fairflare.json``.
 
     Raises:
         ValueError: two sites have an image, or a copy of its file, in common (names both, and the image).
     """
     listed = [(site, *found) for site in sites for found in _images(own_settings(local, site))]
     copies = _copies({site: {image for name, image, *_ in listed if name == site} for site in sites})
-    first: dict[tuple[str, Any], tuple[str, bool]] = {}  # image -> site, and whether it is for testing only
+    first: dict[tuple[str, Any], tuple[str, bool]] = {}  # by image: its site, and whether it is for testing only
     shared: dict[tuple[str, str], list[str]] = {}
     for site, image, number, tested in listed:
         key = copies.get(image, image), number
@@ -48,9 +51,9 @@ def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None
 
 
 def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return the checksum of each file of which another site has one of the same size and the same beginning.
+    """Return the checksum of each image file that has the same size and beginning as a file of another site.
 
-    Pictures of one value are nobody's copies.
+    Images whose pixels all have the same value are left out: equal ones need not be copies.
     """
     alike: dict[tuple[int, bytes], dict[str, str]] = {}
     for site, paths in files.items():
@@ -60,7 +63,7 @@ def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
     found = {}
     for group in alike.values():
         for path in group if len(set(group.values())) > 1 else ():
-            with suppress(OSError, ValueError):  # the run's check names what cannot be read
+            with suppress(OSError, ValueError):  # the run's own check reports unreadable images
                 pixels = image_file(Path(path)).decode(is_mask=False, limit=MAX_IMAGE_BYTES)
                 if (pixels != pixels.flat[0]).any():
                     found[path] = sha256(Path(path).read_bytes()).hexdigest()
@@ -68,7 +71,7 @@ def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def _images(own: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Yield file, slice, and whether it is for testing, of every image in a site's datalist."""
+    """Yield for every image in a site's datalist its file, its slice, and whether the image is for testing only."""
     root, named = own.get("data_root"), own.get("datalist") or "datalist.json"
     if not isinstance(root, str) or not isinstance(named, str):
         return

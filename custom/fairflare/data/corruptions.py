@@ -1,6 +1,6 @@
-"""Image corruptions of the FedISM experiments: Gaussian noise and motion blur of severity 1 to 5. NumPy only.
+"""Corrupt images as in the FedISM experiments: Gaussian noise and motion blur of severity 1 to 5. NumPy only.
 
-Constants of Hendrycks & Dietterich (2019), for images of 224 x 224 (spec README 4.5).
+The constants are those of Hendrycks & Dietterich (2019), for images of 224 x 224 (spec README 4.5).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fairflare.base.checks import choice, number
 Image = npt.NDArray[np.uint8]
 
 SEVERITIES = (1, 2, 3, 4, 5)
-NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # of intensities in [0, 1]
-BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))  # radius and s, pixels of a 224-pixel image
-BLUR_ANGLE = 45.0  # degrees, to either side
+NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # deviation of the noise by severity, for intensities in [0, 1]
+BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))  # radius and s by severity, in pixels of a 224-pixel image
+BLUR_ANGLE = 45.0  # largest angle of the motion from the horizontal, in degrees, to either side
 REFERENCE_SIZE = 224  # height and width that the constants are meant for
 
 
 def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Image:
-    r"""Return additive noise, independent for each pixel and channel: :math:`clip(x + N(0, \sigma^2), 0, 1)`.
+    r"""Add Gaussian noise to an image, independent for each pixel and channel: :math:`clip(x + N(0, \sigma^2), 0, 1)`.
 
     Args:
         image: (h, w) or (h, w, channels) uint8. Corrupt a grey image before repeating it to three channels.
@@ -41,7 +41,7 @@ def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Ima
 
 
 def motion_blur(image: Image, severity: int, rng: np.random.Generator) -> Image:
-    r"""Return the blur along a line of random direction with a one-sided Gaussian.
+    r"""Blur an image along a line of random direction with a one-sided Gaussian.
 
     .. math:: y = \sum_{i=0}^{2r} k_i \, x(\cdot + d_i), \quad k_i \propto e^{-i^2 / 2 s^2}, \quad
         d_i = \lceil i (\cos\theta, \sin\theta) - 0.5 \rceil, \quad \theta \sim U(-45°, 45°)
@@ -96,7 +96,7 @@ def corrupt(image: Image, kind: str, severity: int, seed: int) -> Image:
         image: (h, w) or (h, w, channels) uint8.
         kind: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: 1 to 5.
-        seed: of this image, such as ``image_seed(file name)``.
+        seed: random seed for this image, such as ``image_seed(file name)``.
     """
     return CORRUPTIONS[choice("corruption", kind, CORRUPTIONS)](image, severity, np.random.default_rng(seed))
 

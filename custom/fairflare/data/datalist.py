@@ -1,4 +1,4 @@
-"""A site's datalist: which images and masks it has. :mod:`fairflare.data.reading` reads them.
+"""Read, check and write a site's datalist of images and masks; :mod:`fairflare.data.reading` reads the images.
 
 A site keeps its data in one folder with a ``datalist.json`` in the form of the Medical Segmentation
 Decathlon, as MONAI uses it::
@@ -8,21 +8,22 @@ Decathlon, as MONAI uses it::
      "test":       [...]}
 
 For classification ``label`` is the number of the class, from 0; a list ``"class_names"`` beside the splits names all
-classes, ``"class_groups"`` has groups of them by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
-``test_<name>`` (a corrupted copy of the test images, one skin tone of them, ...) are optional; their images may be in
-``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is of all
-sites together: the same list at each, or each site's share; the common model is measured on it once, for all.
+classes, ``"class_groups"`` has groups of classes by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
+``test_<name>`` (a corrupted copy of the test images, those of one skin tone, ...) are optional; their images may be in
+``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is the
+test list of all sites together: the same list at each site, or each site's share; the common model is measured on
+``test_global`` once, for all sites.
 
-Paths are relative to the folder, and links in it may not leave it unless the site says so. An image is a PNG, JPEG, BMP
+Paths are relative to the folder, and links may not leave it unless the site allows that. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
 volume is picked with a third key, ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a
 person, who may then be in one split only; it never leaves the site), ``"volume"`` (what the slices of one volume have
 in common, where that is not their file), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices where it is
 known), ``"attributes"`` of the person (:mod:`fairflare.data.listing.attributes`). ``"synthetic": true`` beside the
-splits says that the images are made up; the results then say so, too.
+splits marks the images as synthetic; the results then state this, too.
 
-Every problem is a :class:`DataError` that names the site, the file and the key and says what to do. Its
-``public`` text has no file name in it: only that may leave the site.
+Every problem is a :class:`DataError` that names the site, the file and the key and tells how to correct it. The error's
+``public`` text has no file name in it: only this text may leave the site.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ def load_datalist(
 
     Args:
         data_root: folder of the site's data.
-        datalist: name of the list inside ``data_root``, or an absolute path.
-        site: name for the messages.
-        class_labels: ``label`` is the number of a class; otherwise the path of a mask.
+        datalist: name of the datalist inside ``data_root``, or an absolute path.
+        site: name of the site for the messages.
+        class_labels: whether ``label`` is the number of a class; otherwise it is the path of a mask.
         linked_roots: further folders that links in ``data_root`` may lead to.
-        problems: takes what is wrong within the list, one error for each, instead of the first one being raised; what
-            cannot be used is left out.
+        problems: list to which all errors within the datalist are added, instead of the first one being raised;
+            entries with an error are left out of the result.
 
     Raises:
         DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
@@ -79,7 +80,7 @@ def load_datalist(
         )
     file = root / datalist
     folders = real_folders((root, *linked_roots))
-    # An absolute path is the site's own word, like data_root.
+    # An absolute path was set by the site itself, like data_root, so it may lie anywhere.
     if file.is_file() and not Path(datalist).is_absolute() and not lies_in(file, folders):
         raise DataError(
             f"site '{site}': datalist '{file}' leads to '{file.resolve()}', outside data_root '{root}'; {LINKS}, or "
@@ -101,7 +102,7 @@ def load_datalist(
 def write_datalist(
     path: str | os.PathLike[str], splits: Mapping[str, Sequence[Mapping[str, Any]]], **extra: Any
 ) -> None:
-    """Write a datalist, whole or not at all; ``extra`` keys (such as ``name``) go in front of the splits."""
+    """Write a datalist file atomically; ``extra`` keys (such as ``name``) are written before the splits."""
     more = sorted(split for split in splits if EXTRA_NAME.fullmatch(split))
     for split in splits:
         checks.choice("split", split, (*SPLITS, *more))

@@ -1,8 +1,8 @@
-"""Volumes that were decoded, as arrays on the site's own disk: a slice is then read without the others.
+"""Cache decoded volumes as arrays on the site's own disk, so that a slice is read without the other slices.
 
-Each is two files of a folder that nobody else writes to: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is
-a hash of the file's path and ``state`` one of its size and time of change. No name of a file is written. The newest
-state of a source is kept; what was not used longest goes when there is no room.
+Each volume is two files of a private folder: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is a hash of
+the source file's path and ``state`` a hash of its size and time of change. No name of a source file is written. Only
+the newest state of a source is kept; the least recently used volumes are removed when the limit is reached.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from fairflare.data.intensity import Bounds
 log = logging.getLogger(__name__)
 
 DECODED_BYTES = 8 * 2**30
-FORM = 2  # of the files, and of what the decoding gives; another number: made anew
+FORM = 2  # version of the cache's files and of decoding; files of another version are made anew
 UNUSED_DAYS = 30
 BLOCK = 1 << 20
 
 
 class DecodedVolumes:
-    """Decoded volumes on disk; a damaged, missing or outdated one is decoded again.
+    """Cache decoded volumes on disk; a damaged, missing or outdated volume is decoded again.
 
-    What cannot be written (a full disk) costs nothing but the time: it is said once in the log.
+    If a volume cannot be written (a full disk), it is decoded each time, and the log reports this once.
 
     Args:
-        folder: for these files alone; made when it is needed.
-        limit: bytes of all of them.
+        folder: folder for the cached files alone; made when it is needed.
+        limit: largest number of bytes of all cached files together.
     """
 
     def __init__(self, folder: Path, limit: int = DECODED_BYTES) -> None:
         self.folder, self.limit = folder, limit
-        self._sound: set[tuple[str, int]] = set()  # files whose checksum was looked at in this process
+        self._sound: set[tuple[str, int]] = set()  # files whose checksum this process has verified
         self._lock = threading.Lock()
         self._tidied = self._told = False
 
     def array(self, source: ImageFile, what: str, decode: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return the array of a file.
+        """Return the decoded array of a file, from the cache if possible.
 
-        Mapped into memory where it is kept, else what ``decode`` gives, which is then kept.
+        A cached array is mapped into memory; otherwise ``decode`` is called and its result is cached.
 
         Args:
             source: the file.
-            what: images and masks of one file are kept apart.
-            decode: of a volume; anything else (fewer than three axes) is not kept.
+            what: ``"image"`` or ``"mask"``, which are cached separately even for one file.
+            decode: function that decodes the file; an array with fewer than three axes is not cached.
         """
         file = self._file(source, what)
         found = self._open(file)
@@ -69,7 +69,7 @@ class DecodedVolumes:
         return found
 
     def bounds(self, source: ImageFile, kind: str, measure: Callable[[], Bounds | None]) -> Bounds | None:
-        """Return bounds of a kept image's values, measured once; of others measured each time."""
+        """Return the intensity bounds of an image; they are measured once if the image is cached, else each time."""
         file = self._file(source, "image")
         said = self._said(file)
         if said is None:
@@ -90,7 +90,7 @@ class DecodedVolumes:
         return self.folder / f"{name}-{state}.npy"
 
     def _said(self, file: Path) -> dict[str, Any] | None:
-        """Return what was written about a file; ``None``: it cannot be used."""
+        """Return the record of a cached array (size, checksum, bounds); ``None``: the array cannot be used."""
         try:
             said = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             return said if file.stat().st_size == said["size"] and isinstance(said["crc"], int) else None
@@ -108,7 +108,7 @@ class DecodedVolumes:
                     log.warning("a decoded volume on disk is damaged and made anew: %s", file)
                     return None
                 self._sound.add(state)
-                os.utime(file.with_suffix(".json"))  # used
+                os.utime(file.with_suffix(".json"))  # mark the array as used now
             return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # slice after slice on disk
         except (OSError, ValueError) as error:
             log.warning("a decoded volume on disk cannot be read and is made anew: %s", error)
@@ -118,7 +118,7 @@ class DecodedVolumes:
         if array.nbytes > self.limit:
             return
         with self._telling(), self._lock:
-            private_folder(self.folder)  # images of patients
+            private_folder(self.folder)  # because the arrays are images of patients
             self._make_room(array.nbytes + 4096, file)
             write_whole(file, lambda partial: _save(partial, array), durable=False)
             self._write_said(file, {"size": file.stat().st_size, "crc": _checksum(file), "bounds": {}})
@@ -129,7 +129,7 @@ class DecodedVolumes:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Say once that a disk cannot be written; it costs nothing else."""
+        """Log a failure to write the cache once, and suppress the error."""
         try:
             yield
         except OSError as error:
@@ -140,7 +140,7 @@ class DecodedVolumes:
             self._told = True
 
     def _make_room(self, needed: int, new: Path) -> None:
-        """Remove earlier states of the same source, what is unused for long, and as much else as it takes."""
+        """Remove cached older states of the same source, long unused files, and more until ``needed`` bytes fit."""
         if not self._tidied:
             remove_partials(self.folder)
             self._tidied = True

@@ -1,7 +1,7 @@
-"""DICOM: one file with one or more frames, or the files of a series in a folder, by pydicom.
+"""Read DICOM by pydicom: one file with one or more frames, or the files of a series in a folder.
 
-Of a header only what follows is read, before any pixel is: the image's size and kind, how stored values become measured
-ones, a window, where the slice lies. Nothing about the patient is read.
+The header is read before any pixel, and only for: the image's size and kind, how stored values become measured values,
+a display window, and the position of the slice. Nothing about the patient is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fairflare.data.dicom_values import (
 from fairflare.data.geometry import Misfit, Plane, Stack, stack
 from fairflare.data.intensity import Window
 
-DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is packed: how large it becomes nobody says
+DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is compressed, and its unpacked size is stated nowhere
 TAGS = (
     "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames",
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
@@ -51,15 +51,15 @@ TAGS = (
 WHOLE = ("NumberOfFrames", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "InstanceNumber")
 GREY = "MONOCHROME2"
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-FILES_APART = (  # what tells files at one place apart, in this order
+FILES_APART = (  # attributes that distinguish files at one position, in this order
     "EchoTime", "TriggerTime", "TemporalPositionIdentifier", "DiffusionBValue", "AcquisitionNumber", "SeriesNumber",
 )  # fmt: skip
 FRAMES_APART = (
     "TemporalPositionIndex", "StackID", "ReferencedSegmentNumber", "EffectiveEchoTime", "DiffusionBValue",
     "NominalCardiacTriggerDelayTime", "ComplexImageComponent", "FrameType",
 )  # fmt: skip
-PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions that are places
-NO_IMAGES = {  # by their modality: what they are, and what makes masks of them
+PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions of a multi-frame file that are positions
+NO_IMAGES = {  # modalities of files without an image: name of their kind, and a tool that converts them to masks
     "SEG": (
         "DICOM SEG", "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi), or "
         "get_volume of highdicom",
@@ -68,7 +68,7 @@ NO_IMAGES = {  # by their modality: what they are, and what makes masks of them
         "RT Structure Set", "plastimatch convert --input FILE --referenced-ct SERIES --output-labelmap MASK.nii.gz"
     ),
 }  # fmt: skip
-NO_IMAGE_CLASSES = {  # SOP classes
+NO_IMAGE_CLASSES = {  # SOP classes of files without an image, each with its key in NO_IMAGES
     "1.2.840.10008.5.1.4.1.1.66.4": "SEG", "1.2.840.10008.5.1.4.1.1.66.7": "SEG",
     "1.2.840.10008.5.1.4.1.1.481.3": "RTSTRUCT",
 }  # fmt: skip
@@ -76,23 +76,23 @@ NO_IMAGE_CLASSES = {  # SOP classes
 
 @dataclass(frozen=True)
 class Picture:
-    """What the header of one file says.
+    """Represent the header of one DICOM file.
 
     Attributes:
-        path: of the file.
-        rows, columns, frames: its size.
-        colour: it has three channels.
-        bytes: of a value of the array that :func:`decode` makes.
-        inverted: the lowest value is white.
-        rescaling: slope and intercept of each frame, or of all.
-        windows: of each frame, or of all, the first that the header has.
-        table: a Modality LUT gives the measured values.
-        padding: between which stored values, ends included, a pixel is no part of the picture.
-        eight_bits: values are 0 to 255, as stored.
-        lossy: the pixels were compressed so that single values are not kept.
-        notes: what is made of the values, see :func:`fairflare.data.dicom_values.notes_of`.
-        plane: of a file with one frame, where it lies and what belongs together.
-        stack: of its frames; ``rescaling`` and ``windows`` are in this order.
+        path: path of the file.
+        rows, columns, frames: size of the image.
+        colour: whether the image has three channels.
+        bytes: bytes of one value of the array that :func:`decode` returns.
+        inverted: whether the lowest value is white.
+        rescaling: slope and intercept, for each frame or one pair for all frames.
+        windows: first display window in the header, for each frame or one for all frames.
+        table: whether a Modality LUT gives the measured values.
+        padding: range of stored values, ends included, that mark pixels outside the picture.
+        eight_bits: whether the stored values are 0 to 255 and not rescaled.
+        lossy: whether the pixels were compressed with loss.
+        notes: notes on how values are converted, see :func:`fairflare.data.dicom_values.notes_of`.
+        plane: for a file with one frame, its position and the attributes that the files of one series share.
+        stack: order and position of the frames; ``rescaling`` and ``windows`` are in this order.
         frame, posture: FrameOfReferenceUID and PatientOrientation.
     """
 
@@ -118,22 +118,22 @@ class Picture:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its array: (rows, columns), the frames behind where there are several, 3 for colours at the end."""
+        """Return the shape of the decoded array: (rows, columns), then frames if several, then 3 if coloured."""
         return (self.rows, self.columns, *([self.frames] if self.frames > 1 else []), *([3] if self.colour else []))
 
     @property
     def size(self) -> int:
-        """Bytes of the array."""
+        """Return the size of the decoded array in bytes."""
         return math.prod(self.shape) * self.bytes
 
     @property
     def scaled(self) -> bool:
-        """Whether values are not as stored: float32, NaN where the picture is padded."""
+        """Return whether the values differ from the stored ones: then they are float32, and NaN marks padding."""
         return self.table or self.padding is not None or self.rescaled
 
     @property
     def rescaled(self) -> bool:
-        """Whether a slope and an intercept are applied."""
+        """Return whether a slope and an intercept are applied to the stored values."""
         return any(each != (1.0, 0.0) for each in self.rescaling)
 
 
@@ -141,13 +141,13 @@ class Picture:
 
 
 def headers(path: Path) -> tuple[Picture, ...]:
-    """Return the header of a file.
+    """Return the header of a DICOM file, or the headers of a series.
 
-    Or those of a series in the order of its slices, from the feet, the right or the front.
+    The headers of a series are in the order of its slices, from the feet, the right or the front.
 
     Raises:
-        Misfit: files or frames that are not one stack; a segmentation or a structure set.
-        ValueError: no DICOM, no image, or a damaged header.
+        Misfit: the files or frames form no single stack, or the file is a segmentation or a structure set.
+        ValueError: the file is not DICOM, has no image, or has a damaged header.
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
@@ -158,11 +158,11 @@ def headers(path: Path) -> tuple[Picture, ...]:
 
 
 def stack_of(pictures: Sequence[Picture]) -> Stack:
-    """Return how the frames of one file, or the files of a series, follow each other and where they lie.
+    """Return order and position of the frames of one file, or of the files of a series.
 
     Raises:
-        Misfit: they are not one stack.
-        ValueError: a series of files with several frames, or in colour.
+        Misfit: the frames or files form no single stack.
+        ValueError: a file of a series has several frames, or is in colour.
     """
     first = pictures[0]
     if len(pictures) == 1:
@@ -218,7 +218,7 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = _frame_groups(head, frames)
     planes = _planes(path, head, kind, groups, frames)
-    found = stack(planes, "frames" if frames > 1 else "files")  # of frames without places there is one plane
+    found = stack(planes, "frames" if frames > 1 else "files")  # frames without positions have one plane in common
     ordered = [[*groups[k], head] for k in (found.order if len(groups) > 1 else (0,))]
     rescaling = tuple(map(_rescale, ordered))
     rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
@@ -267,10 +267,10 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float]:
 
 
 def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
-    """Return the items in which an enhanced file keeps, by frame, what other files have at the top of the header.
+    """Return, by frame, the header items of an enhanced DICOM file that other files have at the top of the header.
 
-    A frame's own items come before those of all frames. A file without functional groups by frame has one entry, for
-    all frames.
+    A frame's own items come before the items that all frames share. A file without per-frame functional groups has one
+    entry, for all frames.
     """
     from pydicom.sequence import Sequence as Items
 
@@ -290,9 +290,9 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
 
 
 def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], frames: int) -> list[Plane]:
-    """Return where each frame lies, as its functional groups say it; the top of the header speaks of a single one.
+    """Return the plane of each frame by its functional groups; a single frame's plane is at the top of the header.
 
-    The frames of a dose are offsets along the normal (PS3.3, C.8.8.3). Without places there is one entry.
+    The frames of a dose grid are offsets along the normal (PS3.3, C.8.8.3). Frames without positions have one entry.
     """
     alike = {"size": f"{head.Rows} x {head.Columns}", "PhotometricInterpretation": kind}
     alike |= {name: str(head.get(name, "")) for name in ("SOPClassUID", "FrameOfReferenceUID")}
@@ -308,7 +308,7 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         alike=alike,
         apart=apart,
     )
-    if not any(groups):  # of no functional groups
+    if not any(groups):  # the file has no functional groups
         top = replace(usual, **_place([head]))
         if frames == 1:
             return [top]
@@ -349,7 +349,7 @@ def _place(places: Sequence[Any]) -> dict[str, Any]:
 
 
 def _decimals(value: Any) -> int:
-    """Return digits behind the point, as the header has them."""
+    """Return the number of digits after the decimal point of a number, as the header writes it."""
     exponent = Decimal(str(value)).as_tuple().exponent
     return max(-exponent, 0) if isinstance(exponent, int) else 0
 
@@ -364,7 +364,7 @@ def _keyword(pointer: str) -> str:
 
 
 def _text(value: Any) -> str:
-    r"""Return a header's value as text, as the header has it: ``L\P``."""
+    r"""Return the value of a header element as text; several values are joined as in the header: ``L\P``."""
     return "" if value is None else str(value) if isinstance(value, (str, int, float)) else "\\".join(map(str, value))
 
 
@@ -398,17 +398,18 @@ def _window(places: Sequence[Any]) -> Window | None:
 
 
 def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
-    """Return the measured values: (rows, columns), with the slices or frames behind, and three colours at the end.
+    """Return the measured values: (rows, columns), then slices or frames as third axis, and three colours as last axis.
 
     Args:
-        pictures: of :func:`headers`.
-        is_mask: a palette's indices are the values.
+        pictures: headers, as :func:`headers` returns them.
+        is_mask: whether the files are a mask: then a palette's indices are the values.
 
     Returns:
-        the stored type where nothing is rescaled, else float32; of an image NaN, of a mask 0 where it is padded.
+        Array of the stored type where nothing is rescaled, else float32; padding is NaN in an image and 0 in a mask.
 
     Raises:
-        ValueError: damaged, or compressed in a way that this machine cannot read; says which package would.
+        ValueError: a file is damaged, or compressed in a way that this machine cannot read; the message names a package
+            that can.
     """
     if len(pictures) == 1:
         return _pixels(pictures[0], is_mask)
@@ -454,7 +455,7 @@ def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
         )
     if picture.rescaled:
         slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
-        found = found.astype(np.float32) * slopes + intercepts  # of each frame, the last axis
+        found = found.astype(np.float32) * slopes + intercepts  # one slope and intercept for each frame, the last axis
     if picture.padding is None:
         return found
     low, high = picture.padding

@@ -1,7 +1,8 @@
-"""DICOM: what the stored values of a picture mean, by its header: bits, padding, lookup tables, palettes.
+"""Interpret the stored values of a DICOM picture by its header: bits, padding, lookup tables, palettes.
 
-In the order of the standard: stored bits (PS3.5, 8.1.1), padding, which is in stored values (PS3.3, C.7.5.1.1.2), the
-modality's table or slope and intercept (C.11.1). Palettes: C.7.6.3.1.5 and, segmented, C.7.9.2.
+The steps follow the order of the standard: stored bits (PS3.5, 8.1.1), padding, which is given in stored values (PS3.3,
+C.7.5.1.1.2), then the modality's table or slope and intercept (C.11.1). Palettes are defined in C.7.6.3.1.5 and, where
+segmented, in C.7.9.2.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ PALETTE_TAGS = tuple(
 )  # fmt: skip
 PADDINGS = tuple((f"{kind}PixelPaddingValue", f"{kind}PixelPaddingRangeLimit") for kind in ("", "Float", "DoubleFloat"))
 FLOATS = ("FloatPixelData", "DoubleFloatPixelData")
-#: By tag: what a header may hold beside the measured values, but is not applied when reading; with a note on it.
+#: Header elements that are not applied when reading, by tag, each with the note that reports this.
 NOT_APPLIED: dict[Any, str] = {
     "VOILUTSequence": "a lookup table for the display (VOI LUT) is not applied",
     "RealWorldValueMappingSequence": "a mapping to real-world values (RealWorldValueMapping) is not applied",
     0x2005100E: "the private scale of Philips (2005,100E) is not applied",
     "ICCProfile": "an ICC profile is not applied",
 }
-#: Read before the pixels.
+#: Tags that are read before the pixels.
 HEADER_TAGS = (
     "HighBit", "PresentationLUTShape", "ModalityLUTSequence", "LossyImageCompression", "Units",
     "RedPaletteColorLookupTableDescriptor", "AlphaPaletteColorLookupTableDescriptor",
     *(name for names in PADDINGS for name in names), *NOT_APPLIED,
 )  # fmt: skip
-#: Read with the pixels.
+#: Tags that are read together with the pixels.
 PIXEL_TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation", "PlanarConfiguration",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", *FLOATS, "ExtendedOffsetTable",
     "ExtendedOffsetTableLengths", "ModalityLUTSequence", *PALETTE_TAGS,
 )  # fmt: skip
-#: Packages that were seen to read what Pillow and pydicom do not.
+#: Packages that were found by trial to decode transfer syntaxes, given by UID, that Pillow and pydicom cannot decode.
 JPEG, JPEG_2000 = "pylibjpeg pylibjpeg-libjpeg", "pylibjpeg pylibjpeg-openjpeg"
 DECODERS = {
     "1.2.840.10008.1.2.4.51": JPEG, "1.2.840.10008.1.2.4.57": JPEG, "1.2.840.10008.1.2.4.70": JPEG,
@@ -54,9 +55,9 @@ Padding = tuple[float, float]
 
 
 def padding_of(head: Any) -> tuple[Padding | None, str]:
-    """Return the stored values that are no part of the picture, both ends included, and a note where they are ignored.
+    """Return the range of stored values that mark padding, both ends included, and a note if the range is ignored.
 
-    A value outside the range of the stored bits is taken modulo 2^BitsAllocated: -2000 is written as 63536, too.
+    A value outside the range of the stored bits is taken modulo 2^BitsAllocated: some files write -2000 as 63536.
     """
     said = next((names for names in PADDINGS if head.get(names[0]) is not None), None)
     if said is None or int(head.get("SamplesPerPixel") or 1) != 1 or head.get("PhotometricInterpretation") == PALETTE:
@@ -79,7 +80,7 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
 
 
 def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
-    """Return what is made of the values, or is not, that a reader of the results should know."""
+    """Return notes, for readers of the results, on how the header changes the values or which parts are not applied."""
     found = [words for tag, words in NOT_APPLIED.items() if head.get(tag)]
     if padded:
         found.append("pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean")
@@ -93,10 +94,11 @@ def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
 
 
 def stored_values(dataset: Any) -> npt.NDArray[Any]:
-    """Return the pixels as they are stored: (rows, columns), frames in front, three colours behind.
+    """Return the pixels as they are stored: (rows, columns), with frames as first and three colours as last axis.
 
     Raises:
-        ValueError: compressed in a way that this machine cannot read (says which package can), or damaged.
+        ValueError: the pixels are damaged, or compressed in a way that this machine cannot read; the message names
+            a package that can.
     """
     from pydicom.pixels import get_decoder, pixel_array
 
@@ -131,7 +133,7 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
 
 
 def modality_table(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the values that the Modality LUT gives for stored ones; beyond its ends those of the ends.
+    """Return the values that the Modality LUT gives for stored values; values beyond its ends get those of the ends.
 
     Raises:
         ValueError: the table is damaged.
@@ -143,12 +145,12 @@ def modality_table(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.flo
 
 
 def palette_colours(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the colours of a palette's indices, with three channels behind; beyond its ends those of the ends.
+    """Return the colours of a palette's indices, three channels as last axis; indices beyond an end get its colour.
 
-    Tables of 16 bits are shown by their upper byte, unless no entry of theirs needs it.
+    Tables of 16 bits are reduced to their upper byte, unless no entry is above 255.
 
     Raises:
-        ValueError: there is no palette, or it is damaged.
+        ValueError: the header has no palette, or the palette is damaged.
     """
     from pydicom.pixels import apply_color_lut
 
@@ -169,13 +171,13 @@ def palette_colours(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.ui
 
 
 def _ends(descriptor: Any, dataset: Any) -> tuple[int, int]:
-    """Return how many entries a table has, and the stored value of the first, signed as the pixels are."""
+    """Return the number of a lookup table's entries, and the stored value of the first entry, signed as the pixels."""
     entries, first = int(descriptor[0]) or 2**16, int(descriptor[1]) % 2**16
     return entries, first - 2**16 if dataset.get("PixelRepresentation") and first >= 2**15 else first
 
 
 def _entries(data: Any, entries: int, dataset: Any, what: str) -> npt.NDArray[Any]:
-    """Return the entries of a table that is not segmented, of 8 or 16 bits as its length says."""
+    """Return the entries of a lookup table that is not segmented, of 8 or 16 bits as its length implies."""
     if isinstance(data, bytes):  # pydicom leaves the words of a big endian file as they are
         word = ">u2" if dataset.file_meta.TransferSyntaxUID == BIG_ENDIAN else "<u2"
         data = np.frombuffer(data, word if len(data) >= 2 * entries else "u1")

@@ -1,7 +1,7 @@
-"""A file of a datalist as one object: what kind it is, how it is decoded, and what its header says besides.
+"""Represent an image file of a datalist: its kind, how it is decoded, and further facts from its header.
 
-How large a file would be is read from its header before anything is decoded. A few megabytes of ``.nii.gz`` or PNG can
-hold gigabytes of zeros, and a header can say more, or less, than its file holds. Neither costs memory here.
+The decoded size of a file is read from its header before anything is decoded. A few megabytes of ``.nii.gz`` or PNG can
+hold gigabytes of zeros, and a header can state more, or less, than its file holds. Neither case costs memory here.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ ARRAYS = (".npy",)
 VOLUMES = (".nii", ".nii.gz")
 SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: Limit of one decoded image or volume. A CT of 512x512x2000 in 16 bits, or one of 512x512x512 that the file scales
-#: (64 bits a value), passes. :func:`fairflare.data.reading._decode` keeps the last four decoded files, so these take
+#: (64 bits a value), is accepted. :func:`fairflare.data.reading._decode` keeps the last four decoded files, which take
 #: 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
-ALPHA = (1, 2)  # of TIFF's extra samples, with and without colours multiplied by it
-SUB_PAGES = 330  # a tag of TIFF
-INVERTED_BY_PILLOW = ("1", "L")  # where the lowest value is white
-CIFTI = range(3000, 3100)  # intents of a NIfTI file
+ALPHA = (1, 2)  # kinds of a TIFF's extra samples that are an alpha channel, premultiplied and not
+SUB_PAGES = 330  # TIFF tag that lists sub-pages
+INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself where the lowest value is white
+CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 BY_PALETTE = "its palette's indices are the labels"
-PLAIN_GAMMA = 1 / 2.2  # of a PNG, as sRGB has
+PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
-SCALED = 8  # bytes of a value that a NIfTI header scales: nibabel gives float64
+SCALED = 8  # bytes of a value where a NIfTI header scales the values: nibabel returns float64
 
 
 class TooLarge(ValueError):
-    """A file would take more memory than the site allows.
+    """Report that a decoded file would take more memory than the site allows.
 
     Args:
-        size: bytes, decoded.
+        size: bytes that the decoded file would take.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,16 +70,16 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a header says besides the values.
+    """Describe an image by its file's header, besides the pixel values.
 
     Attributes:
-        grid: how the array lies.
-        slices: how many the file holds; None: it is one picture.
-        inverted: the lowest value is white.
-        windows: the first that the header has, of each slice or of all.
-        padded: where the array is NaN there is no picture.
-        eight_bits: values are 0 to 255, in whatever type they come.
-        shape: of the decoded array, of volumes.
+        grid: position and orientation of the array.
+        slices: number of slices in the file; None: the file is one picture.
+        inverted: whether the lowest value is white.
+        windows: first display window in the header, for each slice or one for all slices.
+        padded: whether NaN in the array marks pixels that are no part of the picture.
+        eight_bits: whether values are 0 to 255, whatever the type of the array.
+        shape: shape of the decoded array, for volumes.
     """
 
     grid: Grid
@@ -92,19 +92,19 @@ class Facts:
 
     @property
     def affine(self) -> npt.NDArray[Any] | None:
-        """See :attr:`Grid.affine`."""
+        """Return the affine of the image's grid, see :attr:`Grid.affine`."""
         return self.grid.affine
 
 
 @dataclass(frozen=True)
 class ImageFile(ABC):
-    """One state of a file, or of the files of a DICOM series; :func:`image_file` makes it. Each kind is a subclass.
+    """Represent one state of an image file or DICOM series; :func:`image_file` makes it. Each kind is a subclass.
 
     Attributes:
-        path: of the file, or of the folder of a series.
-        stamp: time of its last change in ns, of a series the last of all.
-        size: bytes, of a series of all files.
-        known: whether its ending or its mark says what it is.
+        path: path of the file, or of the folder of a series.
+        stamp: time of the last change in ns; for a series the latest of all its files.
+        size: size in bytes; for a series the sum of all its files.
+        known: whether the ending or the mark of the file identifies its kind.
         may_be_volume: whether files of this kind may hold several slices.
     """
 
@@ -117,37 +117,37 @@ class ImageFile(ABC):
 
     @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-        """Return what the file holds.
+        """Return the values of the file as an array.
 
-        (height, width), (height, width, channels) or, of volumes, (height, width, slices).
+        The shape is (height, width), (height, width, channels) or, for volumes, (height, width, slices).
 
         Args:
-            is_mask: a palette's indices are the values, not its colours.
-            limit: bytes that the array may take.
+            is_mask: whether the file is a mask: then a palette's indices are the values, not its colours.
+            limit: largest number of bytes that the array may take.
 
         Raises:
-            TooLarge: it would take more, by its header.
-            ValueError: it is damaged, of another kind, or holds what cannot be used (alpha, several pages, a mask's
-                colours). Of pictures Pillow finds only what is missing.
-            OSError: it cannot be opened.
+            TooLarge: by its header, the array would take more than ``limit``.
+            ValueError: the file is damaged, of another kind, or has content that cannot be used (alpha, several
+                pages, a mask's colours). In damaged pictures Pillow finds only missing data.
+            OSError: the file cannot be opened.
         """
 
     @abstractmethod
     def facts(self) -> Facts:
-        """Return what the header says besides; nothing is decoded.
+        """Return the facts that the header states besides the pixel values; no pixels are decoded.
 
         Raises:
-            Misfit: its slices are no stack, or it says of its place what cannot be.
-            ValueError: it is none.
+            Misfit: the slices form no stack, or the header states an impossible position.
+            ValueError: the file is not of this kind.
         """
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
-        """Return what is made of the file's values, or of what it holds besides, in words that are the same for all."""
+        """Return notes on how the file's values are converted or what is ignored, in the same words for all files."""
         return ()
 
 
 class Picture(ImageFile):
-    """By Pillow; a TIFF of a kind that Pillow does not know (several samples a pixel, 64 bits), by tifffile."""
+    """Read a picture by Pillow; read a TIFF that Pillow cannot (several samples a pixel, 64 bits) by tifffile."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
@@ -164,10 +164,10 @@ class Picture(ImageFile):
             modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
             sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
-            reduced = is_reduced(picture)  # once decoded nobody knows
+            reduced = is_reduced(picture)  # this cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
             with reading_as("picture"):
-                # A palette's indices say all that its transparency says.
+                # A mask's palette indices are its values, so transparency of the palette does not matter.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
                 array = np.asarray(in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
             if not (is_mask and picture.mode == "P"):
@@ -175,7 +175,7 @@ class Picture(ImageFile):
             if is_mask:
                 check_mask(picture, array, reduced)
             array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
-            return turned(array, tag_turn(tag))  # what a camera wrote about how it was held
+            return turned(array, tag_turn(tag))  # by the orientation tag that a camera wrote
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         with self.opened() as picture:
@@ -211,7 +211,7 @@ class Picture(ImageFile):
 
     @contextmanager
     def opened(self) -> Iterator[Image.Image | None]:
-        """Return the picture, not decoded; ``None``: tifffile is to read it."""
+        """Open the picture without decoding it; yield ``None`` if tifffile has to read the file."""
         from PIL import Image, UnidentifiedImageError
 
         # Pass an open file: given a path, Pillow 13 swaps the sides of an uncompressed TIFF that has to be rotated.
@@ -233,13 +233,13 @@ class Picture(ImageFile):
 
 
 class Unknown(Picture):
-    """No ending that is known, no mark: Pillow may know it."""
+    """Read a file without a known ending or DICOM mark by Pillow, which may recognise its content."""
 
     known = False
 
 
 class Array(ImageFile):
-    """``.npy``, by numpy: MONAI's NumpyReader runs pickled objects before version 1.6."""
+    """Read a ``.npy`` file by numpy, because MONAI's NumpyReader runs pickled objects before version 1.6."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
@@ -264,12 +264,12 @@ class Array(ImageFile):
 
 
 class Volume(ImageFile):
-    """NIfTI, by nibabel."""
+    """Read a NIfTI file by nibabel."""
 
     may_be_volume = True
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-        # One stream for header and voxels: a compressed file is unpacked once, and no further than its header says.
+        # Use one stream for header and voxels: a compressed file is unpacked once, and no further than its header says.
         import numpy as np
         from nibabel.fileholders import FileHolder
 
@@ -295,13 +295,13 @@ class Volume(ImageFile):
                 image = kind.from_file_map({"image": FileHolder(fileobj=stream)}, mmap=False)
                 array = np.asanyarray(image.dataobj).reshape(axes)
                 stream.seek(offset + stored)
-                more = stream.read(1)  # at its end gzip compares the checksum as well
+                more = stream.read(1)  # reading to the end makes gzip compare the checksum
             if more:
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
         return array.swapaxes(0, 1)  # rows first, as in pictures
 
     def opened(self) -> Any:
-        """Return the unpacked bytes of the file."""
+        """Open the file as a stream of unpacked bytes."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:
@@ -314,7 +314,7 @@ class Volume(ImageFile):
 
 
 class Dicom(ImageFile):
-    """One file, or the folder of a series: :mod:`fairflare.data.dicom`."""
+    """Read one DICOM file, or the folder of a DICOM series, by :mod:`fairflare.data.dicom`."""
 
     may_be_volume = True
 
@@ -322,7 +322,7 @@ class Dicom(ImageFile):
         from fairflare.data import dicom
 
         pictures = dicom.headers(self.path)
-        each = max(picture.bytes for picture in pictures)  # of a series with one scaled file all become float32
+        each = max(picture.bytes for picture in pictures)  # one scaled file makes the whole series float32
         _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
@@ -362,10 +362,10 @@ KINDS: dict[str, type[ImageFile]] = {
 
 
 def image_file(path: Path) -> ImageFile:
-    """Return a file as it is now: of one state there is one object, and its kind is found once.
+    """Return the object of a file in its present state; one state has one cached object, whose kind is found once.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the file's status cannot be read.
     """
     status = path.stat()
     if not S_ISDIR(status.st_mode):
@@ -381,11 +381,12 @@ def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile
 
 
 def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
-    """Return what a path is read as: by its ending, as a folder (a series), or by the DICOM mark inside the file.
+    """Return the class that reads a path: by its ending, as a folder (a series), or by the DICOM mark in the file.
 
     Args:
-        path: of a file or folder.
-        is_folder: where the caller knows, so that a network drive is not asked again; ``None``: it is looked at.
+        path: path of a file or folder.
+        is_folder: whether the path is a folder, if the caller knows, which saves an access to a network drive;
+            ``None``: the path is checked here.
     """
     if path.is_dir() if is_folder is None else is_folder:
         return Dicom
@@ -393,13 +394,13 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the ending of a file, in small letters, both parts of ``.nii.gz``."""
+    """Return the ending of a file's name in small letters; for ``.nii.gz`` both parts."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape and type of an array, from the beginning of a file."""
+    """Return the shape and type of the array in a ``.npy`` file, read from the beginning of the file."""
     import numpy as np
 
     with reading_as(".npy file"):
@@ -418,7 +419,7 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _nifti_header(stream: Any) -> tuple[Any, Any]:
-    """Return the kind of image and header, not checked, from the beginning of a file."""
+    """Return nibabel's image class and the unchecked header of a NIfTI file, read from the beginning of a stream."""
     from nibabel.nifti1 import Nifti1Image
     from nibabel.nifti2 import Nifti2Image
 
@@ -434,9 +435,9 @@ def _nifti_header(stream: Any) -> tuple[Any, Any]:
 
 
 def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
-    """Return the one page of a TIFF.
+    """Return the only page of a TIFF, read by tifffile.
 
-    (height, width) or (height, width, samples), without alpha, turned as its tag says.
+    The shape is (height, width) or (height, width, samples), without alpha, rotated by its orientation tag.
     """
     import numpy as np
     import tifffile
@@ -474,11 +475,11 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
 
 
 def _tag_of(picture: Any) -> int | None:
-    """Return the orientation that a picture states; ``None``: nothing. Its pixels are not decoded."""
+    """Return the EXIF orientation of a picture without decoding its pixels; ``None``: the picture states none."""
     from PIL import Image
 
-    found = Image.Image.getexif(picture)  # that of PngImageFile decodes the pixels first
-    if picture.format == "PNG" and ORIENTATION not in found:  # it may stand behind them
+    found = Image.Image.getexif(picture)  # PngImageFile.getexif would decode the pixels first
+    if picture.format == "PNG" and ORIENTATION not in found:  # the eXIf chunk may follow the pixels
         at = picture.fp.tell()
         picture.fp.seek(8)
         while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":
@@ -492,7 +493,7 @@ def _tag_of(picture: Any) -> int | None:
 
 
 def _tiff_head(path: Path) -> tuple[int, int, int | None]:
-    """Return height, width and orientation tag of a TIFF file, as they are stored."""
+    """Return the stored height, width and orientation tag of a TIFF file."""
     import tifffile
 
     with tifffile.TiffFile(path) as tiff:

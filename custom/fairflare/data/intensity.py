@@ -1,4 +1,4 @@
-"""Values of a file: grey ones to [0, 1], by what the task chose, and labels to whole numbers."""
+"""Scale the grey values of a file to [0, 1] by the rule that the task chose, and read labels as whole numbers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-TOP_PERCENTILE = 99.0  # of an image without a fixed scale: brighter than this is white
+TOP_PERCENTILE = 99.0  # in an image without a fixed scale, values above this percentile are white
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
-LABEL_OFF = 1e-3  # from a whole number: what scaling and float32 do to a label
+LABEL_OFF = 1e-3  # tolerance of a label from a whole number, for errors of scaling and of float32
 SHOWN_LABELS = 5
 MOST_LABEL = 2**31
-DEVIATIONS = 3.0  # of "zscore", below and above the mean
+DEVIATIONS = 3.0  # "zscore" clips at so many standard deviations below and above the mean
 
-#: What each does, for whoever finds a model years later.
+#: Description of each rule for intensities, which is stored with a model.
 IN_WORDS = {
     "auto": "8 bits: divided by 255; others and NIfTI: clipped to [minimum, 99th percentile] of the file, scaled to "
     "[0, 1]",
@@ -29,12 +29,15 @@ Bounds = tuple[float, float]
 
 
 def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
-    """Return what becomes 0 and 1; ``None``: some values are NaN or infinite. Alike where all values are.
+    """Return the values of a file that become 0 and 1; ``None``: some values are NaN or infinite.
+
+    The two bounds are equal where all values are equal.
 
     Args:
         array: the values of a whole file.
-        kind: ``"range"``, ``"percentile"``, ``"zscore"``; ``"percentile, inverted"``: the darkest percent is white.
-        padded: NaN marks what lies outside the picture, and does not count.
+        kind: ``"range"``, ``"percentile"``, ``"zscore"``; ``"percentile, inverted"``: the lowest percent is clipped,
+            for images whose lowest value is white.
+        padded: whether NaN marks pixels outside the picture, which do not count.
     """
     values = array.astype(np.float32)
     if padded:
@@ -57,7 +60,7 @@ def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bound
 
 
 def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]:
-    """Return ``values`` clipped to ``bounds`` and scaled to [0, 1]; 0 where the bounds are alike."""
+    """Return ``values`` clipped to ``bounds`` and scaled to [0, 1]; all are 0 if the bounds are equal."""
     low, high = bounds
     if high <= low:
         return np.zeros(values.shape, np.float32)
@@ -66,16 +69,16 @@ def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]
 
 
 def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the labels of a mask: values that are whole numbers of 0 and more within 0.001.
+    """Return the labels of a mask as int64; each value must be a whole number of at least 0, within 0.001.
 
     Raises:
-        ValueError: some are none; shows the first and where the first of them is.
+        ValueError: some values are no labels; the message shows the first of them and the position of the first.
     """
     if array.dtype.kind not in "biuf":
         raise ValueError(f"its values are {array.dtype}, no labels")
     if array.dtype.kind == "b" or not array.size:
         return array.astype(np.int64)
-    usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # NaN is not
+    usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # False for NaN
     if array.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF
@@ -95,11 +98,11 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Window:
-    """Which values are shown between black and white: PS3.3, C.11.2.1.
+    """Scale values by a DICOM display window, which maps a range to black to white (PS3.3, C.11.2.1).
 
     Args:
-        centre, width: in measured values (after the rescaling).
-        function: ``"LINEAR"``, ``"LINEAR_EXACT"`` or ``"SIGMOID"``.
+        centre, width: centre and width of the window in measured values (after the rescaling).
+        function: DICOM's VOI LUT function: ``"LINEAR"``, ``"LINEAR_EXACT"`` or ``"SIGMOID"``.
     """
 
     centre: float

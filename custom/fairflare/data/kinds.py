@@ -1,4 +1,4 @@
-"""Many problems of few kinds, each kind said once; and what is odd about an image and its mask as a pair."""
+"""Group many problems of files by kind, so that each kind is reported once; and find swapped images and masks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-NAMED = 3  # files of a kind that a message names
-FEW = 8  # different values of a drawn mask; a photograph has more
-# What differs between messages of one kind: names in quotes, and numbers.
+NAMED = 3  # number of files of one kind of problem that a message names
+FEW = 8  # most different values of a drawn mask; a photograph has more
+# Parts in which messages of one kind differ: names in quotes, and numbers.
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
 
 def kind_of_problem(text: str, *names: str) -> str:
-    """Return the same for messages that differ in names and numbers alone.
+    """Return a message without its names and numbers, so that messages of one kind of problem become equal.
 
     Args:
         text: the message.
-        names: that may be in it, with quotes in them.
+        names: names to take out of the message, which may contain quotes.
     """
     for name in names:
         text = text.replace(name, "")
@@ -34,12 +34,12 @@ def kind_of_problem(text: str, *names: str) -> str:
 
 
 def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
-    """Put name and problem of files together where the problems are of one kind, in the order of the first ones.
+    """Group pairs of file name and problem by the kind of the problem, in the order of each kind's first pair.
 
     Args:
-        problems: by name of the file a message or a :class:`fairflare.data.geometry.Misfit`.
+        problems: name of each file, and its problem: a message or a :class:`fairflare.data.geometry.Misfit`.
     """
-    from fairflare.data.geometry import Misfit  # numpy, which a mere TAB need not wait for
+    from fairflare.data.geometry import Misfit  # imports numpy, for which shell completion should not wait
 
     found: dict[object, list[tuple[str, P]]] = {}
     for name, problem in problems:
@@ -51,10 +51,10 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
 
 
 def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
-    """Return a line for each kind of problem: how many, what it is, three of the files, a remedy where one is known.
+    """Return a line for each kind of problem: number of files, the problem, three of the files, and a known remedy.
 
     Args:
-        problems: name of each file, in quotes, and what is wrong with it.
+        problems: name of each file, in quotes, and its problem.
     """
     from fairflare.data.geometry import Misfit
 
@@ -72,20 +72,20 @@ def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return three names in quotes and the number of the rest."""
+    """Return the first three names, in quotes, and the number of the remaining names, as text for a message."""
     return few([f"'{name}'" for name in names], NAMED)
 
 
 def shown(path: Path) -> str:
-    """Return a file's name for a message: with two folders, so that sites and classes can be told apart."""
+    """Return a file's name for a message, with its two innermost folders, which often name site and class."""
     return "/".join(path.parts[-3:])
 
 
 def odd_pair(image: Path, mask: Path) -> str:
-    """Return what is odd about an image and its mask as files; empty: nothing.
+    """Return a message if an image and its mask look swapped by their number of values; an empty text otherwise.
 
     Args:
-        image, mask: files with one picture each.
+        image, mask: paths of files with one picture each.
     """
     own, other = _values(mask), _values(image)
     if other is not None and 1 < other <= FEW and (own is None or own > FEW):
@@ -95,8 +95,8 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 
 def _values(path: Path) -> int | None:
-    """Return how many values a file has, read as a mask; None: it has colours, is a JPEG, or cannot be read so."""
-    from fairflare.data.reading import read_mask  # numpy, which commands that say problems need not wait for
+    """Return the number of different values of a file read as a mask; None: the file cannot be read as a mask."""
+    from fairflare.data.reading import read_mask  # imports numpy, for which commands should not wait
 
     try:
         return len(set(read_mask(Sample(path, path), site="", split="none").ravel().tolist()))

@@ -1,6 +1,6 @@
-"""Which way up an image is: from the way its file has it to the way people look at it, and back.
+"""Reorient an image from the axes of its file to the axes in which people view it, and back.
 
-A NIfTI or DICOM file says where in the body its axes point. Shown is, as at a workstation,
+A NIfTI or DICOM file states the directions of its axes in the body. Images are shown as at a workstation:
 
 ======== ======================= ========================= ==============================
 plane    rows from top to bottom columns from left to right slices (``axial`` and so on)
@@ -21,26 +21,27 @@ import numpy.typing as npt
 Orientation = Literal["canonical", "axial", "sagittal", "coronal", "stored"]
 ORIENTATIONS: tuple[str, ...] = get_args(Orientation)
 
-#: Where rows, columns and slices lead, in nibabel's letters.
+#: Directions of rows, columns and slices of each plane, in nibabel's letters.
 PLANES = {"sagittal": ("I", "P", "L"), "coronal": ("I", "L", "P"), "axial": ("P", "L", "S")}
 _BY_AXIS = ("sagittal", "coronal", "axial")  # plane whose slices follow each other along x, y, z
-Turn = npt.NDArray[Any]  # (3, 2): where each axis goes, and whether it is flipped, as nibabel has it
+Turn = npt.NDArray[Any]  # (3, 2) orientation array of nibabel: new position of each axis, and 1 or -1 (flipped)
 PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # the turn that does nothing
 
 
 def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:
-    """Return how to turn an array of these axes; ``None``: it stays as it is.
+    """Return the rotation that brings an array with this affine to an orientation; ``None``: no change.
 
-    ``"canonical"`` keeps which axis the slices follow each other along, and their order, so that the number of a slice
-    stays; the plane is the nearest of the three. The other planes are of volumes alone: one slice has no other plane.
+    ``"canonical"`` keeps the slice axis and the order of the slices, so that a slice's number stays the same; its plane
+    is the nearest of the three. The orientations ``"axial"``, ``"sagittal"`` and ``"coronal"`` change the plane of
+    volumes only, since a single slice has no other plane.
 
     Args:
-        affine: from (row, column, slice) to mm (RAS), (4, 4).
-        orientation: see ``ORIENTATIONS``.
-        slices: how many the file has.
+        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the file states none.
+        orientation: one of ``ORIENTATIONS``.
+        slices: number of slices of the file.
 
     Raises:
-        ValueError: another plane is wanted of a file that does not say how it lies.
+        ValueError: a plane is requested of a volume that states no orientation.
     """
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
@@ -72,12 +73,12 @@ def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
 
 
 def back(turn: Turn | None) -> Turn | None:
-    """Return the turn that undoes one."""
+    """Return the rotation that undoes a rotation."""
     from nibabel.orientations import ornt_transform
 
     return None if turn is None else ornt_transform(PLAIN, turn)
 
 
 def same_turn(a: Turn | None, b: Turn | None) -> bool:
-    """Return whether two turns do the same."""
+    """Return whether two rotations have the same effect; ``None`` is no change."""
     return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))

@@ -1,4 +1,4 @@
-"""How the samples of one data set are dealt to sites, and split within a site. NumPy only.
+"""Deal the samples of one data set to sites, and split them within a site. NumPy only.
 
 Every function takes the class index of each sample and returns index arrays, sorted, one for each site (or
 part). Unless its docstring says otherwise the arrays are disjoint and hold every index once. The result
@@ -19,7 +19,7 @@ from fairflare.base.checks import choice, number, numbers, whole
 Indices = npt.NDArray[np.int64]
 
 SHARD_MODES = ("literal", "complement", "authors")
-IMAGES_PER_SHARD = 5  # mode "authors"
+IMAGES_PER_SHARD = 5  # images that mode "authors" of the shard partition draws for each shard
 TRIES = 100  # draws before a Dirichlet partition gives up
 TIE_DIGITS = 9  # remainders that agree to so many digits are equal: 0.1 + 0.2 and 0.3 are a tie
 
@@ -33,7 +33,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     Args:
         labels: (n,) class index of each sample.
         num_sites: K, at least 1. With fewer samples than sites some sites stay empty.
-        seed: of the shuffling.
+        seed: random seed of the shuffling.
 
     Source:
         Spec README 4.2.
@@ -49,17 +49,17 @@ def dirichlet_partition(
     r"""Give each site a random share of each class: :math:`p_c \sim Dir(\alpha \cdot 1_K)` for each class c.
 
     The shuffled class is cut at the cumulative shares, rounded by largest remainder. A draw that leaves a site
-    too small is thrown away as a whole; after 100 of them the function gives up.
+    too small is thrown away as a whole; after 100 such draws the function raises an error.
 
     Args:
         labels: (n,) class index of each sample.
         num_sites: K, at least 1.
         alpha: concentration, above 0. Large: nearly IID. Small: most of a class at one site.
-        seed: of shares and shuffling.
+        seed: random seed of shares and shuffling.
         min_size: samples that every site must have.
 
     Raises:
-        ValueError: a bad argument, or no draw that is large enough at every site.
+        ValueError: an argument is invalid, or no draw gave every site enough samples.
 
     Source:
         Spec README 4.3.
@@ -88,17 +88,17 @@ def two_pool_partition(
     The corrupted sites are the last ones.
 
     The first round((K - K_c) / K * n_c) samples of each shuffled class are the clean pool, the others the corrupted
-    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from them. The authors
-    do not shuffle: an order in their files (by hospital, by year) becomes a difference between the pools.
+    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from the shares. The
+    authors do not shuffle: an order in their files (by hospital, by year) becomes a difference between the pools.
 
     Args:
         labels: (n,) class index of each sample.
         num_sites: K, at least 1.
-        num_corrupted: K_c, 0 to K; sites K - K_c to K - 1.
+        num_corrupted: K_c, number of corrupted sites, 0 to K; these are the sites K - K_c to K - 1.
         alpha: concentration, above 0 (authors: 1).
-        seed: of everything random.
-        min_size: samples that every site must have, else all is drawn again, at most 100 times. The authors
-            draw once (``min_size=0``).
+        seed: random seed of the shuffling and of all draws.
+        min_size: samples that every site must have, else the whole partition is drawn again, at most 100 times. The
+            authors draw once (``min_size=0``).
 
     Source:
         FedISM, spec README 4.3.
@@ -123,7 +123,7 @@ def two_pool_partition(
 
 
 def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -> tuple[Indices, int, int]:
-    """Return labels, number of sites and least size of one, checked with the concentration."""
+    """Check a partition's arguments; return the labels, the number of sites and the smallest size of a site."""
     number("alpha", alpha, above=0)
     return _labels(labels), whole("num_sites", num_sites), whole("min_size", min_size, low=0)
 
@@ -131,7 +131,7 @@ def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -
 def _large_enough(
     deal: Callable[[np.random.Generator], Indices], sites: int, least: float, seed: int, what: str
 ) -> list[Indices]:
-    """Return the first draw of a site for each sample that leaves every site ``least`` samples."""
+    """Draw a site for each sample until every site has ``least`` samples; return the sample indices of each site."""
     best = 0
     for attempt in range(TRIES):
         owner = deal(_generator(seed, attempt))
@@ -153,17 +153,17 @@ def quantity_partition(
     The sizes are shares :math:`p \sim Dir(\alpha)`.
 
     Each class is shuffled and cut at the same cumulative shares, rounded by largest remainder; so a class with fewer
-    samples than sites goes to the largest ones. A draw that leaves a site too small is thrown away, at most 100 times.
+    samples than sites goes to the largest sites. A draw that leaves a site too small is thrown away, at most 100 times.
 
     Args:
         labels: (n,) class index of each sample.
         num_sites: K, at least 1.
         alpha: concentration, above 0. Large: sites of nearly the same size.
-        seed: of shares and shuffling.
+        seed: random seed of shares and shuffling.
         min_size: samples that every site must have.
 
     Raises:
-        ValueError: a bad argument, or no draw that is large enough at every site.
+        ValueError: an argument is invalid, or no draw gave every site enough samples.
     """
     y, sites, least = _asked(labels, num_sites, alpha, min_size)
 
@@ -177,31 +177,31 @@ def quantity_partition(
 def shard_partition(
     labels: npt.ArrayLike, num_sites: int, eta: float, *, seed: int = 0, num_shards: int = 200, mode: str = "literal"
 ) -> list[Indices]:
-    r"""Return FedMRL's partition: each site has a dominant class, of which it gets more shards the larger eta.
+    r"""Return FedMRL's partition: each site has a dominant class, and gets more shards of this class the larger eta is.
 
     Site h has the dominant class :math:`j_h` = class number h mod C of a random order of the classes, and the
     weight :math:`a_{hc} = \eta` for :math:`c = j_h`, else :math:`g_{hc} = clip(N(0.5, 1), 0, 1)`. Class c is
     shuffled and cut into min(S, n_c) shards of nearly equal size, which go to the sites in proportion to
     :math:`a_{hc}` (:func:`apportion`). A class of total weight 0 goes to the site with the fewest samples so far.
 
-    Order of classes, g and shuffling do not depend on eta: with the same seed, the dominant class of a site
-    keeps or gains shards when eta grows.
+    Order of classes, g and shuffling do not depend on eta: with the same seed, a site keeps or gains shards of its
+    dominant class when eta grows.
 
     Args:
         labels: (n,) class index of each sample.
         num_sites: K, at least 1.
-        eta: 0 to 1 (paper: 1).
-        seed: of the order of the classes, g and the shuffling.
-        num_shards: S (paper: 200).
+        eta: weight of a site's dominant class, 0 to 1 (paper: 1).
+        seed: random seed of the order of the classes, g and the shuffling.
+        num_shards: S, number of shards of a class (paper: 200).
         mode: ``"literal"``: as above. Even eta = 1 leaves a site many samples of other classes.
             ``"complement"``: the other weights are multiplied by 1 - eta, so that eta = 1 gives each site its
             dominant class only; a class of total weight 0 is dealt to all sites equally.
-            ``"authors"``: what the released script does: each site draws, for each class and shard, with
-            probability eta 5 samples of the class (with replacement). The sites overlap, some samples are at
-            no site, and all sites are nearly alike; for comparison only.
+            ``"authors"``: as the released script: for each class and shard, each site draws, with probability
+            eta, 5 samples of the class (with replacement). The sites overlap, some samples are at no site, and
+            all sites are nearly alike; use this mode for comparison only.
 
     Source:
-        FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. State the mode in reports.
+        FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. Reports should state the mode.
     """
     y = _labels(labels)
     sites = whole("num_sites", num_sites)
@@ -239,7 +239,7 @@ def shard_partition(
 
 
 def apportion(weights: npt.ArrayLike, total: int) -> Indices:
-    """Split ``total`` things in proportion to ``weights`` by largest remainder; ties to the lower index.
+    """Split ``total`` items in proportion to ``weights`` by largest remainder; ties go to the lower index.
 
     >>> apportion([1, 0.5, 0.25, 0], 200).tolist()
     [114, 57, 29, 0]
@@ -255,16 +255,16 @@ def apportion(weights: npt.ArrayLike, total: int) -> Indices:
 
 
 def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed: int = 0) -> list[Indices]:
-    """Split into parts, such as training, validation and test, each class in the same proportions.
+    """Split samples into parts, such as training, validation and test, each class in the same proportions.
 
     Args:
         labels: (n,) class index of each sample.
-        fractions: of each part; above or equal to 0, sum 1. The counts of a class are rounded by largest remainder.
-        seed: of the shuffling.
+        fractions: fraction of each part, at least 0, sum 1. The counts of a class are rounded by largest remainder.
+        seed: random seed of the shuffling.
 
     Returns:
-        The parts. Every sample is in one; a class always has a sample in the first part (of fraction above 0),
-        so a class with a single sample is trained on rather than only tested.
+        Sample indices of each part. Every sample is in one part; a class always has a sample in the first part with
+        a fraction above 0, so a class with a single sample is trained on rather than only tested.
 
     Source:
         Spec README 4.6.
@@ -288,7 +288,7 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
 def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
     """Return the test parts of a stratified k-fold cross-validation (scikit-learn's ``StratifiedKFold``, shuffled).
 
-    A class with fewer samples than folds is missing from some of them, and scikit-learn warns.
+    A class with fewer samples than folds is missing from some folds, and scikit-learn warns.
 
     >>> [fold.size for fold in stratified_folds([0, 0, 0, 0, 1, 1], 2)]
     [3, 3]
@@ -311,12 +311,12 @@ def _labels(labels: npt.ArrayLike) -> Indices:
 
 
 def _classes(y: Indices) -> list[Indices]:
-    """Return the indices of each class that occurs, in the order of the classes, each in file order."""
+    """Return the sample indices of each class that occurs, ascending, in the order of the classes."""
     return [np.flatnonzero(y == c) for c in np.unique(y)]
 
 
 def _cut(y: Indices, rng: np.random.Generator, owners: Callable[[int], npt.ArrayLike]) -> Indices:
-    """Return the owner of each sample: those of a class's size, over the shuffled class."""
+    """Return the owner of each sample: shuffle each class and assign ``owners(size of the class)`` to its samples."""
     owner = np.empty(len(y), np.int64)
     for members in _classes(y):
         owner[rng.permutation(members)] = owners(len(members))

@@ -1,4 +1,4 @@
-"""Whose image is it? What names of files and folders suggest where nobody said it."""
+"""Guess from names of files and folders which images are of one patient, where no list names the patients."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ EXPRESSIONS = (
     r"([^/]+)[-_ ]\d+[^/]*$",
     r"([^/]+)/[^/]+$",  # a folder for each patient
 )
-LEAST_GROUPS = 3  # of fewer, the names are rather those of kinds than of people
-LARGEST = 1 / 3  # of all images in one group: likewise
+LEAST_GROUPS = 3  # with fewer groups, the names are likelier kinds of images than people
+LARGEST = 1 / 3  # with a larger share of all images in one group, likewise
 
 
 def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
-    """Find an expression under which the names fall into groups of several, and each one's group; ``None``: none does.
+    """Find an expression by which names of images form groups, perhaps patients; return it and each name's group.
 
-    A guess from names alone, to be told and not to be acted on.
+    Return ``None`` if no expression does. The result is a guess from names alone, to be reported and not acted on.
 
     Args:
-        names: of files, perhaps with their folders.
+        names: names of files, perhaps with their folders.
 
     Example:
         >>> found = suggested(["p1_0.png", "p1_1.png", "p2_0.png", "p3_0.png", "p3_1.png", "p4_0.png", "p4_1.png"])
@@ -42,10 +42,12 @@ def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
 
 
 def on_both_sides(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], int] | None:
-    """Find groups of :func:`suggested` in several lists of one site: expression, these groups, number of all.
+    """Find groups by :func:`suggested` that occur in several splits of one site.
+
+    Return the expression, these groups, and the number of all groups; ``None`` if there are no such groups.
 
     Args:
-        lists: names of the images of training, validation and test.
+        lists: names of the images of each split (training, validation and test).
     """
     found = suggested([name for names in lists.values() for name in names])
     if found is None:

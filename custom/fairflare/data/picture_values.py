@@ -1,4 +1,4 @@
-"""What the values of a picture mean: transparency, colour spaces, 16 bits, which end is white; what a mask may be."""
+"""Interpret a picture's values (transparency, colour space, 16 bits, which end is white) and check those of masks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-PHOTOMETRIC = 262  # a tag of TIFF
+PHOTOMETRIC = 262  # TIFF tag PhotometricInterpretation
 
 
 def smaller_pages(tag: Any) -> int:
-    """Return how many pages the tag SubIFDs names: the steps of a pyramid, a preview."""
+    """Return the number of sub-pages that a TIFF's tag SubIFDs names, such as the steps of a pyramid or a preview."""
     return len(tag) if isinstance(tag, tuple) else int(tag is not None)
 
 
@@ -21,7 +21,7 @@ def min_is_white(picture: Image.Image) -> bool:
 
 
 def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the values of which the lowest was white, with the highest white."""
+    """Invert the values of a picture whose lowest value is white, so that the highest is white."""
     import numpy as np
 
     if array.dtype.kind not in "iu":
@@ -29,17 +29,17 @@ def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
             "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
         )
     if array.dtype.kind == "u" and array.dtype.itemsize > 2:
-        return np.asarray(array.max() - array)  # float32 holds what is near 0 better than what is near 2^32
-    return np.invert(array)  # of unsigned ones their highest less each, of signed ones -1 less each
+        return np.asarray(array.max() - array)  # float32 is more exact near 0 than near 2^32
+    return np.invert(array)  # unsigned values become (highest - value), signed values become (-1 - value)
 
 
 def is_reduced(picture: Image.Image) -> bool:
-    """Return whether Pillow reads colours, or grey with alpha, of 16 bits with 8."""
+    """Return whether Pillow reduces a picture of 16 bits a channel (colour, or grey with alpha) to 8 bits."""
     return picture.mode in ("RGB", "RGBA", "LA") and any(";16" in str(tile[3]) for tile in getattr(picture, "tile", ()))
 
 
 def check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool) -> None:
-    """Refuse transparency, which carries something: ``clear`` is 0 where a pixel is opaque."""
+    """Raise ``ValueError`` if a picture has transparent pixels; ``clear`` is 0 where a pixel is opaque."""
     share = float((clear != 0).mean())
     if not share:
         return
@@ -51,12 +51,12 @@ def check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool
 
 
 def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> None:
-    """Refuse a mask whose values are not those that somebody drew.
+    """Raise ``ValueError`` for a mask whose file format may have changed the drawn label values.
 
     Args:
-        picture: decoded.
-        array: its values.
-        reduced: of 16 bits 8 are left.
+        picture: the decoded picture of the mask.
+        array: values of the picture.
+        reduced: whether Pillow reduced 16 bits to 8.
     """
     import numpy as np
 
@@ -74,20 +74,20 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
 
 
 def in_rgb(picture: Image.Image) -> Image.Image:
-    """Return a picture in CIELAB (D50) in sRGB."""
+    """Convert a picture from CIELAB (D50) to sRGB."""
     from PIL import ImageCms
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
-    exact = ImageCms.Flags.NOOPTIMIZE  # else dark colours are off by up to 12 of 255
+    exact = ImageCms.Flags.NOOPTIMIZE  # without this flag, dark colours are wrong by up to 12 of 255
     found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
-    assert found is not None  # it is not changed in place
+    assert found is not None  # applyTransform returns None only when it changes a picture in place
     return found
 
 
 def plain_mode(mode: str, is_mask: bool) -> str:
-    """Return the mode to decode a picture in: colours instead of palette indices, and no alpha.
+    """Return Pillow's mode in which a picture is decoded: colours instead of palette indices, and no alpha.
 
-    Grey pictures stay as they are. Palette indices of a mask are its labels, and stay too.
+    Grey pictures keep their mode. Palette indices of a mask are its labels, and are kept too.
     """
     if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
         return "RGB"

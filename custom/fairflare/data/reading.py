@@ -1,4 +1,4 @@
-"""How the images and masks of a datalist are read: decoded, turned the right way up, then one picture of one scale."""
+"""Read the images and masks of a datalist: decode the file, bring it upright, take one picture and scale its values."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bound
 from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
 NAMES_SHOWN = 3
-COLOURS_SHOWN = 5  # of a mask that is refused for them
+COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a task wants its files read.
+    """Store a task's settings for reading image files.
 
     Args:
-        orientation: of NIfTI and DICOM; see :mod:`fairflare.data.orientation`.
-        intensity: what becomes 0 and 1; see :mod:`fairflare.data.intensity`.
-        window: centre and width for ``"window"``; ``None``: those of the DICOM header.
-        kept: decoded volumes on the site's disk.
-        drawn_on: how masks lie on images where only one of both says so; see :func:`fairflare.data.geometry.fit`.
+        orientation: orientation to which NIfTI and DICOM images are brought; see :mod:`fairflare.data.orientation`.
+        intensity: rule by which values become 0 and 1; see :mod:`fairflare.data.intensity`.
+        window: centre and width for ``intensity="window"``; ``None``: the window of the DICOM header.
+        kept: cache of decoded volumes on the site's disk; ``None``: no cache.
+        drawn_on: rule for pairs of which only one file states a geometry; see :func:`fairflare.data.geometry.fit`.
     """
 
     orientation: Orientation = "canonical"
@@ -54,7 +54,7 @@ class Reading:
     drawn_on: DrawnOn | None = None
 
     def in_words(self) -> str:
-        """Return what is done with grey values."""
+        """Return the scaling of grey values in words."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
         named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
@@ -75,7 +75,7 @@ class ValueNotes:
         self._seen: dict[str, set[Path]] = {"image": set(), "mask": set()}
 
     def add(self, sample: Sample) -> None:
-        """Take note of the image and the mask of a sample that could be read; each file counts once."""
+        """Collect the notes on the image and the mask of a sample that could be read; each file counts once."""
         for what, path in (("image", sample.image), ("mask", sample.label)):
             if isinstance(path, Path) and path not in self._seen[what]:
                 self._seen[what].add(path)
@@ -83,11 +83,11 @@ class ValueNotes:
                     self._files.setdefault((what, note), set()).add(path)
 
     def lines(self) -> list[str]:
-        """Return a line for each kind, with the number of files and the names of the first ones."""
+        """Return a line for each kind of change, with the number of files and the names of the first ones."""
         return [
             f"{len(files)} {what}(s): {note} ({few(sorted(path.name for path in files), NAMES_SHOWN)})"
             for (what, note), files in sorted(self._files.items())
-            if note != BY_PALETTE or len(files) < len(self._seen["mask"])  # said where both kinds meet
+            if note != BY_PALETTE or len(files) < len(self._seen["mask"])  # report palettes if only some masks have one
         ]
 
 
@@ -96,18 +96,18 @@ def read_image(
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """Return the image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
 
-    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all others, and NIfTI, are clipped to
+    With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all other files, and NIfTI, are clipped to
     [minimum, 99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image
     is 0.
 
     Args:
-        sample: with the file.
-        site, split: for the messages.
-        max_bytes: that the decoded file may take (setting ``max_image_bytes`` of the site).
-        how: orientation and intensities.
+        sample: entry of a datalist.
+        site, split: names for the messages.
+        max_bytes: largest number of bytes that the decoded file may take (setting ``max_image_bytes`` of the site).
+        how: settings for orientation and intensities.
 
     Raises:
-        DataError: the file is larger, damaged, or holds no image.
+        DataError: the file is too large, damaged, or holds no image.
     """
     where = (site, split, max_bytes, how)
     try:
@@ -115,7 +115,7 @@ def read_image(
     except DataError as error:
         if error.misfit is None or error.misfit.cause != TWO_FORMS or isinstance(sample.label, int):
             raise
-        opened = open_pair(sample, *where)[0]  # the mask tells which form is meant
+        opened = open_pair(sample, *where)[0]  # the mask decides between the two forms of the image's header
     return _image(opened, sample.slice, max_bytes, how)
 
 
@@ -141,14 +141,14 @@ def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) ->
 def _scaled(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, bounds: Bounds | None, how: Reading
 ) -> npt.NDArray[np.float32]:
-    """Return the values of a file in [0, 1], the highest white, and 0 where it is padded.
+    """Scale the values of a file to [0, 1], with 1 as white and padding as 0.
 
     Args:
         opened: the file.
-        values: of the plane ``number``, or of the whole volume.
-        number: of the slice; ``None``: there is one, or all are meant.
-        bounds: what becomes 0 and 1; ``None``: a window says so.
-        how: with the window.
+        values: values of slice ``number``, or of the whole volume.
+        number: index of the slice; ``None``: a single picture or a whole volume.
+        bounds: values that become 0 and 1; ``None``: the window of ``how`` or of the header is used.
+        how: settings for reading, with the window.
     """
     scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
     if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
@@ -159,7 +159,7 @@ def _scaled(
 
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
-    """Return what becomes 0 and 1; ``None``: a window says so."""
+    """Return the values of a file that become 0 and 1; ``None``: a window is used instead."""
     if how.intensity == "window":
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
@@ -180,7 +180,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
 def _windowed(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """Scale values as :func:`_scaled`, each slice by its own window where the header has several."""
+    """Scale values to [0, 1] by a window, each slice by its own where the header has several windows."""
     from fairflare.data.intensity import Window
 
     windows = opened.facts.windows if how.window is None else (Window(*how.window),)
@@ -195,7 +195,7 @@ def _windowed(
         raise opened.not_finite()
     if len(set(windows)) == 1:
         return windows[0](values)  # type: ignore[misc]
-    slices = np.broadcast_to(np.arange(len(windows)), opened.array.shape)  # of each voxel, as it is stored
+    slices = np.broadcast_to(np.arange(len(windows)), opened.array.shape)  # stored slice index of each voxel
     of = slices if values.ndim == 3 and values.shape == slices.shape else replace(opened, array=slices).plane(number)
     found = np.empty(values.shape, np.float32)
     for place in np.unique(of):
@@ -212,16 +212,16 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    alone = how.orientation not in ("canonical", "stored")  # these leave the slices as they are
+    alone = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
     return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
 
 
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.int64]:  # fmt: skip
-    """Return the mask of ``sample`` as a (height, width) array of the values in the file.
+    """Return the mask of ``sample`` as a (height, width) array of the values in the file, with its image's axes.
 
-    Otherwise as :func:`read_pair`.
+    Arguments and errors are those of :func:`read_image`.
     """
     return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
@@ -241,7 +241,7 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
 
 
 def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the values of a mask."""
+    """Return the values of a mask as int64; raise ``DataError`` if some are not whole numbers."""
     try:
         return labels_of(array)
     except ValueError as error:
@@ -251,7 +251,7 @@ def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.in
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Return the image and mask of ``sample``; the mask lies on the image, whichever way both are stored."""
+    """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
 
@@ -262,11 +262,12 @@ def open_pair(
     """Return the image and mask of a sample, both with the axes of the image.
 
     Args:
-        sample, site, split, limit, how: as of :func:`read_pair`.
-        masks_only: the image is not decoded.
+        sample, site, split, how: as in :func:`read_pair`.
+        limit: largest number of bytes that a decoded file may take.
+        masks_only: whether decoding the image is skipped.
 
     Raises:
-        DataError: one cannot be read, or they do not lie on each other.
+        DataError: image or mask cannot be read, or the mask does not fit the image.
     """
     file = sample.label
     if isinstance(file, int):
@@ -293,9 +294,9 @@ def open_pair(
 
 
 def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
-    """Return what is to be said of a sample that can be read.
+    """Return notes on the geometry of a readable sample: of its image, of its mask, and of both as a pair.
 
-    Of its image, its mask, and how they lie on each other.
+    Empty texts stand for no note.
     """
     image = _facts(image_file(sample.image)).grid
     if isinstance(sample.label, int):
@@ -308,7 +309,7 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
 def turn_and_size(
     path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[Turn | None, int, int]:
-    """Return how an image is turned when it is read, and the height and width of its pictures then.
+    """Return the rotation of an image when it is read, and the height and width of its pictures after that.
 
     Raises:
         DataError: the file cannot be read.
@@ -327,7 +328,7 @@ _TURNS = tuple(threading.Lock() for _ in range(64))
 
 @dataclass(frozen=True)
 class _Opened:
-    """A file that was decoded, not turned yet."""
+    """Represent a decoded file that is not reoriented yet."""
 
     file: ImageFile
     what: str  # "image" or "mask"
@@ -336,14 +337,14 @@ class _Opened:
     array: npt.NDArray[Any]
     facts: Facts
     turn: Turn | None
-    fit: Fit | None = None  # of an image with its mask
+    fit: Fit | None = None  # how the mask lies on the image, for one file of a pair
 
     def unreadable(self, reason: str) -> DataError:
-        """Return the error for this file."""
+        """Return the error that this file cannot be used, with the reason."""
         return _unreadable(self.file.path, self.what, self.site, self.split, reason)
 
     def not_finite(self) -> DataError:
-        """Return the error for NaN."""
+        """Return the error that this image has NaN or infinite values."""
         return DataError(
             f"site '{self.site}': image '{self.file.path}' of split '{self.split}' has values that are NaN or "
             "infinite; repair the file or take it out of the datalist",
@@ -353,12 +354,12 @@ class _Opened:
 
     @property
     def slices(self) -> int | None:
-        """Of the turned array; ``None``: one picture."""
+        """Return the number of slices of the reoriented array; ``None``: the file is one picture."""
         stored = self.facts.slices
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
 
     def plane(self, number: int | None) -> npt.NDArray[Any]:
-        """Return one picture, (height, width) or (height, width, channels), the right way up."""
+        """Return the picture, or slice ``number``, reoriented: (height, width) or (height, width, channels)."""
         array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
         if slices is not None:
             if number is None and slices != 1:
@@ -383,9 +384,9 @@ class _Opened:
 def _open(
     path: Path, what: str, site: str, split: str, limit: int, how: Reading, *, alone: bool = True, decoded: bool = True
 ) -> _Opened:
-    """Return a file: its array as :meth:`ImageFile.decode` gives it, and what its header says besides.
+    """Open an image file: return its array as :meth:`ImageFile.decode` gives it, and the facts of its header.
 
-    Of one of a pair (not ``alone``) the turn is found by both.
+    For a file of a pair (not ``alone``) the rotation is left out, because it depends on both files.
     """
     with _said_of(path, what, site, split, limit):
         file = image_file(path)
@@ -398,7 +399,7 @@ def _open(
 
 @contextmanager
 def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
-    """Turn what the libraries raise into a ``DataError`` about this file."""
+    """Convert errors that libraries raise in the ``with`` block into a ``DataError`` about this file."""
     try:
         yield
     except TooLarge as error:
@@ -430,14 +431,14 @@ def _turn_for(file: ImageFile) -> threading.Lock:
 
 @lru_cache(maxsize=4)
 def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | None) -> npt.NDArray[Any]:
-    """Decode a file, or return the array that is kept for a moment.
+    """Decode a file; the last four arrays are cached in memory.
 
-    Slices of one volume come one after the other; a replaced file is noticed.
+    The cache is for slices of one volume, which are read one after the other. A replaced file is decoded again.
     """
     if kept is None or not file.may_be_volume:
         return file.decode(is_mask=is_mask, limit=limit)
     found = kept.array(file, "mask" if is_mask else "image", lambda: file.decode(is_mask=is_mask, limit=limit))
-    if found.nbytes > limit:  # kept by a site, or in a time, with another limit
+    if found.nbytes > limit:  # the array was cached on disk under a higher limit
         raise TooLarge(found.nbytes)
     return found
 
@@ -451,7 +452,7 @@ def _facts(file: ImageFile) -> Facts:
 def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
     """Return the intensity bounds of a file that :func:`_open` could read, once for all slices of a volume.
 
-    ``None``: the file is not finite.
+    Return ``None`` if the file has NaN or infinite values.
     """
 
     def measure() -> Bounds | None:

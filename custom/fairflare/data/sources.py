@@ -1,4 +1,4 @@
-"""Sources of made-up images, which other packages offer: entry points of the group ``fairflare.sources``.
+"""Load sources of synthetic images, which other packages offer by entry points of the group ``fairflare.sources``.
 
 ``classes`` (pictures with classes), ``prostate`` (pictures with masks) and ``volumes`` are modules of fairflare_lab.
 """
@@ -16,10 +16,10 @@ SOURCES = "fairflare.sources"
 
 @cache
 def source(kind: str) -> Any:
-    """Load what draws images of this kind: the module that an installed package names.
+    """Load the module that draws synthetic images of this kind, as an installed package names it.
 
     Raises:
-        DataError: no package offers it here.
+        DataError: no installed package offers this kind.
     """
     found = [point for point in entry_points(group=SOURCES) if point.name == kind]
     if not found:

@@ -1,4 +1,4 @@
-"""Whole volumes of a datalist: NIfTI, DICOM series and 3D arrays as they are stored, with where their voxels lie."""
+"""Read whole volumes of a datalist: NIfTI, DICOM series and 3D arrays as stored, with the affine of their voxels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fairflare.data.reading import (
 
 @dataclass(frozen=True)
 class Whole:
-    """A volume.
+    """Represent a volume with its mask and affine.
 
     Attributes:
         image: (rows, columns, slices) float32 in [0, 1].
-        mask: of the same shape, int64, the values of its file; ``None``: it was not asked for.
-        affine: from (row, column, slice) to mm (RAS), (4, 4); ``None``: the file does not say.
+        mask: values of the mask's file, of the same shape, int64; ``None``: no mask was requested.
+        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the file does not state one.
     """
 
     image: npt.NDArray[np.float32]
@@ -42,14 +42,14 @@ def read_whole(
     """Return the volume of a sample, its grey values scaled by the bounds of the whole file.
 
     Args:
-        sample: with the file; without the key ``slice``.
-        masked: its mask is read too, which must have the volume's shape and lie as it does.
-        site, split: for the messages.
-        max_bytes: that a decoded file may take.
-        how: intensities; nothing is turned here.
+        sample: entry of a datalist without the key ``slice``.
+        masked: whether the sample's mask is read too; its shape and position must be those of the volume.
+        site, split: names for the messages.
+        max_bytes: largest number of bytes that a decoded file may take.
+        how: settings that scale intensities; the volume is not reoriented.
 
     Raises:
-        DataError: a file is larger, damaged, no volume, or volume and mask do not fit together.
+        DataError: a file is too large, damaged or no volume, or volume and mask do not fit together.
     """
     if sample.slice is not None:
         reason = (

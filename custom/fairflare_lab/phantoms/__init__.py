@@ -1,4 +1,4 @@
-"""Synthetic multi-site images, made from a seed when they are needed. No patient in them."""
+"""Draw synthetic multi-site images from a seed when they are needed; they contain no patient data."""
 
 from fairflare_lab.phantoms.classes import PhantomSite, class_site
 from fairflare_lab.phantoms.plan import PHANTOMS, ClassPhantom, PhantomPlan

@@ -1,4 +1,4 @@
-"""What a site's camera does to every picture it takes: colour balance, contrast, vignetting, blur.
+"""Simulate how a site's camera changes every picture: colour balance, contrast, vignetting, blur.
 
 Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. A camera belongs to the
 number of a site; the seed of a phantom draws other pictures, taken by the same cameras.
@@ -25,13 +25,13 @@ STEPS = tuple(1.1347241384015194**-power for power in range(1, 6))
 
 @dataclass(frozen=True)
 class Camera:
-    """A camera: a function from pictures to pictures that has no memory and draws no random number.
+    """Simulate a camera, as a function from pictures to pictures without state and without random numbers.
 
     Args:
         balance: gains of red, green and blue, ``> 0``.
-        contrast: -1 to 1. Above 0 mid tones spread, below they draw together; black and white stay.
-        vignetting: 0 to 1, share of the light lost in the corners; half as much at the middle of an edge.
-        blur: deviation of a Gaussian, as a share of the width; ``>= 0``.
+        contrast: -1 to 1. Above 0, mid tones are spread; below 0, they are compressed; black and white do not change.
+        vignetting: 0 to 1, share of the light lost in the corners; half as much is lost at the middle of an edge.
+        blur: standard deviation of a Gaussian blur, as a share of the width; ``>= 0``.
     """
 
     balance: Colour = (1.0, 1.0, 1.0)
@@ -40,7 +40,7 @@ class Camera:
     blur: float = 0.0
 
     def take(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Return (n, size, size, 3) uint8 as this camera shows them; new arrays, unless it changes nothing.
+        """Return images (n, size, size, 3) uint8 as this camera shows them; the same array if it changes nothing.
 
         Lens first, then light, then colour: blur, vignetting, balance, contrast.
         """

@@ -1,4 +1,4 @@
-"""What the classification phantoms draw with: a small colour canvas. NumPy only.
+"""Draw shapes, noise and colours of the classification phantoms on a small colour canvas. NumPy only.
 
 Coordinates run from -1 to 1, x to the right and y downwards, whatever the size of the image; random numbers
 are drawn in an order that does not depend on the size either, except for the sensor noise, which comes last.
@@ -40,13 +40,13 @@ def _spline(size: int, cells: int) -> npt.NDArray[np.float32]:
 
 
 def ramp(values: Map, low: Map | float, high: Map | float) -> Map:
-    """Map values to 0 at and below ``low``, 1 at and above ``high`` (or the other way round), straight between."""
+    """Map values linearly to [0, 1]: 0 at and below ``low``, 1 at and above ``high``; ``low > high`` inverts this."""
     start, slope = np.asarray(low, np.float32), np.asarray(1 / (high - low), np.float32)
     return np.clip((values - start) * slope, 0, 1)
 
 
 class Canvas:
-    """One image while it is drawn: ``image`` is (3, size, size), in [0, 1]."""
+    """Represent one image while it is drawn: ``image`` is (3, size, size), in [0, 1]."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size
@@ -60,7 +60,7 @@ class Canvas:
     def noise(self, cells: int, stretch: float = 1.0) -> Map:
         """Return a smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
 
-        ``stretch`` above 1: longer in x by that factor.
+        A ``stretch`` above 1 makes the features longer in x by that factor.
         """
         across = max(1, round(cells / stretch))
         grid = self.rng.standard_normal((cells + 3, across + 3), np.float32)
@@ -69,7 +69,7 @@ class Canvas:
     # shapes
 
     def ellipse(self, cx: float, cy: float, a: float, b: float, turn: float = 0.0) -> Map:
-        """Return the relative radius: below 1 inside."""
+        """Return each pixel's radius relative to an ellipse: below 1 inside, 1 on its edge."""
         c, s = np.float32(np.cos(turn)), np.float32(np.sin(turn))
         dx, dy = self.x - np.float32(cx), self.y - np.float32(cy)
         return np.sqrt(((c * dx + s * dy) / np.float32(a)) ** 2 + ((c * dy - s * dx) / np.float32(b)) ** 2)
@@ -77,7 +77,7 @@ class Canvas:
     # colour
 
     def paint(self, alpha: Map | float, colour: Colour | npt.NDArray[Any]) -> None:
-        """Lay a colour (3,) over the image, by the share of each pixel."""
+        """Blend a colour (3,) over the image, with ``alpha`` as its share at each pixel."""
         self.image += alpha * (np.asarray(colour, np.float32)[:, None, None] - self.image)
 
     def finish(self, *, gain: float, cast: float, noise: float) -> npt.NDArray[np.uint8]:

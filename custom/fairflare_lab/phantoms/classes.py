@@ -1,6 +1,6 @@
-"""What a site of a synthetic federation for classification gets: its share of the images, drawn when asked for.
+"""Give each site of a synthetic federation for classification its share of the images, drawn when requested.
 
-No site needs the images of another: each image is a function of the seed, its own id, class and attribute.
+No site needs the images of another site: each image is a function of the seed, its own id, class and attribute.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fairflare.data.partitions import (
 from fairflare_lab.phantoms.camera import PLAIN, Camera, camera_of
 from fairflare_lab.phantoms.plan import OWN_CLASS, PHANTOMS, Images, PhantomPlan
 
-__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # what a task asks the source ``classes`` for
+__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names that a task uses of the source ``classes``
 
 Labels = npt.NDArray[np.int64]
 
-COMMON = "test"  # purpose of the common test set; those of the sites are "test/<number>"
+COMMON = "test"  # purpose of the common test set; the sites' own test sets have "test/<number>"
 
 
 @dataclass(frozen=True)
 class PhantomSite:
-    """What one site has, by split. Images are drawn when their split is first asked for; arrays are read-only."""
+    """Store one site's data by split. Images are drawn when their split is first requested; arrays are read-only."""
 
     images: Mapping[str, Images]  # (n, size, size, 3)
     labels: Mapping[str, Labels]  # (n,)
@@ -48,10 +48,10 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     """Return the data of site number ``index`` (from 0) of the federation.
 
     Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
-    ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted where the
-    site's other images are. Only where the plan has corrupted sites: ``test_clean`` and ``test_corrupted``, the
-    common images in either quality. With attributes: ``test_<attribute>``, that part of ``test_common``. Labels are
-    right, but for those of ``training`` at sites with label noise.
+    ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted if the site's
+    other images are. Plans with corrupted sites also have ``test_clean`` and ``test_corrupted``, the common images in
+    either quality. Plans with attributes also have ``test_<attribute>``, the part of ``test_common`` with this
+    attribute. Labels are right, except those of ``training`` at sites with label noise.
 
     Example:
         >>> plan = PhantomPlan(num_samples=200, num_test=64, num_own_test=50)
@@ -86,7 +86,7 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
 
 @dataclass(frozen=True)
 class _Batch:
-    """A set of images before it is drawn. ``purpose`` and the position make the id of an image."""
+    """Represent a set of images before it is drawn; ``purpose`` and position form the id of each image."""
 
     purpose: str
     labels: Labels
@@ -95,7 +95,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Part:
-    """Images of a batch as a site has them."""
+    """Represent the images of a batch that a site has, with the site's camera and corruption."""
 
     batch: _Batch
     chosen: npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ class _Part:
 
 
 class _Drawn(Mapping[str, Images]):
-    """Images by split, drawn on first use."""
+    """Map each split to its images, which are drawn on first use."""
 
     def __init__(self, plan: PhantomPlan, parts: Mapping[str, _Part]) -> None:
         self._plan = plan
@@ -130,13 +130,13 @@ class _Drawn(Mapping[str, Images]):
 
 @lru_cache(maxsize=8)
 def _pool(plan: PhantomPlan) -> _Batch:
-    """Return the training and validation images of all sites."""
+    """Return the batch of training and validation images of all sites together."""
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
     return _batch(plan, "pool", np.arange(len(counts)), counts)
 
 
 def _batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
-    """Return so many images of each of these classes, in the order of a lot."""
+    """Return a batch with ``counts`` images of the ``classes``, in random order."""
     rng = np.random.default_rng(image_seed(purpose, plan.seed))
     labels = rng.permutation(np.repeat(classes, counts))
     attributes = _attributes(plan, len(labels), rng)
@@ -144,15 +144,15 @@ def _batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[in
 
 
 def _dealt(plan: PhantomPlan) -> Labels:
-    """Return the classes of the pool as if no class depended on an attribute.
+    """Return the classes of the pool that would be drawn if no class depended on an attribute.
 
-    So the prevalence of an attribute moves neither the partition nor a site's mix.
+    They define the partition, so that ``attribute_prevalence`` changes neither the partition nor a site's class mix.
     """
     return _pool(replace(plan, attribute_prevalence=0.0)).labels
 
 
 def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
-    """Return this share of the images of the second attribute."""
+    """Choose a share of the images of the second attribute by lot; return which images are chosen."""
     second = np.flatnonzero(attributes == 1)
     rng = np.random.default_rng(image_seed(what, plan.seed))
     found = np.zeros(len(attributes), bool)
@@ -177,7 +177,7 @@ def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.
 
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
-    """Return a site's own test set: the classes of its training and validation images, in their proportions."""
+    """Return the batch of a site's own test set, with the class proportions of its training and validation images."""
     has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
     counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
@@ -186,7 +186,7 @@ def _own_test(plan: PhantomPlan, index: int) -> _Batch:
 
 @lru_cache(maxsize=8)
 def _test(plan: PhantomPlan) -> _Batch:
-    """Return the common test set; the attributes take turns within each class."""
+    """Return the batch of the common test set; within each class, the attributes alternate."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
     order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
     labels = np.repeat(np.arange(len(counts)), counts)
@@ -216,7 +216,7 @@ def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
 def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Split a site's images into training and validation.
 
-    Both splits get an image where there are two images and a fraction above 0.
+    Both splits get an image if there are at least two images and the validation fraction is above 0.
     """
     mine = _partition(plan)[index]
     labels = _pool(plan).labels[mine]
@@ -290,7 +290,7 @@ def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
 
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
-    """Return the whole common test set; kept, since a process may serve several sites and several splits of it."""
+    """Return all images of the common test set; they are cached, since several sites and splits of a process use them."""
     test = _test(plan)
     part = _Part(test, _all(test), corrupted)
     if not corrupted:

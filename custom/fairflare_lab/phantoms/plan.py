@@ -1,4 +1,4 @@
-"""Which phantoms for classification there are, and everything that fixes a federation of one."""
+"""Define the phantoms for classification, and the plan that determines a synthetic federation."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ Images = npt.NDArray[np.uint8]
 PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
 LABEL_NOISES = ("symmetric", "pair")
 MIN_SIZE = 32  # pixels; below, the patterns vanish
-OWN_CLASS = 4  # images of a class in a site's own test set, at least: of one or two, a recall says nothing
+OWN_CLASS = 4  # least images of a class in a site's own test set: a recall of one or two images means little
 
 
 @dataclass(frozen=True)
 class ClassPhantom:
-    """Names and shares of the classes of a published data set, of which one scene draws synthetic images."""
+    """Describe the classes of a published data set, of which one scene draws synthetic images."""
 
     name: str
     title: str
     classes: Mapping[str, int]  # images of the real data set, by class; only their proportions matter
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by frequency; empty: none
     attributes: tuple[str, ...] = ()  # of the person, such as skin tones; empty: none
-    called: str = "tone"  # what ``attributes`` are values of, as a datalist declares it
+    called: str = "tone"  # name of the attribute in a datalist, of which ``attributes`` are the values
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names in the order of their numbers."""
+        """Return the names of the classes in the order of their numbers."""
         return tuple(self.classes)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Images of the real data set, by class."""
+        """Return the number of images in the real data set, by class."""
         return tuple(self.classes.values())
 
     def draw(self, label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> Images:
@@ -52,8 +52,8 @@ class ClassPhantom:
 
         Args:
             label: number of the class.
-            rng: the image is a function of it.
-            size: height and width.
+            rng: random generator; the image is a function of its state.
+            size: height and width in pixels.
             attribute: one of ``attributes``; default the first one, or none.
 
         Returns:
@@ -90,10 +90,10 @@ PHANTOMS: Mapping[str, ClassPhantom] = {
 
 @settings
 class PhantomPlan:
-    """Everything that fixes a synthetic federation. The defaults are a small FedISM setting.
+    """Store all settings that determine a synthetic federation. The defaults are a small FedISM setting.
 
-    Plans of equal settings are equal: what is drawn for one is kept for the other. A plan is not to be changed;
-    ``dataclasses.replace`` makes another.
+    Plans of equal settings are equal and share cached images. A plan must not be changed; ``dataclasses.replace`` makes
+    another plan.
 
     Args:
         phantom: a name in :data:`PHANTOMS`.
@@ -203,12 +203,12 @@ class PhantomPlan:
 
     @property
     def kind(self) -> ClassPhantom:
-        """The phantom that is drawn."""
+        """Return the phantom that the plan draws."""
         return PHANTOMS[self.phantom]
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits that every site has."""
+        """Return the names of the splits that every site has."""
         names = ["training", "validation", "test", "test_common"]
         if self.corrupted_sites:
             names += ["test_clean", "test_corrupted"]

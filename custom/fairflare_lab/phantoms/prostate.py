@@ -1,4 +1,4 @@
-"""A synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask. No patient in it.
+"""Draw synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask, without patient data.
 
 Every "patient" has an own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal
 vesicles, muscles, pelvic bones, fat) and four slices between base and apex; every site has an own scanner
@@ -26,11 +26,11 @@ from fairflare.base.stopping import check_stop
 
 Array = npt.NDArray[np.float32]
 
-SLICES = 4  # of each patient
-CHUNK_PIXELS = 2**17  # rendered at a time, to bound memory
+SLICES = 4  # number of slices of each patient
+CHUNK_PIXELS = 2**17  # number of pixels rendered at a time, to bound memory
 SPLITS = ("training", "validation", "test")
 ATTRIBUTE, ZONES = "zone", ("small", "enlarged")
-SIDE = 4  # pixels: the anatomy does not depend on them
+SIDE = 4  # height and width in pixels where only the anatomy is needed, which does not depend on the size
 
 TISSUES: Mapping[str, float] = {
     "air": 0.0,
@@ -65,7 +65,7 @@ BESIDE = (
 
 @dataclass(frozen=True)
 class Scanner:
-    """What makes a site differ. Lengths in mm, intensities relative to the brightest tissue."""
+    """Describe the scanner and population of a site. Lengths are in mm, intensities relative to the brightest tissue."""
 
     patients: tuple[int, int, int]  # training, validation, test
     field_of_view: float
@@ -108,7 +108,7 @@ SCANNERS: Mapping[str, Scanner] = {
 
 
 def scanner(site: str) -> Scanner:
-    """Return the scanner of ``site``; any name but the six gets a variation of one of them, always the same."""
+    """Return the scanner of ``site``; a name other than the fixed six always gets the same variation of one of them."""
     if site in SCANNERS:
         return SCANNERS[site]
     draw = np.random.default_rng(entropy("scanner", site))
@@ -134,9 +134,9 @@ def prostate_site(
     """Return all images and masks of one site.
 
     Args:
-        site: name of the site; any name works.
+        site: name of the site; any name is possible.
         image_size: height and width, at least 32. A patient has the same anatomy at every size.
-        seed: of the patients; the scanners do not depend on it.
+        seed: random seed of the patients; the scanners do not depend on the seed.
         cases: factor on the number of patients of each split (at least one remains).
 
     Returns:
@@ -152,7 +152,7 @@ def prostate_site(
 
 
 def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.Generator]]:
-    """Return a generator for each patient of each split: its slices do not depend on how many are rendered together."""
+    """Return a random generator for each patient of each split, so that patients do not depend on each other."""
     return {
         split: np.random.default_rng([seed, *entropy(split, site)]).spawn(max(1, round(patients * cases)))
         for split, patients in zip(SPLITS, scanner(site).patients, strict=True)
@@ -160,7 +160,7 @@ def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.
 
 
 def entropy(purpose: str, site: str) -> list[int]:
-    """Return the seed of what is drawn for a site."""
+    """Return seed numbers for a purpose and a site, from a hash of both."""
     digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
     return np.frombuffer(digest[:16], dtype="<u4").tolist()
 
@@ -175,7 +175,7 @@ def _draw_split(
 
 
 class _Draws:
-    """Random numbers for a block of slices: by patient or by slice, each patient from its own generators.
+    """Draw random numbers for a block of slices, by patient or by slice, each patient from its own generators.
 
     Pixel noise has generators of its own, so that the anatomy does not depend on the image size.
     """
@@ -198,7 +198,7 @@ class _Draws:
 def _render(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Draw the anatomy, from back to front, then image it with the scanner."""
+    """Draw the anatomy of patients, then apply the scanner; return images and masks."""
     check_stop()
     pelvis = Pelvis(machine, generators, height, width)
     for draw in (pelvis.body, pelvis.veins, pelvis.rectum, pelvis.bladder, pelvis.gland, pelvis.transition_zone):
@@ -207,10 +207,10 @@ def _render(
 
 
 class Pelvis:
-    """A block of slices while they are drawn: ``image`` is (slices, height, width), 1 the brightest tissue.
+    """Draw the anatomy of a block of slices: ``image`` is (slices, height, width), 1 the brightest tissue.
 
-    Lengths in mm. ``x, y``: from the middle of the prostate. ``ellipse`` is in these, ``ellipse_of_body`` scaled to the
-    size of the patient.
+    Lengths are in mm. ``x, y`` are coordinates from the middle of the prostate. ``ellipse`` uses these coordinates,
+    ``ellipse_of_body`` scales them to the size of the patient.
     """
 
     def __init__(self, machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int) -> None:
@@ -236,7 +236,7 @@ class Pelvis:
         self.coarse = _smooth(draw.noise(height, width), 7.0 / self.pixel)
 
     def _shape_gland(self, patients: int) -> None:
-        """Set the size of the gland in each slice; ``level``: 1 base (under the bladder), -1 apex."""
+        """Set the size of the gland in each slice; ``level`` is 1 at its base (under the bladder) and -1 at its apex."""
         draw = self.draw
         levels = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)
         self.level = levels[:, None, None] + draw.slice(-0.12, 0.12)
@@ -248,7 +248,7 @@ class Pelvis:
         self.half_height = 16.5 * size * profile * draw.patient(0.9, 1.12) * _choose(self.enlarged, 1.12, 1.0)
 
     def paint(self, distance: Array, value: Any, strength: Any = 1.0) -> None:
-        """Lay an intensity over what lies inside."""
+        """Blend an intensity over the pixels inside a shape, where ``distance`` to its edge is negative."""
         cover = np.clip(0.5 - distance / self.edge, 0, 1)
         self.image = self.image + cover * strength * (value - self.image)
 
@@ -286,7 +286,7 @@ class Pelvis:
         radius = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
         depth = self.half_height * 0.93 + radius * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
         shift = draw.patient(-5, 5)
-        self.behind = shift, depth, radius  # where a coil is
+        self.behind = shift, depth, radius  # position and radius of the rectum, which may hold a coil
         lumen = self.ellipse(shift, depth, radius * draw.patient(0.98, 1.25), radius, draw.patient(-0.3, 0.3))
         self.paint(lumen, tissue["wall"])
         if coil:
@@ -329,7 +329,7 @@ class Pelvis:
         self.paint(self.outline + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
 
     def transition_zone(self) -> None:
-        """Draw the zone with nodules, the dark front, the urethra, now and then a dark focus behind."""
+        """Paint the transition zone with nodules, the dark front, the urethra, and in some patients a dark focus behind."""
         draw, tissue, texture, gland = self.draw, self.tissue, self.texture, self.outline
         half_width, half_height = self.half_width, self.half_height
         share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)
@@ -357,7 +357,7 @@ class Pelvis:
 
 
 def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any = 0.0) -> Array:
-    """Return the signed distance of points to an ellipse, about; negative inside."""
+    """Return the approximate signed distance of points to an ellipse, negative inside."""
     c, s = np.cos(turn, dtype=np.float32), np.sin(turn, dtype=np.float32)
     dx, dy = px - cx, py - cy
     rho = np.sqrt(((c * dx + s * dy) / a) ** 2 + ((c * dy - s * dx) / b) ** 2)
@@ -365,7 +365,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
 
 
 def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
-    """Apply contrast curve, receive field, blur, Rician noise, and the window that a viewer would choose."""
+    """Apply the scanner's contrast curve, receive field, blur, Rician noise, and a window as a viewer would choose it."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid
     image = np.clip(pelvis.image, 0, 1.4)
@@ -393,7 +393,7 @@ def _choose(condition: npt.NDArray[np.bool_], yes: Any, no: Any) -> Array:
 
 
 def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
-    """Return a smooth deformation by some long sine waves, a few mm."""
+    """Return coordinates that are smoothly deformed by some long sine waves, by a few mm."""
     dx, dy = np.zeros_like(x), np.zeros_like(y)
     for length, amount in ((140.0, 4.0), (75.0, 2.0), (45.0, 0.9)):
         for shift in (dx, dy):
@@ -421,10 +421,10 @@ def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
 
 
 def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> dict[str, npt.NDArray[np.int64]]:
-    """Return by split the number in :data:`ZONES` of each image: how large the patient's transition zone is.
+    """Return for each image of each split whether the patient's transition zone is enlarged, as index in :data:`ZONES`.
 
-    The zone is drawn with the anatomy: an enlarged one fills the gland, which is larger, and sites differ in how often
-    it occurs (``Scanner.enlarged``).
+    An enlarged zone fills the gland, which is then larger too; sites differ in the share of patients with an enlarged
+    zone (``Scanner.enlarged``).
 
     Args:
         site, seed, cases: as in :func:`fairflare_lab.phantoms.prostate.prostate_site`.
@@ -445,10 +445,10 @@ def one_sided(
     Whose is drawn by lot, so no model can tell: of a perfect outline the Dice of these images is about 2/3.
 
     Args:
-        masks: (n, 1, height, width), the slices of a patient next to each other.
-        numbers: (n,) of :func:`zones`.
-        share: from 0 to 1, of the patients.
-        seed: of the lot.
+        masks: (n, 1, height, width) masks, the slices of a patient next to each other.
+        numbers: (n,) indices of zones, as :func:`zones` returns them.
+        share: share of the patients with an enlarged zone, 0 to 1.
+        seed: random seed of the choice.
     """
     of_group = np.flatnonzero(numbers[::SLICES] == 1)
     chosen = np.random.default_rng([seed, 1]).permutation(of_group)[: round(share * len(of_group))]

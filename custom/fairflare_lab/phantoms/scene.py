@@ -1,7 +1,8 @@
-"""Draw a synthetic spot whose colour, outline, texture and dots depend on its class. No patient in it.
+"""Draw a synthetic spot whose colour, outline, texture and dots depend on its class, without patient data.
 
 One scene serves every number of classes. A class is a point in a space of eight numbers, drawn once from its own
-number; an image lies around it, so that near classes are hard to tell apart and no class is at chance.
+number; images are random points near that of their class, so that near classes are hard to distinguish and no class is
+at chance.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import numpy.typing as npt
 
 from fairflare_lab.phantoms.canvas import Canvas, Colour, ramp
 
-TONES = ("light", "dark")  # of the skin around the spot
+TONES = ("light", "dark")  # tones of the skin around the spot
 SKIN: dict[str, Colour] = {"light": (0.86, 0.70, 0.62), "dark": (0.46, 0.33, 0.27)}
-SEEN = {"light": 1.0, "dark": 0.75}  # contrast of a spot on it
-SEED = 20260  # of the classes, the same for every phantom
+SEEN = {"light": 1.0, "dark": 0.75}  # contrast of a spot on skin of each tone
+SEED = 20260  # random seed of the classes, the same for every phantom
 
 
 class Look(NamedTuple):
-    """What is usual of a class: colour of the spot, lobes of its outline, cells of its texture, dots."""
+    """Store the usual look of a class: colour of the spot, lobes of its outline, cells of its texture, dots."""
 
     colour: npt.NDArray[np.float64]  # (3,) in [0, 1]
     lobes: int
@@ -34,7 +35,7 @@ class Look(NamedTuple):
 
 @lru_cache(maxsize=64)
 def look_of(label: int) -> Look:
-    """Return what is usual of class number ``label``, from 0."""
+    """Return the usual look of class number ``label``, from 0."""
     rng = np.random.default_rng([SEED, label])
     return Look(
         colour=rng.uniform(0.1, 0.75, 3),
@@ -48,12 +49,12 @@ def look_of(label: int) -> Look:
 
 
 def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
-    """Draw one image.
+    """Draw one image of a spot on skin.
 
     Args:
         c: an empty canvas; the image is a function of its random numbers.
         label: number of the class.
-        tone: of :data:`TONES`; ``None``: the first.
+        tone: tone of the skin, one of :data:`TONES`; ``None``: the first.
 
     Returns:
         (size, size, 3) uint8.

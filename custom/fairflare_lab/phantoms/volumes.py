@@ -1,4 +1,4 @@
-"""Synthetic volumes of several sites: an abdomen-like body with an organ and a lesion in it. No patient in them.
+"""Draw synthetic volumes of several sites: an abdomen-like body with an organ and a lesion, without patient data.
 
 Every "patient" has an own anatomy (body, organ, two other bright structures, most of them a lesion in the organ), drawn
 in mm; every site has an own scanner (size of its voxels, contrast between tissues, receive field, noise) and its own
@@ -24,12 +24,12 @@ from fairflare_lab.phantoms.prostate import entropy
 
 Array = npt.NDArray[np.float32]
 
-LEVELS = 1000.0  # of the brightest tissue, in the file
+LEVELS = 1000.0  # stored value of the brightest tissue in the file
 
 
 @dataclass(frozen=True)
 class VolumeScanner:
-    """What makes a site differ. Lengths in mm, intensities relative to the brightest tissue."""
+    """Describe the scanner and population of a site. Lengths are in mm, intensities relative to the brightest tissue."""
 
     patients: tuple[int, int, int]  # training, validation, test
     voxel: tuple[float, float, float]
@@ -39,7 +39,7 @@ class VolumeScanner:
     others: float
     noise: float
     bias: float  # change of the brightness across the body
-    lesions: float  # share of patients with one
+    lesions: float  # share of patients with a lesion
 
 
 SCANNERS: Mapping[str, VolumeScanner] = {
@@ -55,12 +55,12 @@ SCANNERS: Mapping[str, VolumeScanner] = {
 
 @dataclass(frozen=True)
 class Volume:
-    """One patient.
+    """Represent the volume of one synthetic patient.
 
     Attributes:
-        image: (x, y, z) int16.
-        label: (x, y, z) uint8: 0, 1 (organ), 2 (lesion, inside the organ).
-        voxel: in mm, along x, y, z.
+        image: (x, y, z) int16 intensities.
+        label: (x, y, z) uint8 labels: 0 (background), 1 (organ), 2 (lesion, inside the organ).
+        voxel: size of a voxel in mm along x, y, z.
     """
 
     image: npt.NDArray[np.int16]
@@ -83,13 +83,13 @@ def volumes_site(
     """Return all volumes of one site.
 
     Args:
-        site: name; any works.
-        size: voxels along x, y and z, at least 16 each.
-        seed: of the patients; the scanners do not depend on it.
+        site: name of the site; any name is possible.
+        size: number of voxels along x, y and z, at least 16 each.
+        seed: random seed of the patients; the scanners do not depend on the seed.
         cases: factor on the number of patients of each split (at least one remains).
 
     Returns:
-        volumes by split. Every label has an organ; the first patient of each split has a lesion.
+        Volumes by split. Every label has an organ; the first patient of each split has a lesion.
     """
     shape = tuple(whole("each of size", edge, low=16) for edge in size)
     if len(shape) != 3:
@@ -106,7 +106,7 @@ def volumes_site(
 
 
 def scanner(site: str) -> VolumeScanner:
-    """Return the scanner of a site, one of four."""
+    """Return the scanner of a site: its own for the four fixed names, else one of these four."""
     if site in SCANNERS:
         return SCANNERS[site]
     ending = re.search(r"(\d+)$", site)

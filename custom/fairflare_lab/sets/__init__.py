@@ -1,4 +1,4 @@
-"""Public sets in the form that sites read, and synthetic images on disk: what a researcher prepares.
+"""Prepare public data sets in the form that sites read, and write synthetic images to disk.
 
 ===================  ================================================================================
 ``prostate-mri``     the six-site T2 prostate set (BIDMC, BMC, HK, I2CVB, RUNMC, UCL), NIfTI volumes
@@ -16,8 +16,8 @@
 ``red-cells``        twelve types of red blood cells, long-tailed, from ``rbc12_chula.npz``
 ===================  ================================================================================
 
-``fairflare prepare`` finds them by the entry point ``sets`` of the group ``fairflare.preparers``. Another set is an
-entry in :mod:`fairflare_lab.sets.published`.
+``fairflare prepare`` finds these commands by the entry point ``sets`` of the group ``fairflare.preparers``. Another set
+is added as an entry in :mod:`fairflare_lab.sets.published`.
 """
 
 from fairflare_lab.sets.layouts import public_set

@@ -1,7 +1,7 @@
-"""The engine of published data sets: an entry says where files lie and what columns mean, this reads and writes.
+"""Read and write published data sets by entries that name the places of files and the meaning of columns.
 
 A layout (:class:`Listed`, :class:`ClassFolders`, :class:`Pairs`, :class:`Arrays`) is called with the source folder, the
-seed and whether folds are drawn, and gives items: a list, or by site. A function may stand in its place.
+seed and whether folds are drawn, and returns items: a list, or by site. A function may be used instead of a layout.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
 
 @dataclass(frozen=True)
 class People:
-    """Attributes of the people, from a table that may lie anywhere below the source, or not at all.
+    """Describe the table with attributes of people; it may lie anywhere below the source, or be missing.
 
     Attributes:
-        table: its name.
-        image: its column of images.
-        columns: of the attributes, as in :func:`fairflare.data.preparers.listed.columns_of`.
+        table: name of the table.
+        image: column with the names of images.
+        columns: attributes and their columns, as in :func:`fairflare.data.preparers.listed.columns_of`.
     """
 
     table: str
@@ -55,7 +55,7 @@ class People:
     columns: Mapping[str, str]
 
     def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
-        """Return how the attributes are declared in a datalist, and the items with those of their people."""
+        """Return the declaration of the attributes for a datalist, and the items with the attributes of their people."""
         rows = rows_below(source, self.table, [self.image])
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
         declared, people = attributes_of(there, rows)
@@ -67,12 +67,12 @@ class People:
 
 @dataclass(frozen=True)
 class Published:
-    """How many images a set has as it was published.
+    """Describe how many images a data set has as it was published.
 
     Attributes:
-        title: what it is called.
-        counts: its images by what ``of`` says of them.
-        of: number of the class of an image, or its site or part.
+        title: name of the data set.
+        counts: number of images for each value of ``of``.
+        of: function that returns the class number of an image, or its site or part.
     """
 
     title: str
@@ -80,7 +80,7 @@ class Published:
     of: Callable[[Item], Any]
 
     def warn(self, items: Iterable[Item]) -> None:
-        """Warn in the log where there are other numbers of images."""
+        """Log a warning if the numbers of images differ from the published ones."""
         found = Counter(map(self.of, items))
         counts, expected = [found[key] for key in self.counts], list(self.counts.values())
         if counts != expected:
@@ -89,7 +89,7 @@ class Published:
 
 
 def of_classes(title: str, counts: Mapping[str, int]) -> Published:
-    """Return how many images of each class a set has, in the order of the classes' numbers."""
+    """Return the published numbers of images of a data set by class; ``counts`` is in the order of the class numbers."""
     return Published(title, dict(enumerate(counts.values())), lambda item: item.mask)
 
 
@@ -101,15 +101,15 @@ def public_set(
     """Return the preparer of one published data set.
 
     Args:
-        name: of the command.
-        text: what it is.
+        name: name of the command.
+        text: help text of the command.
         read: a layout, or a function ``(source, seed, folds, **options)``.
-        usual: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
-        form: what the datalists say: class names, settings of the task, what says whose an image is.
-        options: what only this set has.
-        people: a table of their attributes.
-        published: how many images it has.
-        targets: by the value of the option ``target``, what ``fairflare.json`` makes of the masks; None: nothing.
+        usual: default rule by which images are dealt to sites; None: the images are not dealt, but have sites.
+        form: further content of the datalists: class names, settings of the task, source of patients' identifiers.
+        options: options that only this set has.
+        people: table with attributes of the people.
+        published: published numbers of images.
+        targets: ``mask_values`` of ``fairflare.json`` for each value of the option ``target``; None: masks unchanged.
     """
 
     def prepare(
@@ -120,14 +120,14 @@ def public_set(
         Args:
             source_dir: folder with the files of the set.
             out_dir: folder to write to.
-            dealing: how the images become those of sites; default: the set's own.
+            dealing: rule by which images are dealt to sites; default: the set's own rule.
             more: the set's own options, and those of :func:`fairflare.data.preparers.writing.write_sites`.
 
         Returns:
-            the folder of each site.
+            Folder of each site.
 
         Raises:
-            DataError: the source is not as expected; says what was expected and what was found.
+            DataError: the source is not as expected; the message tells what was expected and what was found.
         """
         writing: Writing = {k: more.pop(k) for k in Writing.__annotations__ if k in more}  # type: ignore[assignment]
         given = {p.name: p.default for p in options if p.default is not Parameter.empty} | more
@@ -156,12 +156,12 @@ def public_set(
 
 @dataclass(frozen=True)
 class Keys:
-    """Whose an image is, by a table that may lie anywhere below the source, or not at all.
+    """Describe the table that identifies the person of each image; it may lie anywhere below the source, or be missing.
 
     Attributes:
-        table: its name.
-        images: its columns of images.
-        person: its column of people (lesions); none: the images of one row are of one.
+        table: name of the table.
+        images: columns with the names of images.
+        person: column with the identifiers of people (lesions); empty: the images of one row are of one person.
     """
 
     table: str
@@ -169,10 +169,10 @@ class Keys:
     person: str = ""
 
     def read(self, source: Path) -> dict[str, str]:
-        """Return the key of each image, by the name of the image in small letters and without its ending.
+        """Return the person of each image, by the name of the image in small letters and without its ending.
 
         Raises:
-            DataError: two rows say different things of one image.
+            DataError: two rows give different people for one image.
         """
         rows = rows_below(source, self.table, [*self.images, *filter(None, [self.person])])
         own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
@@ -193,17 +193,18 @@ def _stem(name: str) -> str:
 
 @dataclass(frozen=True)
 class Listed:
-    """Images that a table names, with a class each.
+    """Describe a data set whose images are named by a table, with a class each.
 
     Attributes:
-        tables: names of the table below the source: the first one that is there.
-        classes: their names; columns of 0 and 1, where ``columns`` have no ``label``.
-        folders: of the images, in the same way; none: anywhere below the source.
-        columns: what the columns ``image``, ``label``, ``site``, ``fold`` (train, validation or test; what is not said
-            is drawn) and ``usable`` (1) are called, as far as there are such; several: the first ones that it has.
-            Labels and sites are numbers from 0 on, or names.
-        sites: their names.
-        keys: whose an image is.
+        tables: possible names of the table below the source; the first that exists is read.
+        classes: names of the classes; without a ``label`` in ``columns``, also names of the columns of 0 and 1.
+        folders: possible folders of the images, of which the first that exists is used; empty: anywhere below the
+            source.
+        columns: names in the table of the columns ``image``, ``label``, ``site``, ``fold`` (train, validation or test;
+            a missing value is drawn) and ``usable`` (1), as far as they exist; of several mappings, the first one whose
+            columns the table has. Labels and sites are numbers from 0, or names.
+        sites: names of the sites.
+        keys: table that identifies the person of each image.
     """
 
     tables: Sequence[str]
@@ -239,10 +240,10 @@ class Listed:
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
-    """Return the number of each row by a column that has names, or else their numbers.
+    """Return for each row the position in ``names`` that its column gives, as a name or as a number.
 
     Raises:
-        DataError: a text is neither.
+        DataError: a text is neither a name nor a number of one.
     """
     known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
     if any(row[column] in names for row in rows):
@@ -255,7 +256,7 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
 
 
 def _by_given_split(items: Sequence[Item]) -> list[Item]:
-    """Let a person with images on both sides of the published split not hold these together."""
+    """Separate the images of a person in two splits of the published split into one group for each split."""
     sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for item in items:
         sides.setdefault((item.site, item.group), set()).add(item.splits)
@@ -267,12 +268,12 @@ def _by_given_split(items: Sequence[Item]) -> list[Item]:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Images in a folder for each class, at any depth.
+    """Describe a data set with a folder of images for each class, at any depth.
 
     Attributes:
-        inside: the folder below the source that holds the parts; it may be the source itself.
-        parts: folders that must be there.
-        classes: as in :class:`Listed`.
+        inside: folder below the source that holds the parts; the source may be this folder itself.
+        parts: folders that must exist.
+        classes: names of the classes, in the order of their numbers.
     """
 
     inside: str
@@ -294,10 +295,10 @@ class ClassFolders:
 
 
 def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str = "") -> dict[str, Path]:
-    """Return the folder of each site by the first of its names that is there, small or capital.
+    """Return the folder of each site by the first of its possible names that exists, in small or capital letters.
 
     Raises:
-        DataError: one is missing; says all names, what was found, and the ``remedy``.
+        DataError: a folder is missing; the message gives all names, the existing folders, and the ``remedy``.
     """
     there = {path.name.lower(): path for path in sorted(existing_folder(source).iterdir()) if path.is_dir()}
     found = {s: next((there[a.lower()] for a in own if a.lower() in there), None) for s, own in sites.items()}
@@ -310,10 +311,10 @@ def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str =
 
 
 def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
-    """Return the images of a folder with the masks of their names in another one, which may be the same.
+    """Return the images of one folder with the masks of the same names in another folder, which may be the same.
 
     Raises:
-        DataError: there is none, or a file has no partner.
+        DataError: there are no images, or a file has no partner.
     """
     tree = pairs(images, masks, pictures=True)
     refuse_bad(tree.alone, len(tree.cases) + len(tree.alone), f"image(s) of site '{site}'", None, tree.notes)
@@ -322,13 +323,14 @@ def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images and masks of the same names, in two folders of each part of each site.
+    """Describe a data set with images and masks of the same names in two folders of each part of each site.
 
     Attributes:
-        sites: names of the folder of each site.
-        parts: folders below it, and the splits that their images are in; none: drawn.
-        images, masks: the two folders in a part.
-        tops, labels: of the masks, as in :func:`fairflare.data.preparers.items.relabelled`; none: as they are.
+        sites: possible names of the folder of each site.
+        parts: folders below that of a site, and the splits of their images; no splits: they are drawn.
+        images, masks: names of the two folders in a part.
+        tops, labels: ranges of grey values in masks and their labels, as in
+            :func:`fairflare.data.preparers.items.relabelled`; empty: masks stay unchanged.
     """
 
     sites: Mapping[str, Sequence[str]]
@@ -350,13 +352,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Arrays in a ``.npz`` file for each site, ``<prefix><site>.npz``: ``images`` (uint8), and what ``items`` takes.
+    """Describe a data set with a file ``<prefix><site>.npz`` for each site, with ``images`` (uint8) and more arrays.
 
     Attributes:
-        prefix: of the files' names.
-        sites: their names; those of the files in small letters.
-        keys: of the arrays beside ``images``.
-        items: makes items of the site's name and its arrays, with the set's options.
+        prefix: prefix of the files' names.
+        sites: names of the sites; in the files' names they are in small letters.
+        keys: names of the arrays beside ``images``.
+        items: function that makes items from a site's name, its arrays and the set's options.
     """
 
     prefix: str
@@ -393,9 +395,9 @@ def tiles(
 
     Args:
         where: site and file, for messages.
-        arrays: ``images``, ``masks``, ``ids``.
-        values: that masks may have.
-        crop: so many pixels in height and width from the middle of each image; ``None``: all of it.
+        arrays: the arrays ``images``, ``masks`` and ``ids``.
+        values: values that masks may have.
+        crop: height and width in pixels to crop from the middle of each image; ``None``: the whole image.
 
     Raises:
         DataError: shapes or values are not as expected, or an image is smaller than ``crop``.
@@ -423,12 +425,12 @@ def tiles(
 
 
 def find(source: Path, names: Sequence[str], what: str = "") -> Path:
-    """Return the file or folder of one of these names (``/`` for folders) in the source folder.
+    """Return the first existing file or folder of these names in the source folder; ``/`` separates folders.
 
-    Where a folder holds another one of the same name it is that one.
+    If a folder holds another folder of the same name, the inner one is returned.
 
     Raises:
-        DataError: there is none; names ``what`` was expected and what is there.
+        DataError: none exists; the message gives ``what``, the expected names, and the existing files.
     """
     found = next((source / name for name in names if (source / name).exists()), None)
     if found is None:
@@ -438,12 +440,12 @@ def find(source: Path, names: Sequence[str], what: str = "") -> Path:
 
 
 def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
-    """Read the table of this name, small or capital, that lies highest below a folder; no rows: there is none.
+    """Read the table of this name, in any case, at the smallest depth below a folder; without one, return no rows.
 
-    Such tables come by themselves, and lie where the one who fetched them put them.
+    Such tables are downloaded separately from the images, so their place is not fixed.
 
     Raises:
-        DataError: it cannot be read, or lacks one of the columns.
+        DataError: the table cannot be read, or lacks one of the columns.
     """
     found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
     file = min(found, key=lambda path: (len(path.parts), path), default=None)
@@ -454,7 +456,7 @@ def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     """Return the class of each row from columns of 0 and 1, one for each class.
 
     Raises:
-        DataError: a row has none or several.
+        DataError: a row has no 1 in these columns, or several.
     """
     found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
     if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):

@@ -1,4 +1,4 @@
-"""A phantom on disk, in the form of a prepared data set: so that own scripts can use it."""
+"""Write the images of a phantom (synthetic federation) to disk as a prepared data set, so that scripts can use them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def prepare_phantom(
     name: str, out_dir: str | Path, *, sites: int | Sequence[str] = 6, image_size: int | None = None,
     cases: float = 1.0, plan: PhantomPlan | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """Write the images that a task draws for its sites, as PNG files, with datalists that say that they are synthetic.
+    """Write the synthetic images that a task draws for its sites, as PNG files with datalists that mark them so.
 
-    ``"volumes3d"`` no task draws: NIfTI volumes with labels, for a MONAI bundle.
+    ``"volumes3d"``, which no task draws, are NIfTI volumes with labels for a MONAI bundle.
 
     Args:
         name: ``"prostate"`` (masks), ``"volumes3d"``, or with classes ``"dermoscopy"``, ``"dermoscopy7"``,
             ``"fundus"``, ``"endoscopy"``.
         out_dir: folder to write to.
-        sites: how many; of the prostate and the volumes also their names.
-        image_size: height and width in pixels; default 64 (prostate), 32 (volumes: with 24 slices) and 48, as the
-            tasks' own.
+        sites: number of sites; for the prostate and the volumes, names are possible too.
+        image_size: height and width in pixels; default, as in the tasks, 64 (prostate), 32 (volumes, with 24 slices)
+            and 48 (phantoms with classes).
         cases: factor on the number of patients of the prostate and the volumes.
-        plan: of a phantom with classes: how many images, partition, corruption; its name, sites, seed and (where one is
-            given) size are those of the other arguments. Default: the plan's own.
+        plan: for a phantom with classes, the plan with numbers of images, partition and corruption; the other arguments
+            override its name, sites, seed and (if given) size. Default: a plan with default values.
         seed, overwrite and others: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
     """
     seed = whole("seed", writing.get("seed", 0), low=0)
     if choice("phantom", name, NAMES) in (PROSTATE, VOLUMES):
@@ -72,7 +72,7 @@ def prepare_phantom(
 def _volumes(
     sites: Sequence[str], size: int, seed: int, cases: float, out_dir: str | Path, writing: Writing
 ) -> dict[str, Path]:
-    """Draw volumes as files first, since a preparer's own pixels become PNG."""
+    """Draw volumes into temporary NIfTI files, which are then written as a data set, since arrays would become PNG."""
     with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
         drawn: dict[str, list[Item]] = {}
         for site in sites:

@@ -1,7 +1,7 @@
-"""Published data sets: what differs between them, as entries of one table. Their sources: docs/published_sets.md.
+"""Define the commands that prepare published data sets, as entries of one table; sources: docs/published_sets.md.
 
-A further one is an entry here: a layout of :mod:`fairflare_lab.sets.layouts`, names of its classes, and perhaps
-how it is dealt to sites. What no layout reads is a function in :mod:`fairflare_lab.sets.special`.
+A further data set is an entry here: a layout of :mod:`fairflare_lab.sets.layouts`, names of its classes, and perhaps
+a rule for dealing it to sites. A data set that no layout reads has a function in :mod:`fairflare_lab.sets.special`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HYPERKVASIR = {
     "ulcerative-colitis-grade-2-3": 28, "ulcerative-colitis-grade-1-2": 11, "ileum": 9, "hemorrhoids": 6,
 }  # fmt: skip
 
-# The papers' protocols.
+# Rules for dealing images to sites as in the papers' protocols.
 FEDMRL = Dealing(partition="shards", sites=4, eta=1.0, global_test=True, fractions=(0.72, 0.08, 0.2))
 FEDISM = Dealing(
     partition="two-pool", sites=20, alpha=1.0, corrupt="gaussian_noise:3", corrupt_sites=4, common_test=True,
@@ -102,7 +102,7 @@ SETS = (
             lambda item: (item.site, item.splits),
         ),
         form=Form(
-            fractions=(0.8, 0.2, 0.0),  # of what is not for the test
+            fractions=(0.8, 0.2, 0.0),  # shares of the images that the source does not put into the test
             task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
         ),
     ),

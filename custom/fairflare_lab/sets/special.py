@@ -1,4 +1,4 @@
-"""Published data sets that no layout reads: prostate volumes, haemorrhage on CT, skin tones, cells by type."""
+"""Read published data sets that no layout fits: prostate volumes, haemorrhage on CT, skin tones, cells by type."""
 
 from __future__ import annotations
 
@@ -44,22 +44,23 @@ def prostate(
     source: Path, seed: int, folds: bool, *, sites: Sequence[str] | None, split_unit: str, neighbours: bool,
     window: str, order: str,
 ) -> dict[str, Iterator[Item]]:  # fmt: skip
-    """Return the slices with some prostate (mask > 0) of each site: ``CaseNN.nii.gz``, ``CaseNN_segmentation.nii.gz``.
+    """Return the slices with some prostate (mask > 0) of each site of the six-site prostate MRI set.
 
-    A slice is clipped to [minimum, 99th percentile] of its volume and scaled to 8 bits.
+    The files are ``CaseNN.nii.gz`` and ``CaseNN_segmentation.nii.gz``. A slice is clipped to [minimum, 99th percentile]
+    of its volume and scaled to 8 bits.
 
     Args:
         source: folder with a folder for each site.
         seed, folds: not used.
-        sites: the sites to use; default all six, which must then be there.
+        sites: names of the sites to use; default all six, which must then exist.
         split_unit: ``"patient"``, or ``"slice"`` as in some published figures, where slices of one patient
             may be in training and test at once.
-        neighbours: make images of three channels: the slice before, the slice, the slice after.
-        window: ``"volume"``: as above; ``"slice"``: as Fed-LWR's authors, each slice clipped at its own 99th percentile
-            and divided by its maximum (what is below 0 is black).
+        neighbours: make images of three channels: the slice before, the slice itself, the slice after.
+        window: ``"volume"``: as above; ``"slice"``: as Fed-LWR's authors, each slice is clipped at its own 99th
+            percentile and divided by its maximum (values below 0 are black).
         order: ``"drawn"``: cases are drawn for the splits; ``"file"``: as Fed-LWR's authors, the first 80 % of a site's
-            cases in the order of their names are for training (the last quarter of these validates: the paper's
-            6:2:2), the others for the test.
+            cases in the order of their names are for training (their last quarter for validation: the paper's 6:2:2),
+            the remaining cases for the test.
     """
     choice("split_unit", split_unit, PROSTATE_UNITS)
     choice("window", window, WINDOWS)
@@ -97,7 +98,7 @@ def _slices(
 
 
 def _window(volume: npt.NDArray[np.float32], of_volume: bool) -> tuple[float, float | npt.NDArray[np.float32]]:
-    """Return what becomes 0, and the factor that makes the 99th percentile of the volume, or of each slice, 255."""
+    """Return the value that becomes 0, and the factor that maps the 99th percentile of the volume or slice to 255."""
     if of_volume:
         low, high = float(volume.min()), float(np.percentile(volume, TOP_PERCENTILE))
         return low, 255.0 / (high - low) if high > low else 0.0
@@ -115,7 +116,7 @@ def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArra
         volume = np.asarray(opened.dataobj, np.float32)
         zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
         inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
-    except Exception as error:  # nibabel raises what it likes for a damaged file
+    except Exception as error:  # nibabel raises errors of any type for a damaged file
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
     if volume.ndim != 3 or volume.shape != inside.shape:
         raise DataError(
@@ -136,16 +137,16 @@ def by_tone(
     layout: Callable[[Path], Sequence[Item]], source: Path, seed: int, folds: bool, *, tones: str | Path,
     sites_per_tone: int,
 ) -> list[Item]:  # fmt: skip
-    """Return the images whose skin tone a table says, at sites by tone (Fed-MAS).
+    """Return the images whose skin tone a table gives, dealt to sites of one tone each (Fed-MAS).
 
     Args:
-        layout: gives all images.
+        layout: function that returns all images.
         source: folder with the files.
-        seed: of the dealing.
+        seed: random seed of the dealing.
         folds: not used.
         tones: CSV file with image and skin_tone (light or dark), below the source folder or an absolute path; not part
-            of the data set. Images that it does not name are left out.
-        sites_per_tone: to which the images of a tone are dealt alike.
+            of the data set. Images that the file does not name are left out.
+        sites_per_tone: number of sites to which the images of each tone are dealt.
     """
     import pandas
 
@@ -156,7 +157,7 @@ def by_tone(
     counts = pandas.crosstab([item.group for item in items], [tone_of[item.name] for item in items])
     if torn := int(((counts > 0).sum(axis=1) > 1).sum()):
         log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
-    of = counts.idxmax(axis=1).to_dict()  # of as many the first one by the alphabet
+    of = counts.idxmax(axis=1).to_dict()  # ties go to the first tone by the alphabet
     found = []
     for tone in TONES:
         own = [item for item in items if of[item.group] == tone]
@@ -183,11 +184,11 @@ def windowed(path: Path, centre: float, width: float) -> Pixels:
     """Return a DICOM slice through a window as 8 bits.
 
     Args:
-        path: of the file.
-        centre, width: in the units that the file's rescaling gives (Hounsfield).
+        path: path of the file.
+        centre, width: centre and width of the window in the file's rescaled units (Hounsfield).
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the file cannot be read.
     """
     how = Reading(orientation="stored", intensity="window", window=(centre, width))
     scaled = read_image(Sample(path, 0), site="source", split="none", how=how)
@@ -197,17 +198,17 @@ def windowed(path: Path, centre: float, width: float) -> Pixels:
 def rsna(
     source: Path, seed: int, folds: bool, *, images: int | None, window: Sequence[float], split_unit: str
 ) -> list[Item]:
-    """Return slices with exactly one kind of haemorrhage, a seeded selection.
+    """Return a seeded selection of the CT slices of the RSNA set with exactly one kind of haemorrhage.
 
     Args:
-        source: with ``stage_2_train/ID_*.dcm`` (or pictures of these names) and ``stage_2_train.csv``: rows
+        source: folder with ``stage_2_train/ID_*.dcm`` (or pictures of these names) and ``stage_2_train.csv``: rows
             ``ID_<slice>_<kind>,0 or 1``, six for each slice.
-        seed: of the selection and of the patients' keys.
+        seed: random seed of the selection and of the hashes of patients.
         folds: not used.
-        images: so many, the kinds in their shares; None: all.
-        window: centre and width in Hounsfield units; of DICOM files.
-        split_unit: ``"patient"``: slices of one stay together (DICOM files say whose they are, pictures do not; a hash
-            of it is the datalist's key); ``"image"``: as FedISM.
+        images: number of slices to select, the kinds in their shares; None: all.
+        window: centre and width of the window in Hounsfield units, for DICOM files.
+        split_unit: ``"patient"``: slices of one patient stay together (only DICOM files name the patient; the datalist
+            has a hash of the name); ``"image"``: each slice by itself, as in FedISM.
     """
     choice("split_unit", split_unit, RSNA_UNITS)
     centre, width = number("centre of the window", window[0]), number("width of the window", window[1], above=0)
@@ -234,10 +235,10 @@ def rsna(
 
 
 def _one_kind(table: Path) -> dict[str, int]:
-    """Return the kind of each slice that has exactly one; rows that occur twice must agree.
+    """Return the kind of haemorrhage of each slice that has exactly one kind; repeated rows of the table must agree.
 
     Raises:
-        DataError: a row that is none of these, or two that contradict each other.
+        DataError: a row does not have the expected form, or two rows contradict each other.
     """
     found: dict[str, dict[str, str]] = {}
     for row in read_table(table, ["ID", "Label"]):
@@ -257,14 +258,14 @@ def _one_kind(table: Path) -> dict[str, int]:
 
 
 def cell_types(where: str, arrays: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield white blood cells by type; the unknown type -1 is left out."""
+    """Yield white blood cells with their type as class; cells of the unknown type -1 are left out."""
     for image, label, name in zip(arrays["images"], arrays["labels"].tolist(), map(str, arrays["ids"]), strict=True):
         if label != -1:
             yield Item(file_name(name), name, image, int(label))
 
 
 def red_cells(where: str, arrays: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield red blood cells by type, of sites that are blocks of consecutive smears of one hospital.
+    """Yield red blood cells with their type as class; the sites are blocks of consecutive smears of one hospital.
 
     Cells of one smear stay together, since neighbouring crops overlap.
     """

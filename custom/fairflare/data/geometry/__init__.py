@@ -1,10 +1,10 @@
-"""Where slices and voxels lie: the one judge of a stack of planes, and of an image with its mask.
+"""Decide by headers whether planes form a stack, and how a mask lies on its image.
 
-Nothing is resampled and no header is believed against another one. A stack is ordered by the places of its planes; a
-mask is brought to the axes of its image by the affines of both. What does not go together is a :class:`Misfit`.
+Nothing is resampled, and where headers contradict each other none is preferred. A stack is ordered by the positions of
+its planes; a mask is brought to the axes of its image by the affines of both. A contradiction is a :class:`Misfit`.
 
-Places are in mm. DICOM's axes lead to the left, the back and the head (PS3.3, C.7.6.2.1.1), those of an affine here to
-the right, the front and the head, as NIfTI's do. An array's axes are (row, column, slice).
+Positions are in mm. DICOM's axes lead to the left, the back and the head (PS3.3, C.7.6.2.1.1); the axes of an affine
+here lead to the right, the front and the head, as NIfTI's do. An array's axes are (row, column, slice).
 """
 
 from fairflare.data.geometry.misfits import Misfit, notes_of

@@ -1,24 +1,24 @@
-"""What does not go together, and how it is said."""
+"""Describe contradictions in the geometry of a stack, or of an image and its mask, for messages."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-SHOWN = 3  # values that a message names
+SHOWN = 3  # number of values that a message names
 ASK = "Convert the original DICOM again, or ask who made the file"
-SKEW = 1e-4  # 1 - cos of the angle between a stack and its normal
-ACROSS = 0.02  # mm: what lies across less than this is rounding
-STEP = 0.01  # share of a step, or of a voxel's side, that is no difference
+SKEW = 1e-4  # tolerance of 1 - cos of the angle between a stack and its normal
+ACROSS = 0.02  # mm: a sideways shift below this is rounding
+STEP = 0.01  # tolerance of a step between slices, or of a voxel's side, as a share of its length
 
 
 class Misfit(ValueError):
-    """Why a stack or a pair cannot be used.
+    """Report why slices form no stack, or why a mask does not fit its image.
 
     Args:
-        cause: its kind in a few words, the same for all files of this kind.
-        value: what was found, as a clause that begins behind the name of the file.
-        remedy: a sentence, without its full stop.
+        cause: the kind of the problem in a few words, the same for all files with this problem.
+        value: the finding in this file, as a clause that follows the name of the file.
+        remedy: a sentence that tells how to correct the problem, without its full stop.
     """
 
     def __init__(self, cause: str, value: str, remedy: str) -> None:
@@ -30,7 +30,7 @@ class Misfit(ValueError):
 
 
 def notes_of(found: Iterable[str]) -> list[str]:
-    """Return each note once, with how often there was cause for it."""
+    """Return each different note once, with the number of its occurrences; empty notes are left out."""
     return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, found)).items()]
 
 

@@ -1,4 +1,4 @@
-"""What the header of a NIfTI file says of where its voxels lie: nothing, one form, or two that differ."""
+"""Read the position of voxels from the header of a NIfTI file: no form, one form, or two forms that differ."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy.typing as npt
 from fairflare.data.geometry.misfits import ASK, Misfit
 from fairflare.data.geometry.pairs import Grid, check_affine, together
 
-UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # of xyzt_units & 7; 2 is mm, 0 says nothing and counts as mm
+UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # by xyzt_units & 7; 2 is mm, 0 is unknown and counts as mm
 FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 
 def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape without axes of length 1 behind the third.
+    """Return the shape of a NIfTI array without axes of length 1 after the third.
 
     Raises:
-        Misfit: there are several volumes.
-        ValueError: there is one axis.
+        Misfit: the file holds several volumes.
+        ValueError: the shape has only one axis.
     """
     found = tuple(int(length) for length in shape)
     if any(length != 1 for length in found[3:]):
@@ -32,16 +32,16 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def nifti_grid(header: Any) -> Grid:
-    """Return how the array of a NIfTI file lies, rows first.
+    """Return shape and affines of the array of a NIfTI file, rows first.
 
-    The sform goes first; where the qform says the same, to a tenth of a voxel, it is not mentioned. Units of metres and
-    microns become mm, which nibabel does not do and ITK does.
+    The sform comes first; a qform that agrees with the sform to a tenth of a voxel is left out. Units of metres and
+    microns are converted to mm, as ITK does and nibabel does not.
 
     Args:
-        header: of nibabel, not checked: nibabel's check puts 1 for a size of 0.
+        header: nibabel's header, not checked, because nibabel's check replaces a voxel size of 0 by 1.
 
     Raises:
-        Misfit: several volumes, or a form that cannot be used.
+        Misfit: the file holds several volumes, or a form that cannot be used.
     """
     axes = three_axes(header.get_data_shape())
     columns, rows, slices = (*axes, 1)[:3]

@@ -1,4 +1,4 @@
-"""A mask on its image, by what both files say of how they lie."""
+"""Fit a mask to its image by the positions and orientations that both files state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turned
 DrawnOn = Literal["stored", "upright"]
 Affine = npt.NDArray[Any]
 
-TOGETHER, NEAR = 0.1, 0.5  # of the smallest side of a voxel: one grid; one grid, and that is said
+# Largest distance of corners of two grids that count as one, without and with a note, in a voxel's smallest sides.
+TOGETHER, NEAR = 0.1, 0.5
 
 TWO_FORMS = "two forms that differ"
 ANEW = (
@@ -38,16 +39,16 @@ CHOOSE = (
 
 @dataclass(frozen=True)
 class Grid:
-    """How an array lies, as its file says it.
+    """Represent position and orientation of an array, as its file states them.
 
     Attributes:
         shape: (rows, columns, slices), as the array is read.
-        statements: name and affine (RAS) of what the file says: nothing, one, or two forms of a NIfTI that differ.
-        tag: turn that a picture states (1 to 8, as EXIF has it); the array is turned by it. ``None``: nothing.
-        of: ``"series"`` or ``"frames"`` of a DICOM file with places.
+        statements: name and affine (RAS) of each form in the file: none, one, or two forms of a NIfTI that differ.
+        tag: EXIF orientation that a picture states (1 to 8), by which the array is rotated. ``None``: none is stated.
+        of: ``"series"`` or ``"frames"`` for DICOM with positions; empty otherwise.
         frame: FrameOfReferenceUID.
-        posture: PatientOrientation; no place, and turns nothing.
-        note: what is to be said of it.
+        posture: PatientOrientation; it is only compared, and gives neither a position nor a rotation.
+        note: a remark on the geometry for the user; empty: none.
     """
 
     shape: tuple[int, int, int]
@@ -60,10 +61,10 @@ class Grid:
 
     @property
     def affine(self) -> Affine | None:
-        """From (row, column, slice) to mm (RAS), (4, 4), of a file by itself; ``None``: the file does not say.
+        """Return the (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the file does not state one.
 
         Raises:
-            Misfit: two statements lead to other directions of the body.
+            Misfit: two forms of the file state different directions of the body.
         """
         if len({codes_of(affine) for _, affine in self.statements}) > 1:
             said = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
@@ -73,12 +74,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a mask becomes an array of its image's axes.
+    """Describe how a mask is brought to the axes of its image.
 
     Attributes:
         turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
-        affine: of the image, by the statement that fits; ``None``: it has none.
-        note: what is to be said of the pair.
+        affine: affine of the image, by the form that fits the mask; ``None``: the image states none.
+        note: a remark on the pair for the user; empty: none.
     """
 
     turn: Turn
@@ -86,18 +87,18 @@ class Fit:
     note: str = ""
 
     def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a view of the whole mask along the image's axes; more axes behind these stay."""
+        """Return a view of the whole mask along the image's axes; axes after the third stay as they are."""
         return turned(mask, self.turn)
 
 
 def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str = "canonical") -> Fit | Misfit:
-    """Return how a mask lies on its image, by what both files say; nothing is resampled.
+    """Return how a mask lies on its image, by the geometry that both files state; nothing is resampled.
 
     Args:
-        image, mask: what their files say.
-        drawn_on: of pairs of which one says nothing: ``"stored"``: pixel on pixel as both files have them;
-            ``"upright"``: both as they are shown, each turned by what it states.
-        orientation: to which a task turns images; it tells whether one slice is turned at all.
+        image, mask: geometry that the two files state.
+        drawn_on: rule for pairs of which only one file states a geometry: ``"stored"``: pixel on pixel as both files
+            store them; ``"upright"``: pixel on pixel as both are shown, each rotated by its own statement.
+        orientation: orientation to which the task brings images; it decides whether a single slice is rotated at all.
     """
     if image.frame and mask.frame and image.frame != mask.frame:
         return Misfit(
@@ -130,9 +131,9 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
 
 
 def tag_turn(tag: int | None) -> Turn:
-    """Return what EXIF's orientation (also of TIFF) does to the stored rows and columns.
+    """Return the rotation or flip of stored rows and columns that an EXIF or TIFF orientation tag asks for.
 
-    Other numbers than 1 to 8: nothing.
+    Tags other than 1 to 8 change nothing.
 
     >>> turned(np.array([[0, 1, 2], [3, 4, 5]]), tag_turn(6)).tolist()
     [[3, 0], [4, 1], [5, 2]]
@@ -144,22 +145,22 @@ def tag_turn(tag: int | None) -> Turn:
 
 
 def codes_of(affine: Affine) -> str:
-    """Return where columns, rows and slices lead, in nibabel's letters: ``LPS``."""
+    """Return the directions of columns, rows and slices of an affine, in nibabel's letters such as ``LPS``."""
     from nibabel.orientations import aff2axcodes
 
     return "".join(aff2axcodes(affine[:, [1, 0, 2, 3]]))
 
 
 def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
-    """Return the affine, its axis of one voxel along the normal where it has no length.
+    """Check an affine; return it with an axis of one voxel and length 0 replaced by the normal of the other two axes.
 
     Args:
-        affine: from (row, column, slice) to mm.
-        shape: of the array; an axis of one voxel may lead anywhere.
-        name: of the statement, for the message.
+        affine: matrix from (row, column, slice) to mm.
+        shape: shape of the array; an axis of one voxel may have any direction.
+        name: name of the form (sform, qform), for the message.
 
     Raises:
-        Misfit: it cannot be used.
+        Misfit: an axis has no length, or the axes are sheared.
     """
     full = _full(affine, shape)
     sides = np.linalg.norm(full[:3, :3], axis=0)
@@ -184,12 +185,12 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
 
 
 def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
-    """Return whether two affines of one array put each corner into one place, to a tenth of a voxel."""
+    """Return whether two affines of one array place each corner at the same position, to a tenth of a voxel."""
     return _apart(one, other, PLAIN, shape, shape) <= TOGETHER * float(np.linalg.norm(one[:3, :3], axis=0).min())
 
 
 def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
-    """Fit a mask to an image by the affines of both; all that they say is tried, at most two affines each."""
+    """Fit a mask to an image by the affines of both; every pair of their affines, at most two each, is tried."""
     fitting: list[tuple[Fit, str]] = []
     for (own, said), (its, other) in product(image.statements, mask.statements):
         a, b = _full(said, image.shape), _full(other, mask.shape)
@@ -209,7 +210,7 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
 
 
 def _full(affine: Affine, shape: Sequence[int]) -> Affine:
-    """Return an axis of one voxel leads along the normal of the two others, 1 mm long."""
+    """Return an affine in which a single axis of one voxel is the normal of the two other axes, 1 mm long."""
     found = np.array(affine, np.float64)
     single = [axis for axis in range(3) if shape[axis] == 1]
     if len(single) == 1:
@@ -221,7 +222,7 @@ def _full(affine: Affine, shape: Sequence[int]) -> Affine:
 
 
 def _axes_of(a: Affine, b: Affine) -> Turn:
-    """Return the image's axis that is nearest to each axis of the mask, and whether it runs the same way."""
+    """Return the image's axis that is nearest to each axis of the mask, and 1 or -1 for the same or opposite way."""
     moved = np.linalg.solve(a, b)[:3, :3]
     # Compare directions in mm, not in voxels: unequal voxel sides must not change which axes match.
     shares = np.abs(moved) * np.linalg.norm(a[:3, :3], axis=0)[:, None]
@@ -235,7 +236,7 @@ def _shape_fits(image: Sequence[int], mask: Sequence[int], turn: Turn) -> bool:
 
 
 def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequence[int]) -> float:
-    """Return how far a corner of the mask lies from where it belongs, mm, the farthest of the eight."""
+    """Return the largest distance, in mm, of the mask's eight corners from the corners of the image they belong to."""
     moved = np.linalg.solve(a, b)
     wanted = np.zeros((3, 4))
     for j in range(3):
@@ -246,7 +247,7 @@ def _apart(a: Affine, b: Affine, turn: Turn, image: Sequence[int], mask: Sequenc
 
 
 def _named(image: Grid, mask: Grid) -> Misfit:
-    """Return what keeps a mask from lying on its image, by the first statement of both."""
+    """Return the reason why a mask does not fit its image, by the first affine of both."""
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     sides = np.linalg.norm(a[:3, :3], axis=0)
     smallest = float(sides.min())
@@ -301,7 +302,7 @@ def _named(image: Grid, mask: Grid) -> Misfit:
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
-    """Fit a mask to an image where only one of the two says how it lies."""
+    """Fit a mask to an image where only one of the two files states a geometry."""
     said, other = (image, "mask") if image.statements else (mask, "image")
     try:
         affine, slices = said.affine, said.shape[2]
@@ -331,9 +332,9 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
 
 
 def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
-    """Fit a mask by what its site says of its masks (``drawn_on``).
+    """Fit a mask by the site's setting of how its masks were drawn (``drawn_on``).
 
-    Without that statement the misfit is returned, but sizes that go together in no way come first.
+    Without the setting, return ``misfit``; but if the sizes fit in no way, return a misfit of the sizes.
     """
     ways = {"stored": stored, "upright": upright}
     if drawn_on is None and any(_shape_fits(image.shape, mask.shape, way.turn) for way in ways.values()):
@@ -353,7 +354,7 @@ def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
 
 
 def _after(first: Turn | None, second: Turn) -> Turn:
-    """Combine one turn with another one that follows it."""
+    """Return the rotation that does what ``first`` and then ``second`` do."""
     if first is None:
         return second
     return np.array([[second[int(axis), 0], flip * second[int(axis), 1]] for axis, flip in first])

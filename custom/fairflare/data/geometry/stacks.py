@@ -1,4 +1,4 @@
-"""Slices of a series and frames of a file in order, or why they are no stack."""
+"""Order the slices of a series or the frames of a file, or report why they form no stack."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, listed
 
-DIRECTION = 1e-4  # of a component of two directions that count as one
-LENGTH = 1e-4  # share of a length that two spacings may differ by
-UNIT = 1e-3  # how far a direction's length is from 1, and two directions are from a right angle
-SAME_PLACE = 1e-3  # mm: planes nearer than this lie at one place
-TWICE, GAP, DRIFT = 0.01, 1.5, 0.1  # of the median step
-LOCALISER = 5.0  # degrees
+DIRECTION = 1e-4  # tolerance of each component of two directions that count as one
+LENGTH = 1e-4  # tolerance of two spacings that count as one, as a share of the spacing
+UNIT = 1e-3  # tolerance of a direction's length from 1, and of two directions from a right angle
+SAME_PLACE = 1e-3  # mm: planes nearer than this lie at one position
+TWICE, GAP, DRIFT = 0.01, 1.5, 0.1  # limits of a double slice, a gap and a drift, in median steps between slices
+LOCALISER = 5.0  # degrees between two slices above which they are taken for a localiser
 
 SEVERAL_SERIES, NO_ORDER, UNLIKE = "several series in one folder", "slices without an order", "slices that differ"
-NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes: the files may be images by themselves
+NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes with which the files may be separate images, not a series
 WHOLE_SERIES = "Fetch the whole series, or leave it out"
 UNTILTED = "Convert it with dcm2niix, take its _Tilt file, draw the mask on that"
 OWN_STACK = "Put each stack into a folder of its own"
@@ -30,19 +30,19 @@ ONE_TIME = "Convert it with dcm2niix, then `nibabel.four_to_three` gives one fil
 
 @dataclass(frozen=True)
 class Plane:
-    """What a header says of one slice or frame.
+    """Represent the geometry of one slice or frame, as its header states it.
 
     Attributes:
-        name: of its file, or of the frame, as a message names it.
-        position: of its first pixel, mm (LPS); ``None``: it is not said.
-        across: direction in which the columns follow each other, then the rows (LPS).
-        spacing: of rows and of columns, mm.
-        decimals: digits behind the point of the position's text.
+        name: name of the file or frame for messages.
+        position: position of the first pixel, mm (LPS); ``None``: the header states none.
+        across: direction in which the columns follow each other, then that of the rows (LPS).
+        spacing: distances between rows and between columns, mm.
+        decimals: digits after the decimal point in the position's text.
         number: InstanceNumber.
         tilt: GantryDetectorTilt, degrees. Nominal (PS3.3, C.8.2.1): used only where no position is said.
-        modality: such as ``"CT"``.
-        alike: attributes that all planes of a stack share, in words.
-        apart: attributes that tell planes at one place apart.
+        modality: modality of the image, such as ``"CT"``.
+        alike: attributes, as text, that must agree in all planes of a stack.
+        apart: attributes that distinguish planes at one position.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Plane:
 
 @dataclass(frozen=True)
 class Stack:
-    """Planes in order.
+    """Represent the order and position of the planes of a stack.
 
     Attributes:
-        order: numbers of the planes as they follow each other.
-        affine: from (row, column, slice) to mm (RAS), (4, 4); ``None``: the planes do not say where they lie.
-        note: what is to be said of it.
+        order: indices of the planes in the order of the slices.
+        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the planes state no position.
+        note: a remark on the stack for the user; empty: none.
     """
 
     order: tuple[int, ...]
@@ -75,15 +75,15 @@ class Stack:
 def stack(
     planes: Sequence[Plane], what: str = "files", same: Callable[[int, int], bool] = lambda one, other: False
 ) -> Stack:
-    """Order planes by where they lie, to the left, the back or the head, whichever is nearest to their normal.
+    """Order planes by their positions, towards the left, the back or the head, whichever is nearest to their normal.
 
     Args:
-        planes: at least one.
-        what: ``"files"`` or ``"frames"``.
-        same: whether two planes at one place, by their numbers, hold the same pixels.
+        planes: planes to order, at least one.
+        what: ``"files"`` or ``"frames"``, for messages.
+        same: returns whether two planes at one position, given by their indices, hold the same pixels.
 
     Raises:
-        Misfit: they are no stack.
+        Misfit: the planes form no stack.
     """
     _check_alike(planes, what)
     for name, said in (("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across")):
@@ -121,9 +121,9 @@ def stack(
 
 
 def _directions(across: Sequence[float]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the directions down a column and along a row, and their normal.
+    """Return three directions of a plane: down a column, along a row, and the normal.
 
-    Right-handed in the order: along a row, down a column, normal.
+    The three are right-handed in the order: along a row, down a column, normal.
     """
     right, down = np.array(across[:3], np.float64), np.array(across[3:], np.float64)
     normal = np.cross(right, down)
@@ -143,7 +143,7 @@ def _check_axes(across: Sequence[float]) -> None:
 
 
 def _check_alike(planes: Sequence[Plane], what: str) -> None:
-    """Refuse the first attribute that differs and must not."""
+    """Raise ``Misfit`` for the first attribute that differs between planes but must agree in a stack."""
     first = planes[0]
     for name in first.alike:
         told = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
@@ -169,7 +169,7 @@ def _check_alike(planes: Sequence[Plane], what: str) -> None:
 
 
 def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what: str) -> Misfit:
-    """Return planes with several values of an attribute that a stack has one of; ``told``: the first plane of each."""
+    """Return the misfit of planes that differ in attribute ``name``; ``told`` maps each value to its first plane."""
     values = sorted(told)
     if name == "SeriesInstanceUID":
         return Misfit(
@@ -199,7 +199,7 @@ def _shortly(values: Sequence[str]) -> str:
 
 
 def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
-    """Order planes whose header does not say where they lie: frames as in their file, files by their numbers."""
+    """Order planes whose headers state no position: frames as in their file, files by their InstanceNumber."""
     if len(planes) == 1:
         return Stack((0,))
     tilt = next((plane.tilt for plane in planes if plane.tilt), 0.0)
@@ -225,7 +225,7 @@ def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
 def _check_even(
     planes: Sequence[Plane], places: npt.NDArray[Any], grown: npt.NDArray[Any], what: str, copied: Callable[[int], bool]
 ) -> None:
-    """Refuse places of planes in order: twice one, a gap, uneven steps, drift, shear."""
+    """Raise ``Misfit`` if ordered planes have a duplicate, a gap, uneven steps, drift, shear or a shifted slice."""
     along = places @ grown
     steps = np.diff(along)
     usual, count = float(np.median(steps)), len(planes)
@@ -308,5 +308,5 @@ def _twice(
 
 
 def _apart_by(name: str | None, what: str) -> str:
-    """Return what takes stacks apart that differ in this attribute: of frames dcm2niix knows times alone."""
+    """Return the remedy that separates mixed stacks by an attribute; for frames, dcm2niix can only separate times."""
     return OWN_STACK if what == "files" else ONE_TIME if name == "TemporalPositionIndex" else OWN_FILE

@@ -1,1 +1,1 @@
-"""What a datalist holds and how it is checked; :mod:`fairflare.data.datalist` reads and writes it."""
+"""Represent and check the content of a datalist; :mod:`fairflare.data.datalist` reads and writes the file."""

@@ -1,11 +1,11 @@
-"""Attributes of people in a datalist (sex, age, scanner): how they are declared, and which group a value is of.
+"""Read the attributes of people (sex, age, scanner) that a datalist declares, and find the group of each value.
 
-Beside the splits a list declares each attribute once::
+Beside the splits a datalist declares each attribute once::
 
     "attributes": {"sex": {"kind": "category", "values": ["F", "M"]}, "age": {"kind": "number", "bins": [40, 60]}}
 
-and an entry may carry ``"attributes": {"sex": "F", "age": 63}``. They stay at the site: what a run asks for leaves as
-sums over a group.
+and an entry may carry ``"attributes": {"sex": "F", "age": 63}``. The values of single people stay at the site: only
+sums over a group leave it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from fairflare.base.checks import nearest
 
 UNKNOWN = "unknown"  # the group of images without a value; always the last one
-MOST_GROUPS = 50  # of one attribute
-MAX_NAME = 60  # characters of an attribute's or a category's name
+MOST_GROUPS = 50  # largest number of groups of one attribute
+MAX_NAME = 60  # largest number of characters of an attribute's or a category's name
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'
 
 
 class UndeclaredValue(ValueError):
-    """An image's attributes do not go with what is declared.
+    """Report that attributes of an image contradict the attributes that the datalist declares.
 
     Args:
-        message: for the site's own log.
-        public: the same without the value.
+        message: text for the site's own log.
+        public: the same text without the value of the attribute.
     """
 
     def __init__(self, message: str, public: str) -> None:
@@ -39,12 +39,12 @@ class UndeclaredValue(ValueError):
 
 @dataclass(frozen=True)
 class Attribute:
-    """A declared attribute.
+    """Describe one attribute that a datalist declares.
 
     Attributes:
-        name: such as ``age``.
-        values: of a category, in order; empty: it is a number.
-        bins: inner edges of a number's bins, ascending; a value on an edge is of the upper bin.
+        name: name of the attribute, such as ``age``.
+        values: values of a categorical attribute, in order; empty for an attribute that is a number.
+        bins: inner edges of the bins of a numeric attribute, ascending; a value on an edge belongs to the upper bin.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Attribute:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups, the last one ``unknown``.
+        """Return the names of the attribute's groups, the last one ``unknown``.
 
         >>> Attribute("age", bins=(40, 60)).groups
         ('<40', '40-60', '>=60', 'unknown')
@@ -65,10 +65,10 @@ class Attribute:
         return (f"<{edges[0]}", *inner, f">={edges[-1]}", UNKNOWN)
 
     def group_of(self, value: Any) -> int:
-        """Return the number of the group of a value; ``None``, an empty text and NaN are ``unknown``.
+        """Return the index of the group that a value belongs to; ``None``, an empty text and NaN are ``unknown``.
 
         Raises:
-            UndeclaredValue: outside the declared categories, or no number.
+            UndeclaredValue: the value is none of the declared categories, or is not a finite number.
         """
         if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             return len(self.groups) - 1
@@ -87,7 +87,7 @@ def read_declared(given: Any) -> dict[str, Attribute]:
     """Return the attributes that a datalist declares.
 
     Raises:
-        ValueError: not of the form above; names attribute and value.
+        ValueError: a declaration does not have the form of ``FORM``; the message names attribute and value.
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"'attributes' must give each attribute as {FORM}, got {given!r:.200}")
@@ -115,14 +115,14 @@ def _declared(name: str, told: Any) -> Attribute:
 
 
 def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
-    """Return the number of an image's group, by declared attribute.
+    """Return the index of the group that an image belongs to, by the name of each declared attribute.
 
     Args:
-        given: the entry's ``attributes``; ``None``: it has none.
-        declared: of the list.
+        given: the key ``attributes`` of the image's entry; ``None``: the entry has no such key.
+        declared: attributes that the datalist declares, by name.
 
     Raises:
-        UndeclaredValue: an attribute that is not declared, or a value that does not go with it.
+        UndeclaredValue: an attribute is not declared, or its value is not among the declared ones.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""A datalist while it is checked, entry by entry."""
+"""Check the content of a site's datalist, entry by entry."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from fairflare.data.listing.attributes import FORM, Attribute, UndeclaredValue, 
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
-MAX_NAME = 60  # characters of a class's name
-EXTRA_TEST = "test_"  # how the names of further test lists begin
+MAX_NAME = 60  # largest number of characters of a class's name
+EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
 
 
 @dataclass(frozen=True)
 class CheckedList:
-    """A datalist while it is checked."""
+    """Check one site's datalist, and raise or collect the problems that are found."""
 
     site: str
     root: Path
     file: Path
     class_labels: bool
-    folders: tuple[Path, ...]  # that files may really lie in
+    folders: tuple[Path, ...]  # folders in which the files must lie after links are resolved
     listed: dict[Path, list[Path]] = field(default_factory=dict)
-    problems: list[DataError] | None = None  # None: the first one is raised
+    problems: list[DataError] | None = None  # takes every problem; None: the first problem is raised
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what is wrong in here, where problems are collected."""
+        """Collect a ``DataError`` of the ``with`` block in ``problems``; raise the error if problems is ``None``."""
         try:
             yield
         except DataError as error:
@@ -149,7 +149,7 @@ class CheckedList:
         return entries
 
     def sample(self, entry: Any, where: str) -> Sample:
-        check_stop()  # a look at each file can take long on a network drive
+        check_stop()  # checking each file can take long on a network drive
         if not isinstance(entry, dict):
             raise self.bad(
                 f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
@@ -183,7 +183,7 @@ class CheckedList:
         return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
-        """Return an entry's key of a patient or volume: a text, or a number as text; ``None``: it has none."""
+        """Return an entry's identifier of a patient or volume as text; ``None``: the entry has no such key."""
         value = entry.get(name)
         if value is None:
             return None
@@ -226,7 +226,7 @@ class CheckedList:
         try:
             series = self.series(path, key, where) if path.is_dir() else []
             there = path.is_file()
-        except OSError as error:  # too long a name, a folder that may not be read
+        except OSError as error:  # the name is too long, or a folder may not be read
             raise self.bad(
                 f"'{key}' of {where}, '{str(path)[:200]}', cannot be looked at: {error.strerror}; correct the path or "
                 "take the entry out",
@@ -252,8 +252,8 @@ class CheckedList:
         return path
 
     def series(self, path: Path, key: str, where: str) -> list[Path]:
-        """Return the files of a folder, which must be DICOM."""
-        if path not in self.listed:  # once for all slices
+        """Return the DICOM files of a folder; raise ``DataError`` if the folder has none."""
+        if path not in self.listed:  # list a folder once for all entries that pick a slice of it
             found = files_of_series(path)
             if not found:
                 raise self.bad(
@@ -267,7 +267,7 @@ class CheckedList:
         return self.listed[path]
 
     def check_inside(self, path: Path, key: str, where: str) -> None:
-        """Refuse a link that leads out of the folders."""
+        """Raise ``DataError`` if a path is a link that leads out of the allowed folders."""
         if not lies_in(path, self.folders):
             raise self.bad(
                 f"'{key}' of {where}, '{path}', is a link to '{path.resolve()}', outside data_root '{self.root}'; "

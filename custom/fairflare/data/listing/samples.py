@@ -1,4 +1,4 @@
-"""What a checked datalist is made of, and what is wrong with one."""
+"""Represent a checked datalist, its samples, and errors in a site's data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fairflare.data.listing.attributes import Attribute
 
 if TYPE_CHECKING:
     from fairflare.data.geometry import Misfit
-BLOCK = 4096  # bytes of each of three places of a file that its checksum is of
+BLOCK = 4096  # bytes that a checksum takes of a file's beginning, middle and end, each
 
 
 class DataError(ValueError):
-    """Data or settings of a site that cannot be used.
+    """Report data or settings of a site that cannot be used.
 
     Args:
-        message: for the site's own log: names site, file and key, and says what to do.
-        public: the same without file names, paths or values from files; may be sent to the server.
-        reason: what is wrong with one file, without site, name and remedy, where it is about one.
-        misfit: of slices, or of an image and its mask.
+        message: text for the site's own log; it names site, file and key, and tells how to correct the problem.
+        public: the same text without file names, paths or values from files; it may be sent to the server.
+        reason: for a problem of one file, what is wrong with that file, without site, name and remedy.
+        misfit: the cause, where slices form no stack, or a mask does not fit its image.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """An image with its mask (a file) or its class; ``slice`` picks one slice when they are volumes.
+    """Represent an image with its mask (a file) or its class; ``slice`` picks one slice when the files are volumes.
 
-    ``patient`` and ``volume`` (of a picture that is a slice of one, where its file is not the volume) are the site's
-    own keys: they are in no message but its own log's. ``spacing`` is in mm. ``groups``: the number of its group by
-    attribute.
+    ``patient`` and ``volume`` are identifiers that the site gave to a person, and to a volume of which each slice is a
+    file of its own; they appear in no message except the site's own log. ``spacing`` is the size of a pixel in mm.
+    ``groups`` is the index of the image's group, by the name of the attribute.
     """
 
     image: Path
@@ -56,12 +56,12 @@ class Sample:
 
     @property
     def part_of(self) -> str | None:
-        """The volume that it is a slice of; ``None``: it is a picture by itself."""
+        """Return the identifier of the volume that the image is a slice of; ``None`` for a single picture."""
         return self.volume or (None if self.slice is None else str(self.image))
 
     @property
     def case(self) -> tuple[str, str]:
-        """Whose image it is: its patient's, where the list names patients; else of its volume, else of nothing else."""
+        """Return kind and name of the case that the image belongs to: patient, else volume, else the image itself."""
         if self.patient is not None:
             return "patient", self.patient
         return ("volume", self.part_of) if self.part_of is not None else ("image", str(self.image))
@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Datalist:
-    """The checked datalist of one site: samples by split, with absolute paths."""
+    """Represent the checked datalist of one site: samples by split, with absolute paths."""
 
     site: str
     file: Path
@@ -80,14 +80,14 @@ class Datalist:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     def cases(self, split: str) -> list[tuple[str, str]]:
-        """Return whose each sample of a split is, see :attr:`Sample.case`."""
+        """Return the case (patient, volume or image) of each sample of a split, see :attr:`Sample.case`."""
         return [sample.case for sample in self.splits[split]]
 
     def fingerprint(self, split: str) -> str:
         """Return a checksum of a split's files and labels, the same in any order and any folder.
 
-        Of a file count its name, its size, and 4 KiB each of its beginning, middle and end: reading whole volumes would
-        take as long as a round.
+        The checksum is of each file's name, size, and 4 KiB each of its beginning, middle and end: reading whole
+        volumes would take as long as a round.
         """
         marks = sorted(
             (sample.image.name, _mark(sample.image), sample.slice, label if isinstance(label, int) else _mark(label))
@@ -98,7 +98,7 @@ class Datalist:
 
 
 def _mark(path: Path) -> str:
-    """Return a checksum of a file's size and of three blocks of it, or of all files of a series."""
+    """Return a checksum of a file's size and of three of its blocks; for a folder, those of all its files."""
     if path.is_dir():
         return " ".join(sorted(f"{file.name} {_mark(file)}" for file in path.iterdir() if file.is_file()))
     size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Bring images of one's own into the form that a site reads: images, masks or classes, and a datalist.
+"""Bring a user's own images into the form that a site reads: images, masks or classes, and a datalist.
 
 ===================  ================================================================================
 ``images``           any images with classes: folders, or a CSV file
@@ -12,11 +12,11 @@ For example::
     python -m fairflare.data.preparers images --source FOLDER --out DATA
 
 writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` (not where a class is the label) and
-``DATA/<site>/datalist.json`` for every site, and ``DATA/fairflare.json``, which says where each site's data are:
-copied into the ``local`` folder of a simulator workspace, it makes the job run on them. Beside it: counts, a manifest.
-Images are split 6:2:2 into training, validation and test by patient, where the data set
-does not say otherwise. Either everything is written or nothing. Other packages add preparers, such as those of public
-sets, by the entry point group ``fairflare.preparers``.
+``DATA/<site>/datalist.json`` for every site, a table of counts, a manifest, and ``DATA/fairflare.json``, which names
+the folder of each site's data: copied into the ``local`` folder of a simulator workspace, this file makes the job run
+on the data. Images are split 6:2:2 into training, validation and test by patient, unless the data set defines the
+split. Either everything is written or nothing. Other packages add preparers, such as those of public data sets, by the
+entry point group ``fairflare.preparers``.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def preparers() -> dict[str, Preparer]:
-    """Return the preparers by name: those of one's own files, and those that installed packages add."""
+    """Return the preparers by name: those for a user's own files, and those that installed packages add."""
     found = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
     for point in entry_points(group="fairflare.preparers"):
         added: Mapping[str, Preparer] = point.load()

@@ -1,4 +1,4 @@
-"""The command: ``python -m fairflare.data.preparers NAME ...``, which is ``fairflare prepare``."""
+"""Run the command ``python -m fairflare.data.preparers NAME ...``, which is the same as ``fairflare prepare``."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ SHARED = (
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Prepare one data set and say what was written; returns the exit status.
+    """Prepare one data set, print a summary, and return the exit status.
 
     Args:
-        arguments: of the command line; ``None``: this process's own.
-        prog: what the command is called.
+        arguments: arguments of the command line; ``None``: those of this process.
+        prog: name of the command.
     """
     try:
         make_app(prog)(args=None if arguments is None else list(arguments), prog_name=prog)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def make_app(prog: str = PROG) -> typer.Typer:
-    """Return an app with every preparer as a command of its own."""
+    """Return a typer app with every preparer as a command."""
     app = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
@@ -93,7 +93,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
 
 @contextmanager
 def counting_files() -> Iterator[Callable[[int], None]]:
-    """Say in a terminal how many files are written."""
+    """Show in a terminal how many files are written; yield the function that takes the number."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -105,7 +105,7 @@ def counting_files() -> Iterator[Callable[[int], None]]:
 
 
 def say(out: Path, by_name: bool = False) -> None:
-    """Say what every site has now; ``by_name``: the command can tell patients by the names of images (``--group``)."""
+    """Print the images of every site; ``by_name``: the command can find patients in names of images (``--group``)."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
@@ -127,7 +127,7 @@ def say(out: Path, by_name: bool = False) -> None:
 
 
 def _table(counts: Path) -> str:
-    """Return the images of each class at each site, in the site's own splits together."""
+    """Return a table, as text, of the number of images of each class at each site, its three splits together."""
     import pandas
 
     rows = pandas.read_csv(counts, dtype={"site": str, "class": str}, keep_default_na=False)
@@ -138,7 +138,7 @@ def _table(counts: Path) -> str:
 
 
 def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:
-    """Say that nobody said whose images sites have, and what the names of these suggest."""
+    """Yield lines that name sites without known patients, and the grouping that the names of their images suggest."""
     unknown: dict[str, list[str]] = {}
     for site in sites:
         content = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))

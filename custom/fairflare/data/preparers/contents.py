@@ -1,4 +1,4 @@
-"""What is in a folder: its images, by the reader's own idea of one, and what is passed over, with what converts it."""
+"""List the images of a folder that the readers support, and the ignored files with commands that convert them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.kinds import named
 from fairflare.data.preparers.names import composed, existing_folder
 
-# Written down beside images, and read or passed over on purpose.
+# Endings of files that lie beside images, and are read or ignored on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
 ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\""
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""
@@ -33,7 +33,7 @@ CONVERTERS = {
     **dict.fromkeys((".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack it"),
-    # The palette of a GIF is no label.
+    # A GIF is converted to RGB, because its palette indices are no labels.
     ".gif": "python -c \"from PIL import Image; Image.open('{0}').convert('RGB').save('{1}.png')\"",
     ".mnc": NIBABEL + " (of MINC 2 with pip install h5py)",
     ".npy": (
@@ -44,18 +44,18 @@ CONVERTERS = {
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",
 }
-DATA_OF = {".img": ".hdr", ".raw": ".mhd", ".zraw": ".mhd"}  # endings of files that are read by another one's name
+DATA_OF = {".img": ".hdr", ".raw": ".mhd", ".zraw": ".mhd"}  # endings of data files, each with that of its header file
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is below a folder, apart from hidden files, companions and sidecars.
+    """Represent the content of a folder at any depth, without hidden files, system files and sidecar files.
 
     Attributes:
         folder: the folder.
-        images: files that are read, in the order of their paths.
-        unread: all others.
-        folders: that were gone through, without the folder itself.
+        images: files that can be read as images, in the order of their paths.
+        unread: all other files.
+        folders: all subfolders that were searched.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Contents:
 
     @cached_property
     def series(self) -> list[Path]:
-        """Return the folders below with DICOM files in them."""
+        """Return the subfolders that hold DICOM files."""
         return [folder for folder in self.folders if files_of_series(folder)]
 
     def key(self, path: Path) -> str:
@@ -73,7 +73,7 @@ class Contents:
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
-        """Say what is not read: number, three names and a converter of each ending; empty: nothing."""
+        """Return a text on the files that are not read: number, three names and a converter of each ending."""
         halves = {
             path.with_suffix(half) for path in self.unread for half, whole in DATA_OF.items() if path.suffix == whole
         }
@@ -81,21 +81,21 @@ class Contents:
         return "; ".join(_told(ending, list(paths), self.folder) for ending, paths in groupby(unread, suffix_of))
 
     def notes(self) -> list[str]:
-        """Return the same as a note; none where nothing is passed over."""
+        """Return a list with one note on the files that are not read; an empty list if there are none."""
         return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
 
 
 def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
-    """Go through a folder, links too.
+    """List the content of a folder at any depth, following links.
 
     Args:
-        folder: where to look.
-        endings: of images that are wanted; a file without a known ending counts as ``.dcm`` where it has DICOM's mark.
-        besides: folders below it that are another's.
+        folder: folder to search.
+        endings: endings of wanted images; a file without a known ending counts as ``.dcm`` if it has DICOM's mark.
+        besides: subfolders to skip.
 
     Raises:
-        DataError: it is no folder.
-        OSError: a folder in it cannot be read.
+        DataError: the folder does not exist.
+        OSError: a subfolder cannot be read.
     """
     seen = {path.resolve() for path in besides}
     folders: list[Path] = []
@@ -124,12 +124,12 @@ def _refuse(error: OSError) -> None:
 
 
 def known_ending(path: Path) -> str:
-    """Return the ending of a file, where the reader knows it; that of ``1.2.840.5`` is none."""
+    """Return the ending of a file if the readers support it, else an empty text, as for ``1.2.840.5``."""
     return ending if (ending := suffix_of(path)) in SUFFIXES else ""
 
 
 def without_ending(name: str) -> str:
-    """Return a name without an ending that the reader knows."""
+    """Return a name without its ending, if the readers support that ending."""
     return name[: len(name) - len(known_ending(Path(name)))]
 
 

@@ -1,4 +1,4 @@
-"""How the images of one data set become those of several sites: partitions, corruptions, a common test set, folds."""
+"""Deal the images of one data set to several sites: by partitions, with corruptions, a common test set and folds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_CORRUPTION = "none"  # on the command line
 
 @settings
 class Dealing:
-    """How images are dealt to sites, and what is done to those of some.
+    """Store the rule by which images are dealt to sites, and the corruption of some sites' images.
 
     Args:
         partition: ``"site"``: as the data say (all of one site where they say nothing). The others deal all images to
@@ -111,7 +111,7 @@ class Dealing:
 
     @property
     def corruption(self) -> tuple[str, int] | None:
-        """Return the kind and severity."""
+        """Return the kind and severity of the corruption; None: images are not corrupted."""
         if self.corrupt is None:
             return None
         kind, _, severity = self.corrupt.partition(":")
@@ -122,21 +122,21 @@ class Dealing:
 
     @property
     def edge(self) -> int:
-        """Return the height and width that images are brought to; 0: none."""
+        """Return the height and width in pixels to which images are resized; 0: images keep their size."""
         return self.size or (REFERENCE_SIZE if self.corrupt is not None else 0)
 
 
 def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[Item]]:
-    """Return the images of each site.
+    """Deal images to sites, and return the images of each site.
 
     Args:
         items: all images, with classes (``mask`` a number) or masks.
-        dealing: how.
-        seed: of everything random.
+        dealing: rule by which the images are dealt.
+        seed: random seed of all draws.
 
     Raises:
-        DataError: there are no images, or no classes where the partition needs them.
-        ValueError: no such partition of these images.
+        DataError: there are no images, or no classes although the partition needs them.
+        ValueError: these images cannot be partitioned in this way.
     """
     if not items:
         raise DataError("no images were found")
@@ -166,7 +166,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
 
 
 def _apart(item: Item) -> Item:
-    """Return an item whose name and patient are not those of another site."""
+    """Return an item whose name and group are made unique by the name of its site."""
     if not item.site:
         return item
     name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
@@ -174,12 +174,12 @@ def _apart(item: Item) -> Item:
 
 
 def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:
-    """Return the sites whose images are corrupted: the last ones."""
+    """Return the names of the sites with corrupted images, which are the last ones."""
     return list(names[len(names) - dealing.corrupt_sites :]) if dealing.corrupt is not None else []
 
 
 def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[Item], list[Item]]:
-    """Return test images, and the rest."""
+    """Draw the common test images by group, each class in the same share; return them and the remaining images."""
     groups, labels = group_labels(items)
     share = dealing.fractions[2]
     _, part = partitions.stratified_split(labels, (1 - share, share), seed=image_seed("common test", seed))
@@ -190,7 +190,7 @@ def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
 
 
 def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int) -> dict[str, list[Item]]:
-    """Return what each site has of the held-out images as its own test, each class as it has the class else."""
+    """Divide held-out images into the sites' own test sets, each class in proportion to the sites' images of it."""
     groups, labels = group_labels(held)
     counts = {name: Counter(group_labels(own)[1]) for name, own in sites.items()}
     owner: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
 
 
 def _tests(common: Sequence[Item], dealing: Dealing, seed: int, own_bad: bool) -> list[Item]:
-    """Return the common test images as a site gets them whose own images are corrupted, or are not."""
+    """Return the common test images for a site; ``own_bad``: the site's own images are corrupted."""
     found = []
     for item in common:
         clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
@@ -263,7 +263,7 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
 
 
 def options(usual: Dealing) -> list[Parameter]:
-    """Return the options of :class:`Dealing`; their defaults are those of the data set."""
+    """Return the command-line options of :class:`Dealing`, with the data set's usual rule as defaults."""
     declared: tuple[tuple[str, Any, str, Any], ...] = (
         ("partition", Partition, "Who gets what; site: as the data say.", usual.partition),
         ("sites", int | None, f"How many (default: {usual.sites or 'as they are'}).", None),
@@ -283,10 +283,10 @@ def options(usual: Dealing) -> list[Parameter]:
 
 
 def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
-    """Take the options of :class:`Dealing` out of all options.
+    """Take the options of :class:`Dealing` out of all options, and make the rule from them.
 
-    What is not given is as usual for the data set, where it goes with what is given: no number of sites with the data's
-    own, no corrupted sites without a corruption.
+    Options that are not given have the data set's usual value, if that is possible with the given ones: the number of
+    sites is left out with the data's own sites, and corrupted sites are left out without a corruption.
     """
     found = {name: options.pop(name) for name in field_names(Dealing)}
     if found["sites"] is None and found["partition"] != "site":

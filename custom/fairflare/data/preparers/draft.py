@@ -1,4 +1,4 @@
-"""A result that is not finished: its files, written by several threads into a folder that is moved into place."""
+"""Write the files of an unfinished result by several threads into a hidden folder, which is later moved into place."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fairflare.data.preparers.items import Item, Source, pixels_of
 
 FOLDER = ".prepare-draft"
 CORES = os.cpu_count() or 1
-MOST_WAITING = 4 * CORES  # images: what is in memory at a time
+MOST_WAITING = 4 * CORES  # largest number of images in memory at a time
 
 
 class Draft:
-    """Files on their way.
+    """Write the files of a new result into a temporary folder.
 
     Args:
-        folder: gets ``new`` (the files) and ``old`` (what they replace).
-        threads: write the files.
-        progress: is told the number of files that are done.
+        folder: temporary folder with the subfolders ``new`` (new files) and ``old`` (files that they replace).
+        threads: pool of threads that write the files.
+        progress: function that is called with the number of files written so far.
     """
 
     def __init__(self, folder: Path, threads: ThreadPoolExecutor, progress: Callable[[int], None]) -> None:
@@ -40,7 +40,7 @@ class Draft:
         self.checksums: dict[str, str] = {}
         self._progress, self._threads = progress, threads
         self._waiting: deque[tuple[str, Future[str]]] = deque()
-        self._first: dict[str, str] = {}  # folder in which a file that all sites share is written
+        self._first: dict[str, str] = {}  # folder that holds a file that all sites share, by the file's name
         self._links: list[tuple[str, str]] = []
 
     def put(self, folder: str, item: Item) -> Item:
@@ -52,7 +52,7 @@ class Draft:
         return replace(item, image=image, mask=mask)
 
     def _put(self, folder: str, name: str, source: Any, shared: bool) -> str:
-        """Write a file and return its name; of a folder (a series) the DICOM files are copied, pixels become a PNG."""
+        """Write a file and return its name: copy a file or a folder's DICOM files, or save pixels as PNG."""
         if isinstance(source, Path) and source.is_dir():
             for file in files_of_series(source):
                 self._submit(f"{folder}/{name}/{file.name}", file)
@@ -82,11 +82,11 @@ class Draft:
         return sha256_of(target)
 
     def link(self, name: str, other: str) -> None:
-        """Give one file a second path when all are written."""
+        """Record that a file gets a second path ``name``, as a link, once all files are written."""
         self._links.append((name, other))
 
     def finish(self) -> None:
-        """Wait for all files, and make the links."""
+        """Wait until all files are written, and make the recorded links."""
         while self._waiting:
             self._settle()
         for name, other in self._links:
@@ -112,10 +112,10 @@ def _save(target: Path, source: Source) -> None:
 
 @contextmanager
 def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
-    """Give a draft in the folder of the result, which one process at a time has; nothing of it stays.
+    """Yield a draft in the folder of the result, locked for one process; remove its temporary folder at the end.
 
     Raises:
-        DataError: another process prepares into this folder.
+        DataError: another process writes to this folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     folder = out / FOLDER
@@ -134,7 +134,7 @@ def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
 
 
 def _fresh(folder: Path, out: Path) -> None:
-    """Empty the folder of a draft, and put back what a killed call had taken away.
+    """Empty the folder of a draft, and restore an old result that a killed call had moved away.
 
     A call that is killed while it replaces a result leaves the old result in that folder.
     """

@@ -1,4 +1,4 @@
-"""What a preparer hands on for each image: where its pixels come from, and what is known about it."""
+"""Represent the images of a preparer before they are written: source of the pixels, and facts about each image."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from fairflare.data.reading import read_image, read_mask
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 
 
-# Pixels, a file, or what makes pixels when they are written.
+# Source of an image: pixels, the path of a file, or a function that returns pixels when the image is written.
 Source: TypeAlias = "Pixels | Path | Callable[[], Pixels]"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One image on its way into a site's folder.
+    """Represent one image that is to be written into a site's folder.
 
     Attributes:
-        name: of its file, without ending.
-        group: items of one group (a patient) stay in one split and at one site.
-        image: its pixels; a path is copied as it is.
-        mask: the same, or the number of the class, first its name.
-        patient: the site's own key, for the datalist; None: not known.
-        site: where the source says that it is from.
-        splits: where the source puts it; none: drawn.
-        volume, spacing: for the datalist.
-        attributes: of the person, for the datalist; None: not known.
-        slices: numbers of those to be listed, each as an entry; None: the file as it is.
-        shared: every site has it: its file is written once.
-        fold: of a cross-validation in which it is tested, from 0; None: drawn within its site.
-        attribute: of the person (skin tone): of a common test set ``test_<attribute>`` has those with it.
-        text: that a patient is searched in; empty: the name.
-        row: of a table, for attributes.
+        name: name of the image's file, without ending.
+        group: name of the image's group (patient); images of one group stay in one split and at one site.
+        image: source of the pixels; a path is copied unchanged.
+        mask: source of the mask, or the number of the class; before classes are numbered, the name of the class.
+        patient: identifier of the patient for the datalist; None: not known.
+        site: name of the site that the source gives.
+        splits: splits that the source gives; empty: the split is drawn.
+        volume, spacing: values of these keys in the datalist.
+        attributes: attributes of the person for the datalist; None: not known.
+        slices: numbers of the slices to list, each as an entry; None: the file is listed as one entry.
+        shared: whether every site has the image, whose file is then written once.
+        fold: number of the cross-validation's fold that tests the image, from 0; None: drawn within its site.
+        attribute: attribute of the person (skin tone), for the test list ``test_<attribute>`` of a common test set.
+        text: text in which a patient is searched; empty: the name.
+        row: row of a table, for attributes.
     """
 
     name: str
     group: str
-    image: Any  # Source; once written the path below the folder of the site
-    mask: Any  # the same, int or str
+    image: Any  # Source; after writing, the path below the folder of the site
+    mask: Any  # Source, path, int or str
     patient: str | None = None
     site: str = ""
     splits: tuple[str, ...] = ()
@@ -63,23 +63,23 @@ class Item:
 
 
 def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
-    """Return a mask whose grey values become labels by range.
+    """Convert the grey values of a mask to labels by ranges.
 
     Args:
-        source: the mask.
-        tops: of each range but the last one, in order, the highest value; the last one goes to 255.
-        labels: one for each range.
+        source: source of the mask.
+        tops: highest value of each range but the last, in order; the last range ends at 255.
+        labels: label of each range.
     """
     return np.asarray(labels, np.uint8)[np.searchsorted(np.asarray(tops), mask_of(source))]
 
 
 def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
-    """Return a corrupted copy of an image that is brought to edge x edge pixels before."""
+    """Resize an image to edge x edge pixels, and return a corrupted copy."""
     return corrupt(resized(source, edge), kind, severity, seed)
 
 
 def pixels_of(source: Source) -> Pixels:
-    """Return the pixels of an image as 8 bits, of its own size; those of a file as training reads it."""
+    """Return the pixels of an image as 8 bits in its own size; a file is read as training reads it."""
     if isinstance(source, Path):
         pixels = np.round(read_image(Sample(source, 0), site="source", split="none") * 255).astype(np.uint8)
         return pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
@@ -87,7 +87,7 @@ def pixels_of(source: Source) -> Pixels:
 
 
 def mask_of(source: Source) -> Pixels:
-    """Return the values of a mask, 0 to 255; those of a file as training reads it."""
+    """Return the values of a mask, 0 to 255; a file is read as training reads it."""
     if not isinstance(source, Path):
         return source() if callable(source) else source
     values = read_mask(Sample(source, source), site="source", split="none")
@@ -97,8 +97,9 @@ def mask_of(source: Source) -> Pixels:
 
 
 def resized(source: Source, edge: int, is_mask: bool = False) -> Pixels:
-    """Bring an image to edge x edge pixels by Pillow's bilinear filter, a low-pass where it shrinks, a mask by nearest
-    neighbour.
+    """Resize an image or a mask to edge x edge pixels.
+
+    An image is resized by Pillow's bilinear filter, which smooths where it shrinks; a mask by nearest neighbour.
     """
     pixels = mask_of(source) if is_mask else pixels_of(source)
     if pixels.shape[:2] == (edge, edge):

@@ -1,4 +1,4 @@
-"""The values of masks: what a task needs of them, and what ``fairflare.json`` says of every site."""
+"""Derive the label settings of a task, and those of ``fairflare.json``, from the values of masks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fairflare.data.datalist import DataError
 from fairflare.data.preparers.names import listing
 
 MOST_LABELS = 256
-VOID = 255  # what many data sets write where nobody drew
-BLACK_AND_WHITE = [0, 255]  # which every task on masks reads as 0 and 1
+VOID = 255  # value of unlabelled pixels in many data sets
+BLACK_AND_WHITE = [0, 255]  # values that every task on masks reads as 0 and 1
 
 
 def labels_of(
     values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the task, and what ``fairflare.json`` says of every site.
+    """Return the settings of the task for the labels of masks, and the settings of every site in ``fairflare.json``.
 
     Args:
-        values: of all masks.
-        called: names of labels.
-        notes: gets what is said of the labels.
-        given: label of each value, where somebody says it.
+        values: all values that occur in the masks.
+        called: names of labels by value.
+        notes: list to which notes on the labels are added.
+        given: label of each value, if the user gives them.
 
     Raises:
-        DataError: they are too many, there is no label but 0, or a value is none of those given.
+        DataError: there are too many values, there is no label but 0, or a value is missing in ``given``.
     """
     if given:
         mapped = {int(value): int(label) for value, label in given.items()}

@@ -1,4 +1,4 @@
-"""What tables and names say: whose an image is, its class, its split, attributes of people."""
+"""Derive an image's patient, class, split and attributes from tables and names."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ SPLIT_NAMES: Mapping[str, str] = {
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
 NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
-MOST_CLASSES = 1000  # a higher number is a patient's, or a date
-ONE_PATIENT = 3  # images: of fewer a site cannot be split in any case
+MOST_CLASSES = 1000  # a higher number in a label column is taken for a patient's number or a date
+ONE_PATIENT = 3  # with fewer images, a site cannot be split in any case
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
 
 def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | None]:
-    """Return the expression of every site.
+    """Return the regular expression of every site that finds the patient in an image's name.
 
     Args:
-        given: one for all; ``SITE=EXPRESSION`` texts, perhaps with one for all others; or by site; ``None``: none.
-        sites: all that there are.
+        given: one expression for all sites; ``SITE=EXPRESSION`` texts, perhaps with one expression for all other sites;
+            or expressions by site; ``None``: none.
+        sites: names of all sites.
 
     Raises:
-        ValueError: an expression that is none, or without a part in brackets; two of one site; an unknown site.
+        ValueError: an expression is invalid or has no group, a site has two expressions, or a site is unknown.
     """
     found: dict[str, str | None] = {}
     for text in [given] if isinstance(given, str) else given or ():
@@ -67,10 +68,10 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
 
 
 def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
-    """Return the patient of an image, by the expression of its site in a text, else by a DICOM header.
+    """Return the patient of an image: the group that the site's expression finds in ``text``, else by a DICOM header.
 
     Raises:
-        DataError: the expression does not match; says the ``site`` and the ``image``.
+        DataError: the expression does not match; the message names the ``site`` and the ``image``.
     """
     if group is None:
         file = dicom_of(image)
@@ -86,28 +87,30 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
 
 
 def dicom_of(image: Path) -> Path | None:
-    """Return an image that is a DICOM file, or the first file of a series; None: it is something else."""
+    """Return the image's DICOM file, or the first file of its DICOM series; None: the image is of another type."""
     files = files_of_series(image) if image.is_dir() else [image] if kind_of(image) is Dicom else []
     return next(iter(files), None)
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
-    """Return a key of the patient of a DICOM file: the start of a hash; None: the header says nothing."""
+    """Return the start of a hash of a DICOM file's PatientID as identifier; None: the header names no patient."""
     import pydicom
 
     try:
         header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
-    except Exception as error:  # pydicom raises what it likes for a damaged file
+    except Exception as error:  # pydicom raises errors of any type for a damaged file
         raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
     own = str(header.get("PatientID", "")).strip()
     return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None
 
 
 def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
-    """Refuse a site all of whose images are of one patient: no split is possible, and the number is often a stand-in.
+    """Raise ``DataError`` for a site all of whose images are of one patient.
+
+    Such a site cannot be split, and its patient's name is often a placeholder.
 
     Raises:
-        DataError: names the site, what said whose the images are, and what to say instead.
+        DataError: the message names the site, the source of the patient's name, and how to correct it.
     """
     for site, own in groupby(sorted(items, key=lambda item: item.site), lambda item: item.site):
         images = {item.image: item.patient for item in own if isinstance(item.image, Path)}
@@ -128,7 +131,7 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
 
 
 def by_value(labels: Sequence[str]) -> list[str]:
-    """Return labels as they are, but whole numbers, where all are such, without zeros in front and behind the point.
+    """Return labels unchanged, or without leading zeros and decimals if all are whole numbers.
 
     >>> by_value(["00", "1.0", "2"]), by_value(["00", "x"])
     (['0', '1', '2'], ['00', 'x'])
@@ -141,10 +144,10 @@ def by_value(labels: Sequence[str]) -> list[str]:
 
 
 def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, list[float]]]:
-    """Return the column and inner edges of the bins of each attribute; without edges it is a category.
+    """Return the column and inner bin edges of each attribute; an attribute without edges is a category.
 
     Raises:
-        ValueError: edges that are no numbers; an attribute without a column.
+        ValueError: edges are no numbers, or an attribute has no column.
 
     >>> columns_of({"sex": "sex", "age": "age_approx:40,60"})
     {'sex': ('sex', []), 'age': ('age_approx', [40.0, 60.0])}
@@ -162,14 +165,14 @@ def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, lis
 def attributes_of(
     attributes: Mapping[str, str] | None, rows: Sequence[Row]
 ) -> tuple[dict[str, Any], list[dict[str, str | float]]]:
-    """Return how the attributes are declared in a datalist, and those of each row; what is not known is left out.
+    """Return the declaration of the attributes for a datalist, and the attributes of each row without unknown values.
 
     Args:
-        attributes: as in :func:`columns_of`.
-        rows: of the table.
+        attributes: attributes and their columns, as in :func:`columns_of`.
+        rows: rows of the table.
 
     Raises:
-        DataError: a value that is no number where there are bins, or too many values where there are none.
+        DataError: a value of an attribute with bins is no number, or a category has too many values.
     """
     declared: dict[str, Any] = {}
     found: list[dict[str, str | float]] = [{} for _ in rows]
@@ -202,7 +205,7 @@ def _as_number(text: str, where: str) -> float:
 
 
 def split_name(text: str, row: Row) -> str:
-    """Return a split by one of its usual names; nothing stays nothing."""
+    """Return the split that a text of a table names by a usual name; an empty text stays empty."""
     if text and text.lower() not in SPLIT_NAMES:
         raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
@@ -212,7 +215,7 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
     """Return the names of the classes, in the order of their numbers, and the number of each image's class.
 
     Raises:
-        DataError: there are fewer than two, a label is none of those that are given, or numbers are no classes' ones.
+        DataError: there are fewer than two classes, a label is none of those given, or numbers cannot be classes.
     """
     plain = by_value([*labels, *(given or ())])
     found, names = plain[: len(labels)], plain[len(labels) :]

@@ -1,4 +1,4 @@
-"""A look at each file of one's own before anything is written: what cannot be used is named in one run."""
+"""Check each of a user's files before anything is written, so that one run names all files that cannot be used."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of an image and its mask.
+    """Store the results of checking an image and its mask.
 
     Attributes:
-        values: of the mask.
-        notes: what is to be said of both; empty ones do not count.
-        spacing: of a volume: mm between rows, columns and slices, as they are listed; None: the file does not say.
-        stored: the same as they are in the file, in words.
-        way: where the axes of the file point to, such as RAS; ``?``: it does not say.
-        slices: those to be listed; None: the file is listed whole.
-        empty: slices that are left out.
-        own_plane: slices are in the plane and in the order of the file.
+        values: label values of the mask.
+        notes: notes on image and mask for the user; empty texts do not count.
+        spacing: for a volume, mm between rows, columns and slices as listed; None: the file states no spacing.
+        stored: spacing of the volume along the axes of the file, as text.
+        way: directions of the axes of the file, such as RAS; ``?``: the file states none.
+        slices: numbers of the slices to list; None: the file is listed whole.
+        empty: number of slices that are left out because their mask is empty.
+        own_plane: whether the listed slices have the plane and the order of the file.
     """
 
     values: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ Looker = Callable[[Path, Path | None], Look]
 
 
 def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
-    """Look at each image and its mask; return what they are, else why they cannot be used."""
+    """Check each image and its mask; return the result of each check, or the reason why the files cannot be used."""
 
     def tried(case: Item) -> Look | Misfit | str:
         try:
@@ -63,7 +63,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
             return f"it or its mask would take {error.size} bytes"
         except Misfit as error:
             return error
-        except Exception as error:  # the libraries raise what they like for a damaged file
+        except Exception as error:  # libraries raise errors of any type for a damaged file
             names = (path for path in (case.image, case.mask) if isinstance(path, Path) and path.is_file())
             why = next(filter(None, map(_misnamed, names)), "") or _plain(error)
             return why if isinstance(error, ValueError) else f"it cannot be opened ({why})"
@@ -73,7 +73,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
 
 
 def _misnamed(path: Path) -> str:
-    """Say that a NIfTI file has the other ending than it should; empty: it has not."""
+    """Return a message if a NIfTI file's ending (``.nii``, ``.nii.gz``) contradicts its content; else an empty text."""
     if not suffix_of(path).startswith(".nii"):
         return ""
     with path.open("rb") as file:
@@ -84,7 +84,7 @@ def _misnamed(path: Path) -> str:
 
 
 def _plain(error: Exception) -> str:
-    """Say why a file cannot be used, without the names that stand beside it and without a Python object."""
+    """Return the reason why a file cannot be used, as text without site, split and names of Python objects."""
     if type(error).__name__ == "UnidentifiedImageError":
         return "damaged, or no picture"
     text = error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
@@ -92,16 +92,16 @@ def _plain(error: Exception) -> str:
 
 
 def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = None) -> Look:
-    """Look at the header of a picture with a class, and at a picture and its mask as training reads them.
+    """Check a picture: by its header if it has a class, or by reading picture and mask as training does.
 
     Args:
-        image: its file.
-        mask: None: it has a class.
-        drawn_on: how the mask lies on the image where only one of both says so.
+        image: file of the picture.
+        mask: file of the mask; None: the picture has a class.
+        drawn_on: rule for pairs of which only one file states a geometry, see :func:`fairflare.data.geometry.fit`.
 
     Raises:
-        ValueError: it is a volume, or both do not go together.
-        Exception: what the libraries raise for a damaged file.
+        ValueError: the file is a volume, or the mask does not fit the picture.
+        Exception: any error that a library raises for a damaged file.
     """
     grids = []
     for path in filter(None, (image, mask)):
@@ -129,18 +129,18 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
 def look_at_volume(
     image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False, drawn_on: DrawnOn | None = None
 ) -> Look:
-    """Look at the header and the values of a volume, and at its mask.
+    """Check the header and the values of a volume, and its mask.
 
     Args:
-        image: its file or folder.
-        mask: None: it has a class.
-        plane: of the slices that are listed; None: it is listed whole.
+        image: file or folder of the volume.
+        mask: file of the mask; None: the volume has a class.
+        plane: plane of the slices to list; None: the volume is listed whole.
         keep_empty: list slices without a label, too.
-        drawn_on: see :func:`fairflare.data.geometry.fit`.
+        drawn_on: rule for pairs of which only one file states a geometry, see :func:`fairflare.data.geometry.fit`.
 
     Raises:
-        ValueError: it is no volume, has values that are no numbers, or it and its mask do not go together.
-        Exception: what the libraries raise for a damaged file.
+        ValueError: the file is no volume, has values that are no numbers, or the mask does not fit the volume.
+        Exception: any error that a library raises for a damaged file.
     """
     file = image_file(image)
     facts = file.facts()
@@ -174,11 +174,11 @@ def look_at_volume(
 
 
 def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:
-    """Return how a mask lies on its image, and its labels along the axes of this.
+    """Return how a mask lies on its image, and the mask's labels along the axes of the image.
 
     Raises:
-        Misfit: it does not lie on its image.
-        ValueError: its values are not whole numbers.
+        Misfit: the mask does not fit its image.
+        ValueError: values of the mask are not whole numbers.
     """
     file = image_file(mask)
     found = fit(image.grid, file.facts().grid, drawn_on)
@@ -196,17 +196,19 @@ def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt
 def refuse_bad(
     bad: Sequence[tuple[str, str | Misfit]], number: int, what: str, leave_out: bool | None, notes: Iterable[str] = ()
 ) -> str:
-    """Say what cannot be used, a line for each kind, as a note where one goes on without it; empty: nothing.
+    """Report files that cannot be used, a line for each kind of problem, as a note or as an error.
+
+    Return the note if the files may be left out; return an empty text if there are none.
 
     Args:
-        bad: name of each file, and what is wrong with it.
-        number: of all.
-        what: they are.
-        leave_out: go on without them; None: the command cannot.
-        notes: lines of what is passed over, which may be the reason; for the error.
+        bad: name of each unusable file, and its problem.
+        number: number of all files.
+        what: word for the files, such as ``"image(s)"``.
+        leave_out: whether the files may be left out; None: the command has no such option.
+        notes: lines on ignored files, which may be the reason, for the error.
 
     Raises:
-        DataError: the same, where one does not go on.
+        DataError: there are unusable files, and they may not be left out or are all files.
     """
     if not bad:
         return ""
@@ -219,14 +221,14 @@ def refuse_bad(
 
 
 def refuse_empty(sites: Iterable[str], left: Collection[str]) -> None:
-    """Refuse to lose a site with all that is left out.
+    """Raise ``DataError`` if a site has no usable image left.
 
     Args:
-        sites: that the source has.
-        left: those of images that can be used.
+        sites: names of all sites of the source.
+        left: names of the sites of usable images.
 
     Raises:
-        DataError: names the sites without any.
+        DataError: a site is missing in ``left``; the message names all such sites.
     """
     if gone := sorted(set(sites) - set(left)):
         raise DataError(f"no image of site {listing(gone)} can be used; mend them, or take the site out")

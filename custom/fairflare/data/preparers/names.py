@@ -1,4 +1,4 @@
-"""Names of files, folders and sites, as messages show them and as file systems and FLARE take them."""
+"""Format names of files, folders and sites for messages, and make them valid for file systems and FLARE."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 from fairflare.data.datalist import DataError
 
-SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes for the name of a site
+SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # site names that FLARE accepts
 
 
 def existing_folder(folder: Path) -> Path:
-    """Return the folder, when it is there."""
+    """Return the folder; raise ``DataError`` if it does not exist."""
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; give the folder that holds the source files")
     return folder
 
 
 def listing(names: Iterable[str]) -> str:
-    """Return names as a message shows them: twelve at most."""
+    """Return names as text for a message: the first twelve, and the number of the others."""
     shown = sorted(names)
     return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "nothing"
 
@@ -36,14 +36,14 @@ def file_name(name: str) -> str:
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
-    """Return what each site is called in FLARE, and its folder: blanks and other signs become ``_``.
+    """Return the name of each site for FLARE and for its folder: blanks and other signs become ``_``.
 
     Args:
-        sites: as the source calls them.
-        numbered: call them ``site-1``, ``site-2``, ...
+        sites: names of the sites in the source.
+        numbered: call the sites ``site-1``, ``site-2``, ... instead.
 
     Raises:
-        DataError: a name has letters that FLARE does not take, or two would be called the same.
+        DataError: a name has letters that FLARE does not accept, or two sites would have the same name.
     """
     if numbered:
         return {site: f"site-{number}" for number, site in enumerate(sites, 1)}

@@ -1,4 +1,4 @@
-"""The options of ``fairflare prepare``: declared as parameters, from which typer makes commands."""
+"""Declare the options of ``fairflare prepare`` as parameters, from which typer makes commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from fairflare.data.preparers.dealing import Dealing
 
-TOGETHER = "\n"  # between words that one value is made of
+TOGETHER = "\n"  # separator between the words of one value
 Made = Callable[[Any], Any] | None
 
 
@@ -24,12 +24,12 @@ def option(
     """Return an option as the keyword argument of a function.
 
     Args:
-        name: of the argument; the flag is the same with dashes, unless ``flags`` say otherwise.
-        kind: its type; of a list the values stand one behind the other, or the flag is repeated.
-        text: what it means.
-        default: none: it must be given.
-        flags: how it is written, such as ``"--site"``.
-        made: makes of what is given what the function gets.
+        name: name of the argument; the flag is the same with dashes, unless ``flags`` are given.
+        kind: type of the argument; the values of a list follow one flag, or the flag is repeated.
+        text: help text of the option.
+        default: default value; without one, the option is required.
+        flags: flags of the option, such as ``"--site"``.
+        made: function that converts the given value for the function of the command; None: no conversion.
         more: see :func:`typer.Option`. A ``metavar`` of several words takes as many words as one value, which
             ``split(TOGETHER)`` takes apart.
     """
@@ -38,22 +38,22 @@ def option(
 
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the function of a command gets of what was given."""
+    """Convert the given options to the arguments of a command's function, by each option's ``made``."""
     made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
 
 
 @dataclass(frozen=True)
 class Preparer:
-    """A command for one's own files.
+    """Describe a command of ``fairflare prepare``.
 
     Attributes:
-        name: of the command.
-        text: what it is.
-        prepare: the function; gets the options by name.
-        options: what only this one has.
-        has_source: whether it reads one folder of source files, ``source_dir``.
-        dealing: how its images are dealt to sites unless the options say otherwise; None: they are of their sites.
+        name: name of the command.
+        text: help text of the command.
+        prepare: function of the command, which gets the options by name.
+        options: options that only this command has.
+        has_source: whether the command reads one folder of source files, ``source_dir``.
+        dealing: default rule by which images are dealt to sites; None: the command does not deal images.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Preparer:
 
 
 class Command(TyperCommand):
-    """A command whose lists may be given as ``--classes A B`` and as ``--classes A --classes B``."""
+    """Accept lists on the command line both as ``--classes A B`` and as ``--classes A --classes B``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         lists = {flag: " " in (param.metavar or "") for param in self.params for flag in param.opts if param.multiple}
@@ -83,10 +83,10 @@ class Command(TyperCommand):
 
 
 def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
-    """Return ``["image=id_code"]`` as a dict.
+    """Convert texts ``NAME=VALUE``, such as ``["image=id_code"]``, to a dict.
 
     Raises:
-        ValueError: one is no pair.
+        ValueError: a text is no such pair.
     """
     pairs = [item.partition("=") for item in items or ()]
     if wrong := [name + equals + value for name, equals, value in pairs if not (name and equals and value)]:
@@ -102,10 +102,10 @@ DRAWN_ON = option(
 
 
 def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
-    """Return the folders of each ``--site``.
+    """Return the two paths (images and labels) of each option ``--site``, by the site's name.
 
     Raises:
-        ValueError: one has not three words, or a name is there twice.
+        ValueError: an option does not have three words, or a site is named twice.
     """
     sites = [value.split(TOGETHER) for value in values or ()]
     if wrong := [words for words in sites if len(words) != 3]:

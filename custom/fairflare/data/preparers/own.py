@@ -1,4 +1,4 @@
-"""The engine of one's own files: trees of images are looked at, and become items that are written."""
+"""Prepare a user's own files: check the images of source trees, and write those that can be used."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def write_own(
     classes: Sequence[str] | None = None, group: Groups = None, leave_out: bool | None = None,
     mask_values: Mapping[str, int | str] | None = None, mask_drawn_on: DrawnOn | None = None,
 ) -> dict[str, Path]:  # fmt: skip
-    """Look at all images and masks of one's own, and write those that can be used.
+    """Check all images and masks of a user's source, and write those that can be used.
 
     Args:
-        trees: what the source holds, by site; a site without a name: the cases say theirs.
-        look: at one image and its mask.
+        trees: images of the source by site; for a site without a name, each image names its site.
+        look: function that checks one image and its mask.
         out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
-        what: the images are, ``"image"`` or ``"volume"``.
-        plane: of the slices that are listed; None: files are listed whole.
+        what: word for the images in messages, ``"image"`` or ``"volume"``.
+        plane: plane of the slices to list; None: files are listed whole.
         attributes, classes, group, leave_out, mask_values, mask_drawn_on: options of the commands.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
-        DataError: images cannot be used (names all of them), or what is said of them contradicts itself.
-        ValueError: options that do not go together.
+        DataError: images cannot be used (the message names all of them), or facts about them contradict each other.
+        ValueError: options contradict each other.
     """
     notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
@@ -89,7 +89,7 @@ def write_own(
 
 
 def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
-    """Return a case as it is written; ``expression``: that of its site, which says whose it is."""
+    """Return the item to write for an image; the regular expression of its site finds the patient in its name."""
     patient = case.patient or patient_of(case.text or case.name, expression, case.site, case.image, seed)
     name = file_name(case.name)
     return replace(
@@ -99,11 +99,11 @@ def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
 
 
 def _labels(cases: Sequence[Item], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:
-    """Return the names of the classes (None: there are masks), and the number of the class, or the mask, of each.
+    """Return the names of the classes (None: there are masks), and the class number, or the mask, of each image.
 
     Raises:
-        DataError: some have masks and some classes, or a class is none of those that are named.
-        ValueError: classes are named where there are masks.
+        DataError: some images have masks and some have classes, or a class is none of the given ones.
+        ValueError: classes are given although the images have masks.
     """
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if len(texts) not in (0, len(cases)):
@@ -114,7 +114,7 @@ def _labels(cases: Sequence[Item], classes: Sequence[str] | None, what: str) -> 
 
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
-    """Return by site of the source the number of volumes, and of those of each spacing, orientation and label."""
+    """Count the volumes of each site of the source by spacing, orientation and label."""
     found: dict[str, dict[str, Counter[str]]] = {}
     for case, look in good:
         own = found.setdefault(case.site or "site-1", {key: Counter() for key in ("spacing", "orientation", "label")})

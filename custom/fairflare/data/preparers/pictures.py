@@ -1,4 +1,4 @@
-"""Any pictures of one's own, with classes or masks: in folders, or in a CSV file."""
+"""Prepare a user's own pictures with classes or masks, given in folders or by a CSV file."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def prepare_images(
     """Prepare images with a class each, of one or several sites.
 
     Without a CSV file the images lie in ``<class>/`` or in ``<site>/<class>/`` below the source folder, all at one
-    depth. With one, each row has ``image`` (its path below the source folder, or its name, with or without ending) and
+    depth. In a CSV file, each row has ``image`` (a path below the source folder, or a name, with or without ending) and
     ``label`` (a number or a name), and may have ``site``, ``patient`` and ``split`` (training, validation or test).
 
     Args:
         source_dir: folder with the images.
         out_dir: folder to write to.
-        csv: the file, below the source folder, else as seen from the working folder.
-        columns: what the columns are called, where not so: ``{"image": "id_code", "label": "diagnosis"}``.
-        attributes: of the people, by their columns of the file: ``{"sex": "sex", "age": "age_approx:40,60"}``; numbers
-            behind a colon are the inner edges of bins, without them it is a category.
-        classes: their names in the order of their numbers; images of others are refused. Default: all that occur,
-            numbers by size, names by the alphabet.
+        csv: path of the CSV file, relative to the source folder, or else to the working folder.
+        columns: names of columns that differ from those above: ``{"image": "id_code", "label": "diagnosis"}``.
+        attributes: attributes of the people and their columns: ``{"sex": "sex", "age": "age_approx:40,60"}``; numbers
+            after a colon are the inner edges of bins; an attribute without edges is a category.
+        classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
+            that occur, numbers by size, names by the alphabet.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
-        dealing: how the images become those of sites; default: by the data's sites.
+        dealing: rule by which the images are dealt to sites; default: the sites that the source names.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
         DataError: the source is not as expected.
@@ -96,23 +96,23 @@ def prepare_masks(
 ) -> dict[str, Path]:
     """Prepare images with a mask each, of one or several sites.
 
-    Without a CSV file they lie in ``images/`` and ``masks/`` (``labels/``) below the source folder, or in these of a
-    folder for each site; an image and its mask have the same name, apart from the ending and from ``_mask``,
-    ``_label``, ``_seg`` or ``_segmentation``. With one, each row has ``image`` and ``mask`` (paths below the source
-    folder, or names), and may have ``site``, ``patient`` and ``split``.
+    Without a CSV file images and masks lie in ``images/`` and ``masks/`` (``labels/``) below the source folder, or
+    below a folder for each site; an image and its mask have the same name, apart from the ending and from ``_mask``,
+    ``_label``, ``_seg`` or ``_segmentation``. In a CSV file, each row has ``image`` and ``mask`` (paths below the
+    source folder, or names), and may have ``site``, ``patient`` and ``split``.
 
     Args:
         source_dir: folder with the images.
         out_dir: folder to write to.
         csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
-        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
-        dealing: how the images become those of sites; default: by the data's sites. Of the partitions, those that need
-            no classes: ``iid`` and ``quantity``.
+        mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
+        dealing: rule by which the images are dealt to sites; default: the sites that the source names. Only partitions
+            that need no classes are possible: ``iid`` and ``quantity``.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
         DataError: the source is not as expected.
@@ -142,25 +142,26 @@ def prepare_folders(
     mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Prepare images with masks or classes, of sites that are named one by one; the files are copied as they are.
+    """Prepare images with masks or classes, of sites that are named one by one; the files are copied unchanged.
 
     An image and its mask have the same path below their folders, apart from the ending and from ``_mask``, ``_label``,
     ``_seg`` or ``_segmentation``. Files are 2D: see :mod:`fairflare.data.datalist`.
 
     Args:
-        sites: by site the folder of images, and that of masks or a table of classes (or masks): ``image``, ``label``.
+        sites: for each site, the folder of images, and the folder of masks or a table of classes (or masks) with the
+            columns ``image`` and ``label`` (``mask``).
         out_dir: folder to write to.
-        csv: a table of what else is known of the images of all sites: ``image``, perhaps ``site``, ``patient``,
-            ``split``, and the columns of ``attributes``.
+        csv: table with more facts on the images of all sites: ``image``, perhaps ``site``, ``patient``, ``split``, and
+            the columns of ``attributes``.
         columns, attributes, classes: as in :func:`prepare_images`.
-        leave_out: go on without what cannot be used or has no partner, and say it.
+        leave_out: skip files that cannot be used or have no partner, and report them.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
         mask_drawn_on: as in :func:`prepare_masks`.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
         DataError: the folders or tables are not as expected.
@@ -189,11 +190,7 @@ def prepare_folders(
 
 
 def _check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) -> None:
-    """Refuse columns without a file.
-
-    Raises:
-        ValueError: there are such.
-    """
+    """Raise ``ValueError`` if columns are named but no CSV file is given."""
     if csv is None and columns:
         raise ValueError("columns are those of a CSV file; give csv, too")
 

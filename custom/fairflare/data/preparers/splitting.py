@@ -1,4 +1,4 @@
-"""Which split of a site an image is in: by the source, or drawn by patient, where there are classes in their shares."""
+"""Assign the images of a site to splits: as the source says, or drawn by patient, with classes in equal shares."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ GROUPS = ("head", "medium", "tail")
 
 
 def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """Check the shares of training, validation and test: training and validation above 0, sum 1.
+    """Check and return the shares of training, validation and test: training and validation above 0, sum 1.
 
     Raises:
-        ValueError: they are not.
+        ValueError: a share is out of range, or the sum is not 1.
     """
     given = tuple(numbers("fraction", dict(zip(SPLITS, fractions, strict=False)), of="split", low=0).values())
     if len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1]:
@@ -36,10 +36,10 @@ def split_groups(
 ) -> dict[str, str]:
     """Return ``{group: split}``: a seeded shuffle, cut at the fractions (6:2:2), at least one group in every split.
 
-    Depends only on the set of names, the site's name, the seed and the fractions.
+    The result depends only on the set of names, the site's name, the seed and the fractions.
 
     Raises:
-        DataError: fewer groups than splits.
+        DataError: there are fewer groups than splits.
     """
     names = sorted(set(groups))
     parts = 3 if fractions[2] else 2
@@ -68,19 +68,19 @@ def assign(
     """Return the splits of each item: those that its source gives, else one that is drawn for its whole group.
 
     Args:
-        items: of the site.
-        site: its name.
-        seed: of the draw.
-        fractions: of the groups; without the last one where the source says what is in ``test``.
+        items: items of the site.
+        site: name of the site.
+        seed: random seed of the draw.
+        fractions: shares of the groups for the splits; the last one is not used if the source defines ``test``.
         stratified: draw each class in the same shares (a group has the class that most of its images have).
-        folds: of a stratified cross-validation in which each group is tested once, and what a fold does not test is
-            divided into training and validation in the proportion of the fractions; 0: none.
+        folds: number of folds of a stratified cross-validation, in which each group is tested once and the groups that
+            a fold does not test are divided into training and validation in the proportion of the fractions; 0: none.
 
     Returns:
-        one list for each fold; one without folds.
+        List of splits for each fold; a single list without folds.
 
     Raises:
-        DataError: too few groups; folds where the source says what is in ``test``.
+        DataError: there are too few groups, or folds are requested although the source defines ``test``.
     """
     free = [item for item in items if not item.splits]
     given = {split for item in items for split in item.splits}
@@ -110,12 +110,12 @@ def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dic
     """Return the fold in which each group is tested, each class in all folds alike.
 
     Args:
-        items, folds: as :func:`assign_folds` has them.
-        whose: items they are, for messages.
-        seed: of the draw.
+        items, folds: as in :func:`assign`.
+        whose: name of the owner of the items, for messages.
+        seed: random seed of the draw.
 
     Raises:
-        DataError: fewer groups than folds.
+        DataError: there are fewer groups than folds.
     """
     names, labels = group_labels(items)
     if len(names) < max(folds, 3):
@@ -129,7 +129,7 @@ def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dic
 
 
 def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
-    """Return the groups in the order of their first item, and the class that most of the images of each have."""
+    """Return the groups in the order of their first item, and for each group the class that most of its images have."""
     by_group: dict[str, Counter[int]] = {}
     for item in items:
         by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1
@@ -148,8 +148,8 @@ def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence
 def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
     """Group classes into head, medium and tail by the number of training images of each class.
 
-    Head is the third with the most, tail the third with the fewest (rounded down: 7, 9 and 7 of HyperKvasir's 23
-    classes, as in the Fed-MAS paper), medium the rest.
+    Head is the third of the classes with the most images, tail the third with the fewest (rounded down: 7, 9 and 7 of
+    HyperKvasir's 23 classes, as in the Fed-MAS paper), medium the rest.
 
     >>> frequency_groups([5, 100, 7, 50])
     {'head': [1], 'medium': [2, 3], 'tail': [0]}

@@ -1,4 +1,4 @@
-"""Tables that come with data sets, as R, Excel and old systems write them, and the images that they name."""
+"""Read tables that come with data sets, as R, Excel and old systems write them, and find the images they name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.contents import contents, without_ending
 from fairflare.data.preparers.names import composed, listing
 
-MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # how a text says its encoding
-WINDOWS = "cp1252"  # what Excel writes in western Europe and America; nearly the same as latin-1
-WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # of Excel and LibreOffice, new and old
+MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # byte order marks of encodings
+WINDOWS = "cp1252"  # encoding that Excel writes in western Europe and America; nearly the same as latin-1
+WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # first bytes of workbooks of Excel and LibreOffice, new and old
 
 log = logging.getLogger(__name__)
 
 
 class Row(dict[str, str]):
-    """Texts of a row by column, without blanks around them.
+    """Represent a row of a table: its texts by column, without surrounding blanks.
 
     Attributes:
-        line: where it begins in the file, from 1.
-        where: file and line, in words.
+        line: line of the file in which the row begins, from 1.
+        where: file and line of the row, in words.
     """
 
     def __init__(
@@ -40,16 +40,17 @@ def read_table(
 ) -> list[Row]:  # fmt: skip
     """Read the rows of a table with a head line: commas, semicolons or tabs; quoted or not; ``sep=;`` before the head.
 
-    UTF-8, UTF-16 where its mark says so, else Windows-1252, which a warning says. Empty rows are passed over.
+    The encoding is UTF-8, UTF-16 if the file has its mark, or else Windows-1252, which is reported. Empty rows are
+    skipped.
 
     Args:
-        file: the table.
-        needed: columns that it must have.
-        remedy: what to do where one is missing.
-        notes: gets what is to be said of it; None: a warning in the log does.
+        file: path of the table.
+        needed: columns that the table must have.
+        remedy: advice for the message about a missing column.
+        notes: list to which notes on the table are added; None: they are logged as warnings.
 
     Raises:
-        DataError: it cannot be read, is empty, or lacks a column; names what is there.
+        DataError: the table cannot be read, is empty, or lacks a column; the message names the existing columns.
     """
     text = _text_of(file, notes)
     first, _, rest = text.partition("\n")
@@ -77,10 +78,10 @@ def read_table(
 
 
 def _text_of(file: Path, notes: list[str] | None) -> str:
-    """Return the text of a table, with ``\\n`` at the ends of lines.
+    """Return the text of a table's file, with ``\\n`` at the ends of lines.
 
     Raises:
-        DataError: it is no text; says what to save it as.
+        DataError: the file cannot be read or is no text; the message names the format to save it in.
     """
     try:
         content = file.read_bytes()
@@ -102,7 +103,7 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
 
 
 def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
-    """Return the rows with a cell that is not empty, each with its line, the first of them being ``line``."""
+    """Return the non-empty rows of a table's text, each with its line number; ``line`` is that of the first."""
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     found = []
     begins = line
@@ -120,9 +121,9 @@ def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int,
 def _columns(
     file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of the columns and rows of as many texts.
+    """Return the names of a table's columns, and its rows cut to as many texts.
 
-    R's ``write.table`` gives the column of row numbers no name: rows are then longer than the head by one in front.
+    R's ``write.table`` gives the column of row numbers no name: rows then have one cell more than the head, in front.
 
     Raises:
         DataError: a row has more cells than the head has names.
@@ -141,12 +142,12 @@ def _columns(
 
 
 class Images:
-    """The images of a folder by their name, with or without the ending, however deep they lie.
+    """Find images at any depth below a folder by their names, with or without the ending.
 
     Args:
-        folder: to look in.
-        endings: of images; default: all that a datalist may name.
-        folders: paths below it that are images as well: of DICOM series.
+        folder: folder to search.
+        endings: endings of images; default: all that a datalist may name.
+        folders: folders of DICOM series, which count as images too.
     """
 
     def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES, folders: Iterable[Path] = ()) -> None:
@@ -159,12 +160,13 @@ class Images:
                 self._known.setdefault(name, []).append(path)
 
     def find(self, name: str) -> Path | None:
-        """Find the image of this path, of the path that this one ends with, or of this name; None: there is none.
+        """Find the image that a table calls by this path or name; None: there is none.
 
-        The ending may be written otherwise, in capitals, or be missing; letters may be composed or not.
+        The folders in ``name`` and in the image's path must agree as far as both name any. The ending may be in
+        capitals or missing; letters may be composed or not.
 
         Raises:
-            DataError: several have this name.
+            DataError: several images have this name.
         """
         asked = _parts(name)
         for key in _spellings(asked[-1]) if asked else ():
@@ -178,15 +180,15 @@ class Images:
         return None
 
     def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
-        """Tell whether the folders of a path and those that a table says are the same, as far as both say any."""
+        """Return whether the folders of an image and those in a table's entry agree, as far as both name any."""
         own = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
         return all(a == b for a, b in zip(own, asked[-2::-1], strict=False))
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
-        """Return the image of each name.
+        """Return the path of the image of each name.
 
         Raises:
-            DataError: some are not there; says which, and how many.
+            DataError: some images do not exist; the message gives their number and names some.
         """
         found = [self.find(name) for name in names]
         missing = [name for name, path in zip(names, found, strict=True) if path is None]
@@ -201,12 +203,12 @@ class Images:
 
 
 def _spellings(name: str) -> list[str]:
-    """Return a name, with a small ending, and without one that is an image's: tables and disks differ in these."""
+    """Return the spellings by which an image is known: the name, with its ending in small letters, and without it."""
     name = composed(name)
     stem = without_ending(name)
     return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
 
 
 def _parts(name: str) -> list[str]:
-    """Return the parts of a path as a table of any system writes it."""
+    """Return the parts of a path written with slashes or backslashes."""
     return [part for part in PurePosixPath(composed(name).replace("\\", "/")).parts if part not in ("/", ".")]

@@ -1,4 +1,4 @@
-"""Where images and their labels lie: class folders, pairs of folders, the Decathlon's tree, BIDS, series, a table."""
+"""Find images and their labels in class folders, pairs of folders, trees of the Decathlon or BIDS, or by a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_PAIRS = "images/ and masks/ (or labels/)"
 EXPECTED = (
     "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
 )
-PARTICIPANTS = "participants.tsv"  # of BIDS
+PARTICIPANTS = "participants.tsv"  # table of people in a BIDS tree
 NOT_TAKEN = (
     "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
     "number with the edges of groups: {3}={3}:EDGE,EDGE"
@@ -41,13 +41,13 @@ BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
 
 @dataclass
 class Tree:
-    """What a folder holds.
+    """Represent the images and labels found in a source folder.
 
     Attributes:
         cases: images with labels; the names are paths below the folder, without the ending.
         alone: name of each file without a partner, and what it lacks.
-        notes: what is not used on purpose.
-        names: of the labels by their values, where the source says them.
+        notes: notes on files that are ignored on purpose.
+        names: names of the labels by their values, where the source gives them.
     """
 
     cases: list[Item]
@@ -57,15 +57,17 @@ class Tree:
 
 
 def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | None = None) -> dict[str, Tree]:
-    """Return the volumes of a source folder (of one site without a name), else those of each folder in it by its name.
+    """Find the volumes of a source folder: those of one site, or of a site for each subfolder.
+
+    Return them by the subfolder's name; a source of one site has the empty name.
 
     Args:
-        source: the folder.
-        suffix: of the images of a BIDS tree, such as ``T1w``; ``None``: it has one kind.
-        attributes: of the people, by their columns of a BIDS tree's ``participants.tsv``.
+        source: the source folder.
+        suffix: suffix of the images of a BIDS tree, such as ``T1w``; ``None``: the tree has one kind of images.
+        attributes: attributes of the people and their columns in a BIDS tree's ``participants.tsv``.
 
     Raises:
-        DataError: there is none, or a folder in it is none of a site.
+        DataError: there are no volumes, or a subfolder is not that of a site.
     """
     return _sites_below(
         source, lambda folder: _tree(folder, suffix, attributes), WANTED, EXPECTED,
@@ -74,10 +76,12 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
 
 
 def paired_sites(source: Path) -> dict[str, Tree]:
-    """Return the pictures with masks of a source folder (of one site without a name), else of the folders in it.
+    """Find the pictures with masks of a source folder: those of one site, or of a site for each subfolder.
+
+    Return them by the subfolder's name; a source of one site has the empty name.
 
     Raises:
-        DataError: there are none, or a folder in it is none of a site.
+        DataError: there are no pictures with masks, or a subfolder is not that of a site.
     """
     trees = _sites_below(
         source, lambda folder: _pair_in(folder, pictures=True), SUFFIXES, OF_PAIRS, "the files in a CSV file (--csv)"
@@ -90,17 +94,19 @@ def paired_sites(source: Path) -> dict[str, Tree]:
 def _sites_below(
     source: Path, read: Callable[[Path], Tree | None], endings: Collection[str], expected: str, instead: str
 ) -> dict[str, Tree]:
-    """Return what a folder holds (of one site without a name), else what the folders in it hold, by their names.
+    """Read a source folder as that of one site, or else each subfolder as that of a site.
+
+    Return the trees by the subfolder's name; a source of one site has the empty name.
 
     Args:
-        source: the folder.
-        read: what a folder of one site holds; None: nothing that is known.
-        endings: of images that are wanted.
-        expected: what a site's folder is, in words.
-        instead: what may be named instead.
+        source: the source folder.
+        read: function that reads the folder of one site; it returns None if the folder has no known layout.
+        endings: endings of the images that are wanted.
+        expected: description of a site's folder, for messages.
+        instead: description of what the user may name instead, for messages.
 
     Raises:
-        DataError: nothing is found, or folders beside those of sites hold something else: no site vanishes.
+        DataError: nothing is found, or a subfolder with images is not that of a site, so that no site is lost unseen.
     """
     own = read(existing_folder(source))
     if own is not None:
@@ -139,7 +145,7 @@ def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
 
 
 def _pair_in(folder: Path, pictures: bool = False) -> Tree | None:
-    """Return the images of a folder that has those of images and masks in it."""
+    """Return the images and masks of a folder with the subfolders ``images`` and ``masks`` or ``labels``, else None."""
     masks = next((folder / name for name in MASK_FOLDERS if (folder / name).is_dir()), None)
     return pairs(folder / "images", masks, pictures) if (folder / "images").is_dir() and masks is not None else None
 
@@ -157,18 +163,18 @@ def _label_names(file: Path) -> dict[int, str]:
 
 
 def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
-    """Return the images of one folder with the masks of their names in another one, which may be the same.
+    """Pair the images of one folder with the masks of the same names in another folder, which may be the same.
 
-    ``_mask``, ``_label``, ``_seg`` and ``_segmentation`` at the end of a name do not count, nor does, of volumes,
+    ``_mask``, ``_label``, ``_seg`` and ``_segmentation`` at the end of a name are ignored; so is, in names of volumes,
     nnU-Net's ``_0000``. The mask of a DICOM series may have the name of the outer folder, where that holds this series
     alone.
 
     Args:
-        images, masks: the folders.
-        pictures: they hold files of any kind; else NIfTI volumes and DICOM series.
+        images, masks: the two folders.
+        pictures: whether the folders hold pictures, of any file type; else NIfTI volumes and DICOM series.
 
     Raises:
-        DataError: a folder is not there, two files have one name, or a series is among pictures.
+        DataError: a folder does not exist, two files have one name, or a series is among pictures.
     """
     together = images == masks
     own, notes = _below(images, pictures, [] if together else [masks])
@@ -190,16 +196,16 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
 
 
 def key_of(name: str, channel: bool = False) -> str:
-    """Return a name without what marks a mask, and without nnU-Net's number of a ``channel``."""
+    """Return a name without the ending that marks a mask, and if ``channel``, without nnU-Net's channel number."""
     key = MASK_ENDING.sub("", name)
     return CHANNEL.sub("", key) if channel else key
 
 
 def _unique(files: Iterable[tuple[str, Path]], why: str) -> dict[str, Path]:
-    """Return the files by their keys.
+    """Return files, given as pairs of key and path, as a dict by key.
 
     Raises:
-        DataError: two have one key; names both, and says ``why`` that is wrong.
+        DataError: two files have one key; the message names both files and ends with ``why``.
     """
     found: dict[str, Path] = {}
     for key, path in files:
@@ -209,7 +215,7 @@ def _unique(files: Iterable[tuple[str, Path]], why: str) -> dict[str, Path]:
 
 
 def _matched(folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], notes: list[str]) -> Tree:
-    """Return images and masks of the same keys; those without a partner are alone."""
+    """Pair images and masks of the same key, and list the files without a partner in ``alone``."""
     if not images and not masks:
         raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
     alone = [(shown(image), "without a mask of its name") for key, image in images.items() if key not in masks]
@@ -218,10 +224,11 @@ def _matched(folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path]
 
 
 def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the path below the folder, without an ending, and the place of every image or DICOM series; notes.
+    """Return key (path below the folder without ending) and path of each image or DICOM series of a folder, and notes.
 
     Raises:
-        DataError: it is no folder, DICOM files among pictures are in one below, or those among volumes in none.
+        DataError: the folder does not exist, has DICOM series among pictures, or has DICOM files of volumes that are
+            not in a subfolder.
     """
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
     if pictures and seen.series:
@@ -261,7 +268,7 @@ def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dic
     """Return the rows of a BIDS tree's table of people by the number of the subject, and notes.
 
     Raises:
-        DataError: attributes are asked for, and it cannot be read or lacks a column.
+        DataError: attributes are requested, but the table cannot be read or lacks a column.
     """
     if not file.is_file():
         return {}, []
@@ -284,10 +291,10 @@ def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dic
 
 
 def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
-    """Return the images in ``<class>/`` or ``<site>/<class>/``.
+    """Return the images of a source folder in ``<class>/`` or ``<site>/<class>/``, with their class and site.
 
     Raises:
-        DataError: images at another depth, or a folder of a class or a site without an image.
+        DataError: images lie at another depth, or the folder of a class or a site has no image.
     """
     parts = [path.relative_to(seen.folder).parts[:-1] for path in seen.images]
     depths = {len(found) for found in parts}
@@ -320,11 +327,11 @@ def _rows(
     file: Path, columns: Mapping[str, str], known: Sequence[str], attributes: Mapping[str, str] | None,
     notes: list[str], remedy: str = "",
 ) -> tuple[list[Row], dict[str, str]]:  # fmt: skip
-    """Return the rows of a table, and what each ``known`` or optional column is called in it.
+    """Return the rows of a table, and the name in the table of each ``known`` or optional column.
 
     Raises:
-        ValueError: a name is given to a column that is not known.
-        DataError: a column is not there.
+        ValueError: ``columns`` gives a name to an unknown column.
+        DataError: the table lacks a column.
     """
     if strange := [name for name in columns if name not in (*known, *OPTIONAL)]:
         raise ValueError(f"columns must be some of {', '.join((*known, *OPTIONAL))}, got {', '.join(strange)}")
@@ -335,7 +342,7 @@ def _rows(
 
 
 def _told(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a row says of an image beside its label."""
+    """Return the patient, site and split of an image by its row of a table, and the row itself."""
     split = split_name(row.get(called["split"], ""), row)
     patient, site = row.get(called["patient"], "") or None, composed(row.get(called["site"], ""))
     return {"patient": patient, "site": site, "splits": (split,) if split else (), "row": row}
@@ -348,22 +355,22 @@ def listed(
 ) -> Tree:  # fmt: skip
     """Return the images of a table: ``image`` with ``mask`` or ``label``, and perhaps ``site``, ``patient``, ``split``.
 
-    A row that says again what an earlier one says is passed over, and a note counts them; another one counts the
-    images that no row names.
+    A row that repeats an earlier row is skipped, and a note counts such rows; another note counts the images that no
+    row names.
 
     Args:
-        source: folder that the images lie below.
-        csv: the table, below the source, else as seen from the working folder.
-        columns: what columns are called, where not so.
-        of: ``"label"`` or ``"mask"``; empty: the mask where the table has such a column.
-        attributes: as in :func:`fairflare.data.preparers.listed.columns_of`.
-        classes: their names, where they are given.
-        pictures: it names files of any kind; else NIfTI volumes and DICOM series.
-        site: whose table it is; empty: the rows say theirs.
+        source: folder below which the images lie.
+        csv: path of the table, relative to the source, or else to the working folder.
+        columns: names of columns that differ from those above.
+        of: ``"label"`` or ``"mask"``; empty: the mask if the table has such a column.
+        attributes: attributes of people, as in :func:`fairflare.data.preparers.listed.columns_of`.
+        classes: names of the classes, where they are given.
+        pictures: whether the table names pictures, of any file type; else NIfTI volumes and DICOM series.
+        site: name of the site of the table; empty: each row names its site.
 
     Raises:
-        DataError: the table, a column or an image is not there, a label is missing, a split is not known, a row is of
-            another site, or two rows say different things of one image.
+        DataError: the table, a column or an image does not exist, a label is missing, a split is unknown, a row is of
+            another site, or two rows contradict each other about one image.
     """
     file = next((place for place in (source / csv, Path(csv)) if place.is_file()), None)
     if file is None:
@@ -405,10 +412,10 @@ def listed(
 def _once(
     cases: Sequence[Item], file: Path, of: str, attributes: Mapping[str, str] | None, notes: list[str]
 ) -> list[Item]:
-    """Return the cases without those whose row repeats an earlier one.
+    """Return the cases of a table without those whose row repeats an earlier row.
 
     Raises:
-        DataError: two name one image, and say different things.
+        DataError: two rows of one image contradict each other.
     """
     columns = [column for column, _ in columns_of(attributes).values()]
     first: dict[Path, tuple[Row, dict[str, Any]]] = {}
@@ -433,7 +440,7 @@ def of_site(
     site: str, images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
     classes: Sequence[str] | None, pictures: bool = False,
 ) -> Tree:  # fmt: skip
-    """Return the images of a site that is named, with a folder of masks or a table."""
+    """Return the images of one named site, whose labels are a folder of masks or a table."""
     if not labels.is_file():
         return pairs(images, labels, pictures)
     return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)
@@ -443,10 +450,11 @@ def add_known(
     trees: Mapping[str, Tree], folders: Mapping[str, Path], csv: str | Path, columns: Mapping[str, str],
     attributes: Mapping[str, str] | None,
 ) -> None:  # fmt: skip
-    """Add to the images of all sites what one table says of them.
+    """Add the facts of one table (patient, split, attributes) to the images of all sites.
 
     Raises:
-        DataError: it names an image that is not there or is at several sites, or two rows contradict each other.
+        DataError: the table names an image that does not exist or is at several sites, or two rows contradict each
+            other.
     """
     file, notes = Path(csv), list[str]()
     table, called = _rows(file, columns, ("image",), attributes, notes)

@@ -1,4 +1,4 @@
-"""Volumes of one's own, whole for a MONAI bundle or slice by slice for 2D tasks: NIfTI files and DICOM series."""
+"""Prepare a user's own NIfTI and DICOM volumes, whole for a MONAI bundle or slice by slice for 2D tasks."""
 
 from __future__ import annotations
 
@@ -50,36 +50,39 @@ def prepare_volumes(
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Prepare volumes with masks or classes, of one or several sites; the files are copied as they are.
+    """Prepare volumes with masks or classes, of one or several sites; the files are copied unchanged.
 
-    Every volume and every mask is read. A mask lies on its volume, corner by corner to half a voxel,
+    Every volume and every mask is read. The corners of a mask must be those of its volume to half a voxel,
     whichever way both are stored (:func:`fairflare.data.geometry.fit`). Labels that are not 0, 1, ..., K-1 get these
-    numbers in the order of their values, by ``mask_values`` in ``fairflare.json``. Patients are those of the table, of
-    ``group``, of BIDS (``sub-``) or of DICOM headers (a hash of the key).
+    numbers in the order of their values, by ``mask_values`` in ``fairflare.json``. Patients are identified by the
+    table, by ``group``, by BIDS (``sub-``) or by DICOM headers (a hash of PatientID).
 
     Args:
         out_dir: folder to write to.
-        source_dir: one tree, or a folder with one for each site: see :mod:`fairflare.data.preparers.trees`.
-        folders: instead of it folder of images, and folder of masks or table of classes, by site.
-        csv, columns: a table below ``source_dir``: image, mask or label, perhaps site, patient and split.
-        attributes: of the people, by their columns of the table or of a BIDS tree's ``participants.tsv``; see
-            :func:`fairflare.data.preparers.listed.columns_of`.
+        source_dir: one tree of files, or a folder with one tree for each site, see
+            :mod:`fairflare.data.preparers.trees`.
+        folders: instead of ``source_dir``, the folder of images, and the folder of masks or the table of classes, by
+            site.
+        csv, columns: table below ``source_dir`` with image, mask or label, perhaps site, patient and split; and names
+            of its columns.
+        attributes: attributes of the people and their columns in the table or in a BIDS tree's ``participants.tsv``;
+            see :func:`fairflare.data.preparers.listed.columns_of`.
         classes: names of the classes in the order of their numbers.
         slices: list slices of this plane instead of whole volumes.
-        keep_empty: with ``slices``, also those in which the mask is 0.
-        leave_out: go on without what cannot be used, and say it.
-        suffix: of the images of a BIDS tree, such as ``T1w``.
-        mask_drawn_on: how masks lie on images where only one of both says so, for ``fairflare.json``.
+        keep_empty: with ``slices``, also list slices in which the mask is 0.
+        leave_out: skip volumes that cannot be used, and report them.
+        suffix: suffix of the images of a BIDS tree, such as ``T1w``.
+        mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
-        dealing: how volumes become those of sites; default: by the data's sites.
+        dealing: rule by which the volumes are dealt to sites; default: the sites that the source names.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
-        DataError: the source is not as expected, or volumes cannot be used; names all of them.
-        ValueError: arguments that do not go together.
+        DataError: the source is not as expected, or volumes cannot be used; the message names all of them.
+        ValueError: arguments contradict each other.
     """
     if (source_dir is None) == (not folders):
         raise ValueError("give either --source or --site")

@@ -1,4 +1,4 @@
-"""All sites are written, or none: images, datalists, checksums, the site file of a simulator, a manifest."""
+"""Write all sites or none: images, datalists, checksums, the ``fairflare.json`` of a simulator, a manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_KEY = (
     "at two sites. {}"
 )
 SITE_FILE, MANIFEST, COUNTS = "fairflare.json", "manifest.json", "counts.csv"
-CHECKSUMS = "checksums.sha256"  # of a site, for sha256sum -c
+CHECKSUMS = "checksums.sha256"  # file with the checksums of a site's files, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ Split: TypeAlias = dict[str, list[Item]]
 
 
 class Writing(TypedDict, total=False):
-    """How the sites are written: arguments that all preparers have, see :func:`write_sites`."""
+    """Describe the keyword arguments for writing sites that all preparers share, see :func:`write_sites`."""
 
     seed: int
     number: bool
@@ -50,22 +50,22 @@ class Writing(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Form:
-    """What the datalists say beside the images, and how these are split.
+    """Describe how images are split, and what datalists and manifest contain beside the images.
 
     Attributes:
-        class_names: of all classes.
-        fractions: of training, validation and test.
-        stratified: each class in the same shares.
-        folds: further datalists, one for each fold of a cross-validation; 0: none.
-        corrupted: the sites whose images are; for the manifest.
-        label_noise: share of wrong training labels by site; for the manifest.
-        class_groups: head, medium and tail; None: from the training images of all sites.
-        synthetic: the images are made up.
-        global_test: every site gets the test images of all sites as ``test_global``.
-        keys: what says whose an image is, in words; images without such a key are counted, and that is told.
+        class_names: names of all classes.
+        fractions: shares of training, validation and test.
+        stratified: whether each class is split in the same shares.
+        folds: number of folds of a cross-validation, each with a datalist of its own; 0: none.
+        corrupted: names of the sites with corrupted images, for the manifest.
+        label_noise: share of wrong training labels by site, for the manifest.
+        class_groups: classes of the groups head, medium and tail; None: by the training images of all sites.
+        synthetic: whether the images are synthetic.
+        global_test: whether every site gets the test images of all sites as ``test_global``.
+        keys: source of the patients' identifiers, in words, for the note on images without an identifier.
         attributes: declared attributes of the people, as in a datalist.
-        task: settings of the task that reads these images, other than the usual ones; for the manifest and the screen.
-        notes: for the manifest and the log.
+        task: settings of the task for these images that differ from the defaults, for the manifest and the screen.
+        notes: notes for the manifest and the log.
     """
 
     class_names: Sequence[str] | None = None
@@ -87,7 +87,7 @@ def write_pool(
     items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
     form: Form | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """Deal the images to sites and write these as :func:`write_sites` does; what is dealt is split each class alike."""
+    """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
     form = form or Form()
     dealt = replace(
@@ -106,25 +106,25 @@ def write_sites(
 ) -> dict[str, Path]:
     """Write a folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all or nothing.
 
-    Everything goes into a hidden folder first and is then moved into place; what an earlier call wrote is put back
-    when that fails.
+    All files are written to a hidden folder first and then moved into place; if that fails, the result of an earlier
+    call is put back.
 
     Args:
         sites: images of each site.
         out_dir: folder to write to.
-        settings: what else ``fairflare.json`` says for every site.
-        form: what the datalists say.
-        seed: of the split; default 0.
+        settings: further settings for every site in ``fairflare.json``.
+        form: splits of the images, and further content of the datalists.
+        seed: random seed of the split; default 0.
         number: call the sites ``site-1``, ``site-2``, ... instead of by their names.
-        overwrite: replace what an earlier call wrote.
-        progress: is told how many files are written.
-        record: what the manifest says of the call: ``preparer`` and ``options``.
+        overwrite: replace the result of an earlier call.
+        progress: function that is called with the number of files written so far.
+        record: facts about the call for the manifest: ``preparer`` and ``options``.
 
     Returns:
-        the folder of each site.
+        Folder of each site.
 
     Raises:
-        DataError: the source files are not as expected, or something is in the way.
+        DataError: the source files are not as expected, or existing files would be overwritten.
     """
     if not sites:
         raise ValueError("at least one site is needed")
@@ -150,7 +150,7 @@ def write_sites(
 
 
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
-    """Return what is to be replaced: what is there of the new result, and what else an earlier one has."""
+    """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     earlier = _sites_of(out / MANIFEST)
     files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS)), *out.glob("fairflare_fold*.json")]
@@ -163,7 +163,7 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
 
 
 def _sites_of(manifest: Path) -> list[Path]:
-    """Return the sites' folders of an earlier result that are still there."""
+    """Return the existing site folders of an earlier result, by its manifest."""
     try:
         names = list(json.loads(manifest.read_text(encoding="utf-8"))["sites"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -173,7 +173,7 @@ def _sites_of(manifest: Path) -> list[Path]:
 
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
-    """Move all of these, or none."""
+    """Rename all of these paths, or none: undo the earlier ones if one fails."""
     done: list[tuple[Path, Path]] = []
     try:
         for here, there in moves:
@@ -186,12 +186,12 @@ def _move(moves: Sequence[tuple[Path, Path]]) -> None:
 
 
 class _Result:
-    """The datalists and summaries of images that are written: ``items`` by site, with paths below its folder."""
+    """Write datalists and summaries for images already written: ``items`` by site, with paths below its folder."""
 
     def __init__(self, draft: Draft, form: Form, names: Mapping[str, str], items: Mapping[str, Sequence[Item]]) -> None:
         self.draft, self.form, self.names, self.items = draft, form, names, items
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
-        self.classes: list[str] = []  # in the order of their numbers; none: there are masks
+        self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for own in items.values() for item in own]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
         if len(numbers) == len(written):
@@ -202,7 +202,7 @@ class _Result:
             self.notes.append(NO_KEY.format(people.count(None), len(people), form.keys))
 
     def write_datalists(self, seed: int) -> None:
-        """Write the datalists of each site, one for each fold, and read them as the site would."""
+        """Write the datalists of each site, one for each fold, and check them by reading them as the site would."""
         form = self.form
         how: dict[str, Any] = {"seed": seed, "fractions": form.fractions, "stratified": form.stratified}
         splits = {site: assign(own, site=site, folds=form.folds, **how) for site, own in self.items.items()}
@@ -228,10 +228,10 @@ class _Result:
         return self.classes[entry["label"]] if self.classes else "images"
 
     def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
-        """Give each site the test images of all sites; a site with none of its own is tested on these."""
+        """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
         for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
-            whose = item.patient and f"{site}/{item.patient}"  # a key of that site alone
+            whose = item.patient and f"{site}/{item.patient}"  # two sites may use one identifier for different patients
             tested.append(replace(item, patient=whose) if item.site else item)
             for name, file in product(self.names.values(), (item.image, item.mask)):
                 if isinstance(file, str) and name != self.names[site]:
@@ -243,7 +243,7 @@ class _Result:
         }
 
     def _classes(self, entries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
-        """Return what a datalist says of the classes."""
+        """Return the keys ``class_names`` and ``class_groups`` of a datalist, as far as they are known."""
         trained = Counter(entry["label"] for own in entries.values() for entry in own["training"])
         groups = self.form.class_groups
         if groups is None:
@@ -313,7 +313,7 @@ def _by_split(items: Sequence[Item], splits: Sequence[tuple[str, ...]]) -> Split
 
 
 def _entries(item: Item) -> list[dict[str, Any]]:
-    """Return the entries of a datalist for an image that is written, one for each slice."""
+    """Return the datalist entries of a written image: one entry, or one for each listed slice."""
     entry = {
         "image": item.image, "label": item.mask, "patient": item.patient, "volume": item.volume,
         "spacing": item.spacing and list(item.spacing), "attributes": item.attributes or None,

@@ -1,1 +1,1 @@
-"""One file per method, both halves; :mod:`fairflare.methods.base.catalog` finds them."""
+"""Define the methods, one module for both halves of each; :mod:`fairflare.methods.base.catalog` finds them."""

@@ -1,7 +1,7 @@
-r"""Agnostic federated learning: the model that is best for the worst mixture of the sites.
+r"""Define agnostic federated learning (AFL), which trains the model that is best for the worst mixture of the sites.
 
-Mohri et al., "Agnostic Federated Learning", ICML 2019, with local epochs as in FedAvg; and the "Agnostic-FL" of
-FedISM's code, which takes the worst site's model.
+Mohri et al., "Agnostic Federated Learning", ICML 2019, with local epochs as in FedAvg. The module also has the
+"Agnostic-FL" of FedISM's code, which takes the worst site's model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 @settings
 class AFL(Rule):
-    r"""AFL, server half. F_k is the mean training loss of the received model.
+    r"""Move the sites' weights towards sites with a higher F_k, the mean training loss of the received model (AFL).
 
     .. math:: w \leftarrow \sum_k \lambda_k w_k, \qquad \lambda \leftarrow \Pi(\lambda + \gamma F)
 
-    with the projection on the simplex; all lambda are equal in the first round. A site that is absent keeps its lambda:
-    those of a round share what they hold together. One that is new starts with the mean, and all are projected again.
-    An F that is not a number counts as the site's last one, else as the mean.
+    with the projection on the simplex; all lambda are equal in the first round. An absent site keeps its lambda:
+    the sites of a round share the sum of their lambda. A new site starts with the mean lambda, and all are projected
+    again. An F that is not a number is replaced by the site's last F, or else by the mean of the other sites' F.
 
     Args:
         afl_mode: ``"projected"``, as above; ``"argmax"`` (FedISM's code): the model of the site with the largest F
@@ -49,13 +49,13 @@ class AFL(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lambda: dict[str, float] = {}
-        self._losses: dict[str, float] = {}  # the last finite ones
+        self._losses: dict[str, float] = {}  # last finite F of each site
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
-            worst = max(inputs.sites, key=lambda site: losses[site])  # sites are sorted: the first of several
+            worst = max(inputs.sites, key=lambda site: losses[site])  # of equal losses the first site by name
             return Weighing(sites={site: float(site == worst) for site in inputs.sites})
         before = with_newcomers(self._lambda, inputs.sites)
         weights = normalise({site: before[site] for site in inputs.sites})

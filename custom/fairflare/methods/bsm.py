@@ -1,4 +1,4 @@
-"""BSM-FL: balanced softmax at the sites, FedAvg at the server; the first baseline of Fed-MAS, and its local training.
+"""Define BSM-FL, Fed-MAS's first baseline and local training: balanced softmax at the sites, FedAvg at the server.
 
 Ren et al., NeurIPS 2020 (balanced softmax); Elbatel et al., DeCaF @ MICCAI 2023, Table 2.
 """
@@ -11,7 +11,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 
-# Of the paper's HyperKvasir.
+# Settings of the task, similar to the data set HyperKvasir of the paper.
 LEARNS: dict[str, Any] = {
     "phantom": "endoscopy",
     "phantom_samples": 4800,
@@ -24,7 +24,7 @@ BALANCED = {"criterion": "balanced_softmax"}
 JOB: dict[str, Any] = {
     "source": "Elbatel et al., DeCaF @ MICCAI 2023",
     "task": "classification",
-    "small": {"phantom_samples": 2400},  # a round of them takes seconds
+    "small": {"phantom_samples": 2400},  # so few samples that a round takes seconds
     "num_sites": 4,
     "num_rounds": 5,
     "keeps": ("criterion", "projector_dim"),

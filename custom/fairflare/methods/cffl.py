@@ -1,4 +1,4 @@
-r"""CFFL: a site is sent as much of the round's change as its model is good, and nothing below a threshold.
+r"""Define CFFL: the better a site's own model is, the larger the share of the round's change that the site is sent.
 
 Lyu et al., "Collaborative Fairness in Federated Learning", 2020, and the authors' code.
 """
@@ -26,15 +26,15 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 from fairflare.methods.parts.probes import ReportsScore, score
 
-SENT = "sent"  # in the site's store: the update, of which the server sends a part back
+SENT = "sent"  # name in the site's store of the update that it sent, of which the server sends a part back
 
 
 @settings
 class ClippedUpdates(ReportsScore, LocalTraining):
-    """CFFL, site half: trains its own model, cuts every entry of the change, and measures what it has then.
+    """Train the site's own model, clip every entry of its change, and report the resulting model's metric (CFFL).
 
-    The model stays changed by the cut update; in the next round the site adds to it what the server sends, less its own
-    part of it. Buffers (the norms' statistics) stay at the site, as trained.
+    The site keeps its model with the clipped update. In the next round it adds the entries that the server sends, minus
+    its own update's part in them. Buffers (the norms' statistics) stay at the site, as trained.
 
     Args:
         grad_clip: largest change of a parameter in a round, ``> 0``.
@@ -63,34 +63,34 @@ class ClippedUpdates(ReportsScore, LocalTraining):
 
 
 class CollaborativeModel(OwnModel):
-    """CFFL's model of a site: changed by its cut update, then by what the server sends less the site's part of it."""
+    """Store a site's CFFL model: add its clipped update, then the server's entries minus the site's part in them."""
 
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
         most = self.half.grad_clip
-        # The difference of two rounded numbers may be a little larger than what was cut.
+        # Rounding may make the difference of two numbers slightly larger than the clipped change.
         update = {name: tensor.clamp(-most, most) for name, tensor in difference(local, start).items()}
         run.store.save(SENT, run.current_round, update)
         return update, local
 
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
-        if sent is None:  # damaged; without it the site's part would count twice
+        if sent is None:  # damaged: the site's own part cannot be subtracted and would count twice
             return last
         return with_entries(last, download, sent, float(entry["own_weight"]))
 
 
 @settings
 class CFFL(Downloads, Steps):
-    r"""CFFL, server half.
+    r"""Send sites entries of the round's change in proportion to their reputations c (CFFL).
 
     .. math:: x_k = \frac{v_k}{\sum_j v_j}, \quad c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)}, \quad
               w \leftarrow w + \sum_k \frac{n_k}{\sum_j n_j} \Delta_k
 
     over the reputable sites, v the metric of a site's own model on its validation images. A site with c below
     ``c_th`` / (number of reputable sites) is not reputable any more: its update does not count and it is sent nothing.
-    The others are sent the :math:`\lfloor (c_k / \max c)(n_k / \max n) D \rfloor` largest entries of the change. An
-    absent site keeps its c and is sent nothing in the round after; a new one enters with the mean. A metric that its
-    site keeps back (``min_cases``) counts as the mean of the others'.
+    A reputable site is sent the :math:`\lfloor (c_k / \max c)(n_k / \max n) D \rfloor` largest entries of the change.
+    An absent site keeps its c and is sent nothing in the round after; a new site starts with the mean c. A metric that
+    its site withholds (``min_cases``) is replaced by the mean of the other sites' metrics.
 
     Args:
         cffl_alpha: alpha, ``> 0``; the authors' code lets it grow to 10.
@@ -134,21 +134,21 @@ class CFFL(Downloads, Steps):
             weights = inputs.remembered({**dict.fromkeys(inputs.sites, 0.0), **mean})
             if self.cffl_rep == "code":
                 step = math.fsum(sample_weights(inputs)[site] for site in sites)
-        else:  # nobody's update counts
+        else:  # no site is reputable, so no update counts
             weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
         self.remember(inputs, shares, {site: step * weight for site, weight in weights.items()})
         details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
-        self.step = None if step == 1 else step  # 1: the bits of the plain mean
+        self.step = None if step == 1 else step  # a step of 1 gives the bits of the plain mean
         return Weighing(sites=weights, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:
-        """Update the reputations of the round's sites, and drop sites that lose the right to be in the next rounds."""
+        """Update the reputations of the round's sites, and remove sites whose reputation is below the threshold."""
         known = {site: value for site, value in self._reputations.items() if site not in self._removed}
         new = 0.0 if self.cffl_rep == "code" else 1 / len(sites)
         entry = sum(known.values()) / len(known) if known else new
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
-        # A site that withholds its metric (too few cases) is not a bad one: the others' mean stands in for it.
+        # A site that withholds its metric (too few cases) is not bad: it gets the mean of the other sites' metrics.
         home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
         mean = finite_or_mean(metrics)
         metrics |= {site: mean[site] for site in home}

@@ -1,4 +1,4 @@
-r"""CGSV: a site is sent as much of the round's change as its own updates have pointed that way.
+r"""Define CGSV: the better a site's updates align with the sites' sum, the more of the round's change it is sent.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, and the
 authors' code.
@@ -24,15 +24,15 @@ from fairflare.methods.base.rule import RoundInputs, State, Weighing, sample_wei
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 
-TINY = 1e-7  # the authors': added to the norm of an update
+TINY = 1e-7  # added to the norm of an update, as in the authors' code
 
 
 @settings
 class NormalisedUpdates(LocalTraining):
-    r"""CGSV, site half: trains its own model, sends :math:`\Gamma \Delta / (\lVert \Delta \rVert + 10^{-7})`.
+    r"""Train, and send the normalised change (CGSV) :math:`\Gamma \Delta / (\lVert \Delta \rVert + 10^{-7})`.
 
-    The site goes back to its parameters before the training; what changes them is what the server sends. Buffers (the
-    norms' statistics) stay at the site and remain as trained.
+    After the training the site resets its parameters to their values before it; only the entries that the server sends
+    change them. Buffers (the norms' statistics) stay at the site and remain as trained.
 
     Args:
         cgsv_gamma: Gamma, the length of what is sent. The authors take 0.5 (MNIST), 0.15 (CIFAR) and 1 (texts).
@@ -49,7 +49,7 @@ class NormalisedUpdates(LocalTraining):
 
 
 class RewardedModel(OwnModel):
-    """CGSV's model of a site: parameters as before the training, changed by what the server sends."""
+    """Store a site's CGSV model: its parameters before the training, changed by the entries that the server sends."""
 
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
         update = difference(local, start)
@@ -62,14 +62,14 @@ class RewardedModel(OwnModel):
 
 @settings
 class CGSV(Downloads):
-    r"""CGSV, server half.
+    r"""Send sites entries of the round's summed update u in proportion to their reputations r (CGSV).
 
     .. math:: u = \sum_k r_k u_k, \quad r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \cos(u_k, u),\, 10^{-3}), \quad
               q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
     with r by number of samples in the first sum, 0 in the first mean, and normalised. Site k is sent the
     :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u. An absent site keeps its r and is sent nothing
-    in the round after; a new one enters with the mean. Where u is 0, r stays.
+    in the round after; a new site starts with the mean r. Where u is 0, r does not change.
 
     Args:
         cgsv_alpha: how much of a reputation is kept, in [0, 1).
@@ -96,10 +96,10 @@ class CGSV(Downloads):
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
         cosines = updates.cosines(inputs.states, inputs.received, weights, inputs.parameters, leave_out=False)
         after = before
-        if any(cosines.values()):  # else there is no direction
+        if any(cosines.values()):  # otherwise the summed update has no direction
             after = cgsv_reputations(before, cosines, self.cgsv_alpha)
         shares = cgsv_shares(after, self.cgsv_beta)
-        if any(after.values()):  # not in a first round without a direction
+        if any(after.values()):  # false in a first round whose summed update has no direction
             self._reputations = whole({**known, **after})
         self.remember(inputs, shares, weights)
         return Weighing(

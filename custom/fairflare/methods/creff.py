@@ -1,9 +1,9 @@
-r"""CReFF: the server trains a second classifier on features whose gradients are those of the sites' images.
+r"""Define CReFF: the server trains a second classifier on synthetic features that imitate the sites' gradients.
 
 Shang et al., "Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated
 Features", IJCAI 2022. The network has two classifiers (``retrained_head`` of the task): ``head`` is trained by the
-sites and averaged, as in FedAvg; ``retrained`` comes from the server, is never trained at a site, and is the one of
-evaluation. Both are in every model that the run keeps.
+sites and averaged, as in FedAvg; ``retrained`` comes from the server, is never trained at a site, and is used
+for evaluation. Every model that the run saves has both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 MAX_GRADIENT = 1e6
-_SHORT = 1e-12  # a gradient this short has no direction
+_SHORT = 1e-12  # a gradient with a smaller norm has no direction
 
 
 @settings
 class CReFF(MakesTensors):
-    r"""CReFF, server half: FedAvg, and a classifier trained anew in each round on federated features.
+    r"""Average as FedAvg does, and train a second classifier anew in each round on federated features (CReFF).
 
     Args:
         num_features: n, of each class; they begin as N(0, 1) and are kept from round to round.
@@ -71,11 +71,11 @@ class CReFF(MakesTensors):
 
     @property
     def weighs(self) -> bool:
-        return False  # the reports are of the second classifier
+        return False  # the reports serve the second classifier, not the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # that the sites have in this round
+        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # weight and bias sent in this round
         self._made: dict[str, torch.Tensor] = {}
         self.federated: torch.Tensor | None = None
 
@@ -87,7 +87,7 @@ class CReFF(MakesTensors):
         return self._made
 
     def begin_round(self, received: State) -> None:
-        """Raise ``ValueError`` when the network has no second classifier."""
+        """Store the second classifier that the sites receive; raise ``ValueError`` when the network has none."""
         names = [MADE + part for part in ("weight", "bias")]
         if not all(name in received for name in names):
             raise ValueError(
@@ -97,7 +97,7 @@ class CReFF(MakesTensors):
         self._classifier = received[names[0]], received[names[1]]
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        """Return the gradients by class; where no classifier was sent, there can be none."""
+        """Return the report with its gradients as one row per class; without a second classifier they are refused."""
         found = report[REPORTED]
         classes, width = self._classifier[0].shape if self._classifier is not None else (0, 0)
         row = 1 + classes * (width + 1)
@@ -143,10 +143,11 @@ class CReFF(MakesTensors):
         return weighing
 
     def _mean_gradients(self, inputs: RoundInputs, weight: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Average each class's gradient over the sites that have the class; one that is 0 everywhere has no direction.
+        """Return the mean gradient of each class over the sites that have the class; leave out gradients that are 0.
 
-        With bounds no gradient is longer or shorter than ``max_update_norm`` allows, and the sites that have a class
-        share no more weight in it than in a model; the rest has the gradient that the class's features have so far.
+        With the run's bounds no gradient is longer or shorter than ``max_update_norm`` allows, and the sites that have
+        a class get no more weight in its mean than in a model. The remaining weight goes to the gradient of the class's
+        present federated features.
         """
         found: dict[int, dict[str, torch.Tensor]] = {}
         for site in inputs.sites:

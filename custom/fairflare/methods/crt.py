@@ -1,8 +1,8 @@
-r"""cRT: after a method's rounds the classifier is trained anew, with classes in equal parts; the encoder stays.
+r"""Define cRT: after a method's rounds only the classifier is retrained, on samples drawn equally by class.
 
-Kang et al., "Decoupling Representation and Classifier for Long-Tailed Recognition", ICLR 2020; as a plug-in of
+Kang et al., "Decoupling Representation and Classifier for Long-Tailed Recognition", ICLR 2020; combined with
 federated methods: Elbatel et al., DeCaF @ MICCAI 2023, Table 2. The setting ``crt_rounds`` of a run adds it to any
-method (:mod:`fairflare.federation.server.retraining`); the entry ``crt`` is FedAvg with it.
+method (:mod:`fairflare.federation.server.retraining`); the method ``crt`` is FedAvg with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fairflare.methods.parts.classifier_retraining import CLASSIFIER, DIRECTIVE
 
 @settings
 class ClassifierAverage(Rule):
-    """cRT, server half: the mean of the sites' classifiers.
+    """Average the sites' classifiers in the rounds of classifier retraining (cRT).
 
     Args:
         weights: ``"samples"``: by number of training samples; ``"method"``: the weights of the method's last round
@@ -48,7 +48,7 @@ class ClassifierAverage(Rule):
         self.of_method: SiteWeights = {}
 
     def remember(self, weighing: Weighing) -> None:
-        """Take the method's weights of a round."""
+        """Store the sites' weights of a round of the method before cRT, for ``weights="method"``."""
         of_layer = (weighing.layers or {}).get(CLASSIFIER.rstrip("."))
         self.of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
 

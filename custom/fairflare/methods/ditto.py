@@ -1,7 +1,8 @@
-r"""Ditto: every site trains a model of its own beside FedAvg's, pulled towards it.
+r"""Define Ditto: beside FedAvg's common model every site trains its own model, pulled towards the common one.
 
-Li et al., ICML 2021. The common model is FedAvg's, bit for bit. The authors' loop takes the two models' steps in turn,
-batch by batch; as the own model is pulled towards the *received* model, the order changes neither of them.
+Li et al., ICML 2021. The common model is FedAvg's, bit for bit. The authors' loop alternates between steps of the two
+models, batch by batch. As the own model is pulled towards the *received* model, the order of the steps changes neither
+model, so this module trains the models one after the other.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_prox import ProximalTraining, Pull
 
-OWN = "own_"  # in front of what the second model's training keeps in the store
+OWN = "own_"  # prefix of the names of values that the own model's training saves in the site's store
 
 
 @settings
 class DittoTraining(LocalTraining):
-    r"""Ditto, site half: :math:`v \leftarrow v - \eta (\nabla F(v) + \lambda (v - w^r))` beside the common training.
+    r"""Train a second model v beside the common one: :math:`v \leftarrow v - \eta (\nabla F(v) + \lambda (v - w^r))`.
 
-    The own model starts as the first received one, and has the common training's optimizer, with moments of its own.
+    The site's own model v starts as the first received model. Its training has the same kind of optimizer as the common
+    training, with moments of its own.
 
     Args:
         ditto_lambda: strength of the pull towards the received model; 0: Solo. The authors tried 0.1, 1 and 2.
@@ -57,7 +59,7 @@ class DittoTraining(LocalTraining):
 
 
 class SecondModel(Home):
-    """Ditto's model of a site, which is trained after the common one and measured in place of it."""
+    """Train and store a site's own model (Ditto) after the common one; metrics are measured with the own model."""
 
     model = "of its own besides the common one, and is measured with that"
 
@@ -65,9 +67,10 @@ class SecondModel(Home):
         return last_kept(run, OWN_MODEL, state) or state
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
-        """Train the second model too; one that is not finite is replaced by the received model, and the site says so.
+        """Train and store the site's own model after the common one, and return the update of the common model.
 
-        Its moments begin anew with it.
+        If the own model becomes non-finite, it is replaced by the received model with a new optimizer state, and the
+        loss is noted for the server.
         """
         update = super().finish(run, model, start, local)
         before = self.measured(run, start)
@@ -84,7 +87,7 @@ class SecondModel(Home):
         return update
 
     def train(self, run: SiteRun, model: torch.nn.Module, received: State) -> None:
-        """Train ``model``, which holds the second one, with the seed that the common training had."""
+        """Train ``model``, which holds the site's own model, with the same seed as the common training."""
         like = {name: getattr(self.half, name) for name in field_names(LocalTraining)}
         like["local_epochs"] = self.half.personal_epochs or self.half.local_epochs
         TowardsReceived(**like, mu=self.half.ditto_lambda).train(
@@ -94,7 +97,7 @@ class SecondModel(Home):
 
 @settings
 class TowardsReceived(ProximalTraining):
-    """The second model's training: FedProx whose centre is not where it starts but the received model (``run.own``)."""
+    """Train a site's own model with FedProx's term around the received model (``run.own``), not around its start."""
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
         centre = {n: run.own[n].detach().to(run.device) for n, p in model.named_parameters() if p.requires_grad}
@@ -109,6 +112,6 @@ METHODS = [
         rule=FedAvg,
         training=DittoTraining,
         source="Li et al., ICML 2021",
-        small={"ditto_lambda": 0.1},  # in three rounds a model that is held closer learns less than FedAvg's
+        small={"ditto_lambda": 0.1},  # with a larger lambda the own model learns less than FedAvg's in three rounds
     )
 ]

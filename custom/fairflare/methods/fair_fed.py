@@ -1,7 +1,8 @@
-r"""FairFed: weights that follow how far a site's gap between groups of people, or its accuracy, is from that of all.
+r"""Define FairFed, which lowers the weight of sites whose fairness gap or accuracy is far from that of all sites.
 
-Ezzeldin et al., "FairFed: Enabling Group Fairness in Federated Learning", AAAI 2023, with its gap or plain accuracy as
-the metric; and what FedISM's code calls so, which does the opposite.
+Ezzeldin et al., "FairFed: Enabling Group Fairness in Federated Learning", AAAI 2023; the metric is the gap between
+groups of people, or plain accuracy. The module also has the method that FedISM's code calls FairFed, which does the
+opposite.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @settings
 class ReportAccuracy(ReportsScore, LocalTraining):
-    """FairFed, site half: plain training, and how good the received model is here.
+    """Train as FedAvg does, and report the received model's accuracy at the site (FairFed).
 
     Args:
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
@@ -58,7 +59,7 @@ class ReportAccuracy(ReportsScore, LocalTraining):
         return TRAINING if name == "accuracy" and self.fairfed_mode == "fedism" else VALIDATION
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        if self.fairfed_mode == "original":  # the validation images have just been looked at
+        if self.fairfed_mode == "original":  # the site has just evaluated the received model on the validation images
             run.own = {"accuracy": score_in(run, run.metrics)}
         else:
             run.own = {"accuracy": score(self, run, model, "training", balanced=True)}
@@ -72,13 +73,14 @@ class ReportAccuracy(ReportsScore, LocalTraining):
 
 @settings
 class FairFed(Rule):
-    r"""FairFed, server half.
+    r"""Move the sites' weights by the distance of each site's accuracy or group gap from that of all sites (FairFed).
 
     .. math:: \omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta), \quad
               \Delta_k = \lvert A - A_k \rvert, \quad A = \textstyle\sum_j p_j A_j
 
-    clipped at 0 and normalised; omega starts with p_k = n_k / sum n. A site that is absent keeps its omega: those of a
-    round share what they hold together; all 0: alike. An accuracy that is not a number moves nothing.
+    clipped at 0 and normalised; omega starts with p_k = n_k / sum n. An absent site keeps its omega: the sites of
+    a round share the sum of their omega. If all are 0, weights are equal. A site whose accuracy is not a number
+    gets the mean Delta, so its omega is not moved.
 
     Args:
         fairfed_mode: ``"original"``: as above, a site far from the mean loses weight, also the worst one; ``"fedism"``:
@@ -171,10 +173,10 @@ class FairFed(Rule):
 
 
 def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
-    """Return counts by group of a report; none: they stay there.
+    """Return the counts TP, FP, FN, TN of a report by group; empty: the site withholds them.
 
     Raises:
-        ReportError: as many as no groups and classes have.
+        ReportError: the number of counts does not fit the number of groups.
     """
     told, groups = report["group_counts"], report["groups"]
     if not told or groups is None or not math.isfinite(groups):
@@ -186,14 +188,14 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
 
 
 def _images(counts: Mapping[str, Sums]) -> float:
-    """Return images that counts by group are of: each is counted once in every class that is told."""
+    """Return the number of images behind counts by group; every reported class counts each image once."""
     return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
 
 
 def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
-    """Empty the counts of sites with other numbers of groups or classes than most sites have.
+    """Return counts by site, emptied for sites whose numbers of groups or classes differ from those of most sites.
 
-    Such sites go by their accuracy.
+    Sites with empty counts are weighted by their accuracy.
     """
     shapes = {site: (len(of), next(iter(of.values()))[CONFUSION].shape) for site, of in counts.items() if of}
     most = Counter(shapes.values()).most_common(1)

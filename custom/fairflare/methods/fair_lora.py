@@ -1,7 +1,8 @@
-r"""FairLoRA: adapters whose singular vectors all share and whose singular values are those of a group of people.
+r"""Define FairLoRA: low-rank adapters with common singular vectors, and singular values for each group of people.
 
 Li et al., "FairFedMed: Benchmarking Group Fairness in Federated Medical Imaging with FairLoRA", IEEE TMI 2025. The
-adapter is :mod:`fairflare.core.features.group_adapter`; here is who of the batch is of which group, and the average.
+adapter is :mod:`fairflare.core.features.group_adapter`. This module assigns the images of a batch to their groups, and
+averages the singular values of each group over the sites.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden
 if TYPE_CHECKING:
     from fairflare.base.task import Task
 
-#: Name of the tensor with the values of one group: the layer, and the group's number.
+#: Pattern of the names of tensors with the singular values of one group: the layer, and the group's number.
 VALUES = re.compile(r"(?P<layer>.*)\.fair_S\.(?P<group>\d+)\.weight")
 
 
 @settings
 class GroupAdapters(ByPeople, LocalTraining):
-    """FairLoRA, site half: each image is trained, validated and tested with the singular values of its group.
+    """Train, validate and test each image with the singular values of its group of people (FairLoRA).
 
     Args:
         fairlora_attribute: of people, whose groups; the datalist declares it.
@@ -88,7 +89,7 @@ class GroupAdapters(ByPeople, LocalTraining):
         return numbers_of(run, self.fairlora_attribute, "training")
 
     def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return singular values of groups with few cases: they stay as they were."""
+        """Return the singular values of groups with few cases, which are sent unchanged."""
         from fairflare.core.features.group_adapter import adapters_of
 
         stays = hidden(run, self.fairlora_attribute, "training")
@@ -97,13 +98,13 @@ class GroupAdapters(ByPeople, LocalTraining):
 
 @settings
 class FairLoRA(Rule):
-    r"""FairLoRA, server half.
+    r"""Average each group's singular values by the group's images, and all other tensors by samples (FairLoRA).
 
     .. math:: \bar S_g = \sum_k \frac{n_{kg}}{\sum_j n_{jg}} S_{kg}, \quad
               w \leftarrow (1 - \beta_t)\, \bar w + \beta_t w, \quad \beta_t = \beta \, t / T
 
-    n_kg are the training images of group g at site k; all other tensors are averaged by samples. A group of which no
-    site tells is averaged by samples, too.
+    n_kg is the number of training images of group g at site k. The singular values of a group whose images no site
+    reports are averaged by samples, too.
 
     Args:
         fairlora_ema: beta; t is the round from 0, T the number of rounds. It holds for all that is trained.

@@ -1,7 +1,7 @@
-"""FedAvg: the reference every other method is compared with.
+"""Define FedAvg, the reference with which every other method is compared.
 
-McMahan et al., AISTATS 2017. Fed-LWR's paper (Eq. 1) and its authors' code weigh all sites alike, whatever their
-number of images; the original weighs by n_k. Both are here.
+McMahan et al., AISTATS 2017. The original weights sites by their number of images n_k; Fed-LWR's paper (Eq. 1) and its
+authors' code weight all sites equally. This module has both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairflare.methods.base.training import LocalTraining
 
 @settings
 class FedAvg(Rule):
-    r"""FedAvg, server half: :math:`w \leftarrow \sum_k p_k w_k`.
+    r"""Average the sites' models (FedAvg): :math:`w \leftarrow \sum_k p_k w_k`.
 
     Args:
         weighting: ``"samples"``: p_k = n_k / sum n (McMahan et al.); ``"uniform"``: p_k = 1/K (Fed-LWR, Eq. 1).

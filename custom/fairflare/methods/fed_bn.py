@@ -1,7 +1,7 @@
-"""FedBN: norms stay at the sites, everything else is averaged.
+"""Define FedBN: the tensors of norm layers stay at the sites, all other tensors are averaged.
 
-Li et al., ICLR 2021. The authors' code finds the norms by ``bn`` in a tensor's name, which misses those of other names
-(``downsample.1`` of a ResNet, ``norm1`` of a DenseNet); here the type of the module decides.
+Li et al., ICLR 2021. The authors' code finds norm layers by ``bn`` in a tensor's name, which misses norms with other
+names (``downsample.1`` of a ResNet, ``norm1`` of a DenseNet). This module finds them by the type of the module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairflare.methods.fed_prox import JOB
 
 @settings
 class FedBNTraining(LocalTraining):
-    """FedBN, site half: scale, shift and running statistics of the norms are the site's own.
+    """Train with norm layers whose scale, shift and running statistics are the site's own (FedBN).
 
     Args:
         norms: ``"batch"``: batch norms (the paper); ``"all"``: instance, group, layer and RMS norms too; ``"auto"``:

@@ -1,7 +1,7 @@
-r"""FedCE: weights by what each site contributes, in direction and in accuracy.
+r"""Define FedCE, which weights sites by their contribution to the model's direction and to its accuracy.
 
-Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; NVIDIA FLARE's
-implementation of it, and FedISM's.
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023. The module
+has the variants of NVIDIA FLARE's implementation and of FedISM's code.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.probes import ReportsScore, score
 
 Preset = Literal["original", "fedism"]
-OWN_MODEL, SCORES = "own_model", "minus_scores"  # in the site's store
-LEAST_REST = 1e-6  # a site with a coefficient of nearly 1 leaves nothing when it is taken away
+OWN_MODEL, SCORES = "own_model", "minus_scores"  # names of values in the site's store
+LEAST_REST = 1e-6  # least weight of the other sites; with less, subtracting a site leaves nothing
 
 
 @settings
 class MinusModel(ReportsScore, LocalTraining):
-    """FedCE, site half: plain training, and how good the received model would be without this site.
+    """Train as FedAvg does, and report how much worse the received model is without this site (FedCE).
 
-    From the second round on, the site takes its own model of the round before out of the received one, with the
-    coefficient that the server tells it, and measures the rest. It reports 1 less the mean of these figures over the
-    rounds. Without an own model of exactly that round, or a coefficient, nothing is measured and the report is as
-    before. Own models stay at the site.
+    From the second round on, the site subtracts its own model of the round before from the received model, with the
+    coefficient that the server sends, and measures the accuracy of the rest. It reports 1 minus the mean of these
+    accuracies over the rounds. Without an own model of exactly that round, or without a coefficient, nothing is
+    measured and the report repeats its last value. Own models stay at the site.
 
     Args:
         preset: ``"original"``: accuracy (else the primary metric: Dice) on the validation images; ``"fedism"``:
@@ -52,7 +52,7 @@ class MinusModel(ReportsScore, LocalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         kept = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
-        total, count = (kept["total"], kept["count"]) if kept else (0.0, 1)  # a 0 for the first round, as in FLARE's
+        total, count = (kept["total"], kept["count"]) if kept else (0.0, 1)  # round 0 counts as accuracy 0, as in FLARE
         found = self._without_us(run, model)
         if math.isfinite(found):
             total, count = total + found, count + 1
@@ -83,15 +83,15 @@ class MinusModel(ReportsScore, LocalTraining):
 
 @settings
 class FedCE(Rule):
-    r"""FedCE, server half.
+    r"""Weight sites by their estimated contributions in direction and accuracy (FedCE).
 
     .. math:: g_k = 1 - \overline{\cos}(\Delta_k, \bar\Delta - c_k \Delta_k), \quad
               \bar\Delta = \textstyle\sum_j c_j \Delta_j, \quad
               c \propto \hat g + \hat e \ \text{ or } \ \hat g \circ \hat e
 
     over the trained parameters, with the cosine's mean over the rounds, e the sites' ``minus_score`` and hats for
-    normalised; c is 1 / K in the first round. An absent site keeps its values, a new one enters with 1 / (K + 1). A
-    score that its site keeps back (``min_cases``) counts as the mean of the others.
+    normalised; c is 1 / K in the first round. An absent site keeps its values, a new site starts with
+    c = 1 / (K + 1). A score that its site withholds (``min_cases``) is replaced by the mean of the other sites' scores.
 
     Args:
         combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
@@ -122,9 +122,9 @@ class FedCE(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._coefficients: dict[str, float] = {}
-        self._cosines: dict[str, list[float]] = {}  # mean, and of how many rounds
-        self._sums: dict[str, list[float]] = {}  # of coefficients, for their mean
-        self._last: list[str] = []  # sites of the round before
+        self._cosines: dict[str, list[float]] = {}  # by site: mean cosine, number of rounds
+        self._sums: dict[str, list[float]] = {}  # by site: sum of coefficients, number of rounds
+        self._last: list[str] = []  # sites of the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told = BySite({site: self._coefficients[site] for site in sites if site in self._last})

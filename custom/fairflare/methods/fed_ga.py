@@ -1,4 +1,4 @@
-r"""FedGA: sites at which the aggregated model is much worse than their own gain weight.
+r"""Define FedGA, which raises the weight of sites where the aggregated model is much worse than their own model.
 
 Zhang et al., "Federated Domain Generalization with Generalization Adjustment", CVPR 2023, and FedISM's code.
 """
@@ -19,16 +19,17 @@ from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
 
-LOCAL_LOSS = "local_loss"  # in the site's store
-STEPS = {"fedism": 0.05, "original": 0.2}  # times 1 / K
+LOCAL_LOSS = "local_loss"  # name in the site's store of its own model's training loss
+STEPS = {"fedism": 0.05, "original": 0.2}  # initial step size of the weights, to be divided by the number of sites
 
 
 @settings
 class ReportGap(LossProbe):
-    """FedGA, site half: plain training, and the generalization gap.
+    """Train as FedAvg does, and report the generalization gap (FedGA).
 
-    The gap is the mean training loss of the received model less that of the site's own model at the end of the round
-    before, which stays at the site. A site without one (its first round, or it was absent) has none: NaN.
+    The gap is the mean training loss of the received model minus that of the site's own model at the end of the round
+    before; that loss is stored at the site. A site without a stored loss (in its first round, or after an absence)
+    reports NaN.
     """
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
@@ -44,12 +45,13 @@ class ReportGap(LossProbe):
 
 @settings
 class FedGA(Rule):
-    r"""FedGA, server half: a step of the weights along the gaps, whose size shrinks over the rounds.
+    r"""Move the sites' weights along their generalization gaps, with a step that shrinks over the rounds (FedGA).
 
     .. math:: a_k \leftarrow a_k + d_r \frac{G_k - \bar G}{\max_j \lvert G_j - \bar G \rvert}
 
-    then clipped to [0, 1] and normalised; a starts with 1 / K and K is the number of sites known. A site that is absent
-    keeps its weight: those of a round share what they held together. A gap that is not a number counts as the mean.
+    then clipped to [0, 1] and normalised; a starts with 1 / K, and K is the number of sites known so far. An absent
+    site keeps its weight: the sites of a round share the sum of their weights. A gap that is not a number counts as the
+    mean gap.
 
     Args:
         fedga_mode: ``"fedism"``: d_r = 0.05 / K (T - r) / T; ``"original"``: d_r = 0.2 / K (1 - (r - 2) / T), r from 0

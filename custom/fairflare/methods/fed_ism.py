@@ -1,7 +1,7 @@
-r"""FedISM and FedISM+: equally flat losses at every site, against a shift of image quality.
+r"""Define FedISM and FedISM+, which aim at equally flat losses at all sites whose image quality differs.
 
 Wu et al., "Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State
-Matching" (FedISM+), and its predecessor FedISM (IJCAI 2024). Two halves that also work alone:
+Matching" (FedISM+), and its predecessor FedISM (IJCAI 2024). The method has two halves that also work alone:
 
 - SALT, at the sites: sharpness-aware local training (GSAM) with logit adjustment;
 - SAGA, at the server: sites whose loss is sharper (variant S), or higher at a distance (variant L), weigh more.
@@ -35,7 +35,7 @@ VARIANTS = {"S": "sharpness", "L": "perturbed_loss"}
 
 
 def distance(current_round: int, num_rounds: int, rho: float, tau: float | None) -> float:
-    """Search distance of a round: fixed (FedISM), or growing with exponent ``tau`` (FedISM+, Eq. 12)."""
+    """Return the search distance of a round: fixed (FedISM), or growing with exponent ``tau`` (FedISM+, Eq. 12)."""
     from fairflare.core.sharpness import search_distance
 
     if tau is None:
@@ -45,7 +45,7 @@ def distance(current_round: int, num_rounds: int, rho: float, tau: float | None)
 
 @dataclass
 class _Salt:
-    """Of one task: the distance, the stepper (it holds the model), and what was measured of the received model."""
+    """Hold one task's search distance, the stepper (which holds the model), and the report on the received model."""
 
     distance: float
     stepper: GSAM | None = None
@@ -54,13 +54,13 @@ class _Salt:
 
 @settings
 class SharpnessAwareTraining(LocalTraining):
-    r"""SALT, site half: GSAM steps with logit adjustment, and a report of how sharp the received model is here.
+    r"""Train with GSAM steps and logit adjustment (SALT), and report the received model's sharpness at the site.
 
     .. math:: \epsilon = \rho_r\, g / \lVert g \rVert, \quad L_0 = \bar\ell(\theta), \quad
               L_p = \bar\ell(\theta + \epsilon), \quad S = L_p - L_0
 
-    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. One
-    float leaves the site: S or L_p, which the server's variant weighs by.
+    with g the gradient over the site's whole training set (Eqs. 9-11), in evaluation mode, without augmentation. The
+    site reports one number: S or L_p, whichever the server's ``variant`` uses for the weights.
 
     Args:
         salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
@@ -92,7 +92,7 @@ class SharpnessAwareTraining(LocalTraining):
         told = run.directives.get("search_distance")
         own = distance(run.current_round, run.num_rounds, self.rho, self.tau)
         run.own = _Salt(own if told is None else float(told))
-        if told is not None:  # somebody weighs by it
+        if told is not None:  # the server weights sites by the report
             run.own.report = self._probe(run, model)
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class SharpnessAwareTraining(LocalTraining):
         batches = run.data.batches("training", batch_size=self.batch_size)
         from fairflare.core.sharpness import sharpness
 
-        with plainly(model):  # a small difference of losses
+        with plainly(model):  # plain float32, as a small difference of losses is measured
             found = sharpness(model, losses, batches, run.own.distance)
         wanted = VARIANTS[run.directives.get("variant", "S")]
         return {wanted: getattr(found, wanted)}
@@ -136,13 +136,13 @@ class SharpnessAwareTraining(LocalTraining):
 
 @settings
 class FedISM(Rule):
-    r"""SAGA, server half: weights in proportion to a power of sharpness, averaged over the rounds.
+    r"""Weight sites in proportion to a power of their reported sharpness, averaged over the rounds (SAGA).
 
     .. math:: \tilde w_k = \frac{x_k^q}{\sum_j x_j^q}, \qquad w_k \leftarrow \beta \tilde w_k + (1 - \beta) w_k
 
-    with x = S (variant S) or L_p (variant L), at least 1e-10. A value that is not a number counts as the median of the
-    others'; a site's average starts with its first weight and stays while it is absent; the weights in use are
-    normalised over the sites of the round. All values at the floor: equal weights.
+    with x = S (variant S) or L_p (variant L), at least 1e-10. A value that is not a number is replaced by the
+    median of the other sites' values. A site's average starts with its first weight and does not change while the site
+    is absent. The weights of a round are normalised over its sites. If all values are at the floor, weights are equal.
 
     Args:
         variant: ``"S"`` or ``"L"``.
@@ -186,7 +186,7 @@ class FedISM(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._average: dict[str, float] = {}  # by site name, also of sites that are absent now
+        self._average: dict[str, float] = {}  # average weight by site, also of absent sites
 
     @property
     def weighs(self) -> bool:
@@ -204,7 +204,7 @@ class FedISM(Rule):
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         wanted = VARIANTS[self.variant]
         if self.saga and report[wanted] is None:
-            Field(wanted).read(report, site)  # says what is missing
+            Field(wanted).read(report, site)  # raises an error that names the field
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -219,7 +219,7 @@ class FedISM(Rule):
         )
 
 
-# Of the paper and its code: Adam is made anew in every round.
+# Settings of the paper and its code, which makes a new Adam optimizer in every round.
 FIXED = {"rho": 0.05}
 GROWING = {"rho": 0.1, "tau": 0.5}
 JOB: dict[str, Any] = {

@@ -1,16 +1,17 @@
-"""Fed-LWR: layer-wise re-weighting by feature shift.
+"""Define Fed-LWR, which weights sites layer by layer according to the shift of their features.
 
 Yan et al., "A New Perspective to Boost Performance Fairness For Medical Federated Learning", MICCAI 2024.
 
-A round, in the paper's order: the sites train (Alg. 1, line 5); the plain average of their models is the anchor
-(Eq. 1); each site measures, layer by layer, how alike its own model's and the anchor's features of its own training
-images are (CKA, Eqs. 2-4); sites that differ more weigh more in that layer (Eq. 5); the local models are averaged again
-with these weights (Eq. 6).
+A round, in the paper's order: the sites train (Alg. 1, line 5). The plain average of their models is the anchor
+(Eq. 1). Each site measures in each layer the similarity between its own model's and the anchor's features of its own
+training images (CKA, Eqs. 2-4). Sites whose features differ more get a larger weight in that layer (Eq. 5). The local
+models are averaged again with these weights (Eq. 6).
 
-Where paper and authors' code differ, ``preset`` decides: ``"paper"`` takes exact CKA (Eq. 2) over all training images
-without a clip; ``"authors"`` the unbiased minibatch estimator over the validation images, in five passes, with the
-scores clipped to [1e-4, 0.99]. ``"stable"`` is ours: the paper's, after rounds of plain averaging and three quarters
-mixed with uniform weights. Any single setting can be given on top. Layers are matched by name in all.
+Where paper and authors' code differ, ``preset`` decides: ``"paper"`` uses exact CKA (Eq. 2) over all training images
+without a clip; ``"authors"`` uses the unbiased minibatch estimator over the validation images, in five passes, with the
+scores clipped to [1e-4, 0.99]. ``"stable"`` is FairFlare's own: rounds of plain averaging first, then the paper's
+weights mixed with three quarters of uniform weights. A given setting overrides the preset. All presets match layers by
+name.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ log = logging.getLogger(__name__)
 
 @settings
 class FedLWR(FromPreset, TwoPhase, SeesModel):
-    r"""Fed-LWR, server half: weights by layer from the sites' similarity scores.
+    r"""Weight sites layer by layer according to their similarity scores (Fed-LWR).
 
     .. math:: \rho_k^m = \frac{1 - \delta_k^m}{\sum_i (1 - \delta_i^m)}, \qquad \hat w_m = \sum_k \rho_k^m w_{k,m}
 
-    A site that trained but did not report about the anchor is weighed with its last known scores, else with the mean of
-    the other sites'; without any at all: equal weights. A score that is not a number is replaced by the mean of the
-    site's others, then by the mean over sites in that layer. Equal scores give equal weights.
+    A site that trained but did not report about the anchor is weighted by its last known scores, or else by the mean
+    scores of the other sites. Without any scores weights are equal. A score that is not a number is replaced by the
+    mean of the site's other scores, or else by the mean over sites in that layer. Equal scores give equal weights.
 
-    What steadies the weights (``warmup_rounds``, ``mix``) is ours, and off in the paper's form and the authors'.
+    The settings that stabilise the weights (``warmup_rounds``, ``mix``) are FairFlare's own. They are off in the
+    presets ``"paper"`` and ``"authors"``.
 
     Args:
         preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
@@ -83,7 +85,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         low, high = self.setting("clip_min"), self.setting("clip_max")
         if not low < high:
             raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: Scores = {}  # 1 - delta, also of sites that are absent now
+        self._last_scores: Scores = {}  # last 1 - delta of each site, also of absent sites
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))
@@ -95,12 +97,12 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                 f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
                 f"give more than {warmup} rounds, or a smaller warmup_rounds"
             )
-        if task is not None and self.only_layer is not None:  # building the network takes a moment
+        if task is not None and self.only_layer is not None:  # only then, as building the network takes a moment
             layers = list(dict.fromkeys(layers_of(outline_of(task).state_dict()).values()))
             from_layer({}, layers, self.only_layer)
 
     def begin_round(self, received: State) -> None:
-        """Raise ``ValueError`` when nothing of ``only_layer`` travels."""
+        """Raise ``ValueError`` when no tensor of the layer or block ``only_layer`` is sent."""
         if self.only_layer is not None:
             from_layer({}, list(dict.fromkeys(layers_of(received).values())), self.only_layer)
 
@@ -121,26 +123,26 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 
     def _scores(self, inputs: RoundInputs, layers: list[str]) -> Scores:
-        """Return 1 - delta by site and layer; a site without a report gets its last scores, else the others' mean."""
+        """Return 1 - delta by site and layer; a site without report gets its last scores, or the other sites' mean."""
         known = {site: scores for site, scores in self._last_scores.items() if site in inputs.sites}
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
         return filled(known, inputs.sites, layers)
 
     def _share(self, scores: Scores, layers: list[str]) -> Scores:
-        """Return scores after the chosen granularity."""
+        """Return the scores averaged over groups of layers, or those of ``only_layer`` for all layers."""
         if self.only_layer is not None:
             return from_layer(scores, layers, self.only_layer)
         return by_granularity(scores, layers, self.setting("layer_granularity"))
 
     def _weights(self, scores: Scores) -> LayerWeights:
-        """Return the layer weights of Eq. 5, steadied by ``mix``."""
+        """Return the layer weights of Eq. 5, mixed with the share ``mix`` of uniform weights."""
         found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
         mix = self.setting("mix")
         return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
-        """Return scores as they were reported, or as they were filled in, and the weights."""
+        """Return the values to record by layer and site: the reported or filled-in scores, and the weights."""
         told = {site: inputs.anchor_reports.get(site, {"cka": {}, "dissimilarity": {}}) for site in inputs.sites}
         return {
             layer: {

@@ -1,14 +1,14 @@
-r"""Fed-MAS: aggregation by rescue factors, measured against a frozen self-supervised network.
+r"""Define Fed-MAS, which weights sites by rescue factors, measured against a frozen self-supervised network.
 
 Elbatel et al., "Federated Model Aggregation via Self-Supervised Priors for Highly Imbalanced Medical Image
-Classification", DeCaF @ MICCAI 2023. For classes with a long tail.
+Classification", DeCaF @ MICCAI 2023. The method is for long-tailed classes.
 
-A round, in the paper's order: each site measures by class how far the received model's projected features are from
-those of a frozen network that all sites hold (w, Eqs. 1-2); trains with balanced softmax and the same distance as
-a second loss (Eq. 4), gathering the distances on the way (w^); and reports one number, RF = sum_c w_c w^_c (Eq. 3).
-The server averages in proportion to RF (Eq. 5).
+A round, in the paper's order: Each site measures by class the distance between the received model's projected features
+and those of a frozen network that all sites hold (w, Eqs. 1-2). The site trains with balanced softmax and the same
+distance as a second loss (Eq. 4), and collects the distances during training (w^). The site reports one number, the
+rescue factor RF = sum_c w_c w^_c (Eq. 3). The server averages in proportion to RF (Eq. 5).
 
-Switches are the paper's ablations: ``mas=False`` is "BSM with KD", and with ``lambda_f=0`` on top BSM-FL.
+Two settings give the paper's ablations: ``mas=False`` is "BSM with KD"; ``mas=False`` with ``lambda_f=0`` is BSM-FL.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern=TIMM)]
-MAX_RESCUE_FACTOR = 16e6  # 16 E |C|, for a million of epochs times classes
+MAX_RESCUE_FACTOR = 16e6  # largest RF is 16 E |C|; here E |C| (epochs times classes) is a million
 
 
 @dataclass
 class _Rescue:
-    """Of one task."""
+    """Hold one task's prior network and the class means of distances before (w) and during (w^) the training."""
 
     moving: ClassVar = ("during", "open_epoch")
     prior: SitePrior | None = None
-    before: torch.Tensor | None = None  # w
-    during: RunningClassMean | None = None  # w^
+    before: torch.Tensor | None = None  # w, mean distance by class before the training
+    during: RunningClassMean | None = None  # w^, mean distance by class during the training
     open_epoch: int = 0
 
 
 @settings
 class RescueTraining(LocalTraining):
-    r"""Fed-MAS, site half: training towards a frozen prior network, and a report of the rescue factor.
+    r"""Train towards the features of a frozen prior network, and report the rescue factor RF (Fed-MAS).
 
     .. math:: L = L_{sup} + \lambda_f\, \bar\ell_f, \qquad RF = \sum_{c \in C_k} w_c\, \hat w_c
 
-    w: mean distance by class of the *received* model, in evaluation mode, without augmentation, over all training
-    images. w^: the same while training, of the forward pass in front of each step, a mean for each epoch, added over
-    the epochs; with ``local_steps`` the mean of the passes, as their number is not the same at every site. Both stay at
-    the site; RF and the prior's fingerprint leave it.
+    w is the mean distance by class of the *received* model over all training images, in evaluation mode, without
+    augmentation. w^ is the mean distance by class in the forward passes of the training: a mean for each epoch, summed
+    over the epochs; with ``local_steps`` the mean over the passes, as their number differs between sites. w and w^ stay
+    at the site; RF and the prior's fingerprint are reported.
 
-    Model and prior see the same image. The prior's features of the images as they are, without augmentation, are
-    computed once and kept (memory and state folder, 4 bytes a feature): for w, and for training without ``augment``.
-    With it the prior runs on every changed batch.
+    Model and prior see the same image. The prior's features of the unaugmented images are computed once and cached (in
+    memory and in the state folder, 4 bytes a feature); they serve for w, and for training without ``augment``. With
+    ``augment`` the prior runs on every augmented batch.
 
     The model needs a projection head: set ``projector_dim`` of the task.
 
@@ -126,7 +126,7 @@ class RescueTraining(LocalTraining):
         loss = criterion_loss(self, run, outputs, targets)
         distances = None
         if own.prior is not None:
-            # A projector that nothing trains needs no gradient either.
+            # With lambda_f=0 the projector is not trained and needs no gradient.
             with torch.set_grad_enabled(self.lambda_f > 0):
                 distances = own.prior.distances(run, model, features, inputs, changed=self.augment)
             if self.lambda_f > 0:
@@ -148,7 +148,7 @@ class RescueTraining(LocalTraining):
             report["prior"] = own.prior.network.fingerprint
         if own.during is not None and own.before is not None:
             own.during.end_epoch()
-            counts = run.floor.counts("training")  # a class with too few cases is not in the sum
+            counts = run.floor.counts("training")  # the sum leaves out classes with too few cases
             if counts is None:
                 counts = torch.zeros(own.during.num_classes, dtype=torch.int64)
             during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
@@ -160,9 +160,9 @@ class RescueTraining(LocalTraining):
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """Make one pass over the images as they are.
+        """Make one pass over the unaugmented training images before the training.
 
-        The pass finds w of the received model, and the features that are not known yet.
+        The pass computes w of the received model, and adds the prior's features that the cache lacks.
         """
         from fairflare.base.task import evaluating
 
@@ -193,11 +193,12 @@ class RescueTraining(LocalTraining):
 
 @settings
 class FedMAS(Rule):
-    r"""Fed-MAS, server half: weights in proportion to the rescue factor.
+    r"""Weight sites in proportion to their rescue factors RF (Fed-MAS).
 
     .. math:: a_k = RF_k / \sum_j RF_j
 
-    A factor that is not a number counts as the mean of the others; all 0, or none a number: equal weights.
+    A factor that is not a number is replaced by the mean of the other factors. If all are 0 or none is a number,
+    weights are equal.
 
     Args:
         mas: False: weights by number of samples ("BSM with KD", Table 2); rescue factors are then not asked for.
@@ -242,7 +243,7 @@ class FedMAS(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if self.mas and report["rescue_factor"] is None:
-            Field("rescue_factor").read(report, site)  # says what is missing
+            Field("rescue_factor").read(report, site)  # raises an error that names the field
         return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
@@ -251,7 +252,7 @@ class FedMAS(Rule):
         return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
 
 
-WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # of the packaged prior; MoCo's ResNet-50: 2048
+WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; of MoCo's ResNet-50: 2048
 METHODS = [
     Method(
         name="fed_mas",

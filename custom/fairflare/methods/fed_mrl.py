@@ -1,13 +1,13 @@
-r"""FedMRL: a fairness loss, a proximal coefficient for every site chosen by QMIX, weights from a self-organizing map.
+r"""Define FedMRL: a fairness loss, proximal coefficients chosen by QMIX, and weights from a self-organizing map.
 
 Sahoo et al., "FedMRL: Data Heterogeneity Aware Federated Multi-agent Deep Reinforcement Learning for Medical Imaging",
-MICCAI 2024. The published code neither runs nor follows the paper; this is the paper, read as ``docs/fed_mrl.md`` says.
-Three parts, each of which can be another one:
+MICCAI 2024. The published code neither runs nor follows the paper; this module follows the paper, interpreted as
+``docs/fed_mrl.md`` describes. FedMRL has three parts, each of which can be replaced:
 
 - A, at the sites (:mod:`fairflare.methods.parts.fair_training`): the objective
   :math:`\ell + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell - \bar F)^2`;
 - B, at the server: weights from a self-organizing map of the local models (:mod:`fairflare.methods.parts.weightings`);
-- C, at the server: agents, one a site, that choose :math:`\mu_h` (:mod:`fairflare.methods.parts.mu_policy`).
+- C, at the server: one agent for each site, which chooses :math:`\mu_h` (:mod:`fairflare.methods.parts.mu_policy`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from fairflare.methods.parts.weightings import BySamples, BySom, Weighting
 __all__ = ["METHODS", "FairProximalTraining", "FedMRL", "winsorised"]
 
 log = logging.getLogger(__name__)
-WIDTH = 4.0  # a loss counts in F between the median / WIDTH and WIDTH times it,
-REACH = 1.0  # and at most so far from it
+WIDTH = 4.0  # in F a loss is limited to between median / WIDTH and WIDTH * median,
+REACH = 1.0  # and to between median - REACH and median + REACH
 
 
 def winsorised(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values, none farther from their median m than 1, nor outside of [m / 4, 4 m].
+    """Return the values, limited to [m - 1, m + 1] and to [m / 4, 4 m], with m their median.
 
-    So no minority of the sites can move the mean by 1/2 or more, at which the default fairness term would stop a site
-    at the median. Of two sites neither is a minority.
+    So no minority of the sites can move the mean by 1/2 or more. A shift of 1/2 would let the default fairness term
+    stop the training of a site whose loss is the median. Of two sites neither is a minority.
 
     Args:
         values: one or more, ``>= 0``, finite.
@@ -56,7 +56,7 @@ def winsorised(values: Mapping[str, float]) -> dict[str, float]:
 
 @settings
 class FedMRL(Rule):
-    r"""FedMRL, server half (parts B and C).
+    r"""Weight sites by a map of their models, and choose mu for each site with agents (FedMRL, parts B and C).
 
     Args:
         mu_policy: who chooses mu: ``"qmix"``, ``"vdn"`` (Q_tot is a plain sum, the paper's Eq. 4), ``"fixed"`` (the
@@ -164,7 +164,7 @@ class FedMRL(Rule):
         return Weighing(sites=weights, values=values, details=details)
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
-        """Return F, the mean or sum of the sites' finite losses (MRL-2); ``None``: no fairness term next round."""
+        """Return F, the mean or sum of the sites' finite losses; ``None``: the next round has no fairness term."""
         found = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
         finite = {s: v for s, v in found.items() if math.isfinite(v)}
         if not finite:
@@ -194,7 +194,7 @@ class FedMRL(Rule):
 
 
 def _at_the_clamp(inputs: RoundInputs) -> list[str]:
-    """Return sites whose gradient factor sat at a limit in most batches."""
+    """Return a warning that lists sites whose gradient factor was at a limit in most batches; empty: no such site."""
     shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
     stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]
     if not stuck:
@@ -217,8 +217,8 @@ METHODS = [
         **{
             **JOB,
             "preinstalled": {"share_entropy": False},
-            # In its five rounds agents cannot learn: mu is fixed, as in fed_prox's job. The fairness term holds a
-            # round's losses near those of the round before: at its full weight five rounds learn little.
+            # The small job's five rounds are too few for agents to learn, so mu is fixed, as in fed_prox's job. The
+            # fairness term holds a round's losses near those of the round before, so its weight is small here.
             "small": {**JOB["small"], "mu_policy": "fixed", "mu": 0.1, "fair_weight": 0.03},
         },
     )

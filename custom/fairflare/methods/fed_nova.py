@@ -1,7 +1,7 @@
-r"""FedNova: sites that make more steps do not pull the model towards their own optimum.
+r"""Define FedNova, in which sites that make more local steps do not pull the model towards their own optimum.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020. Every
-site's update is divided by how many steps it comes to, and the sum takes the mean number of them.
+site's update is divided by its effective number of steps, and the weighted sum is multiplied by their mean number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Counted(Pull):
-    """Of one task: also what its steps come to, and whether they can only be counted."""
+    """Hold one task's effective number of steps; ``only_counted`` names an optimizer whose steps count 1 each."""
 
     moving: ClassVar = ("steps", "only_counted")
     steps: AccumulatedSteps = field(default_factory=AccumulatedSteps)
@@ -36,10 +36,11 @@ class _Counted(Pull):
 
 @settings
 class NovaTraining(ProximalTraining):
-    """FedNova, site half: local training, and what its steps come to (the norm of a).
+    """Train with an optional proximal term, and report the effective number of steps, the norm of a (FedNova).
 
-    SGD's momentum and the proximal term are in it; Adam has no such number, and its steps count 1 each (the log says
-    so). Gradients of this round only: momentum that stays at the site (``keep_optimizer_state``) is not in it.
+    The norm accounts for SGD's momentum and the proximal term. Adam has no such norm, so its steps count 1 each (the
+    log says so). The norm is of this round's gradients only, without momentum kept from earlier rounds
+    (``keep_optimizer_state``).
 
     Args:
         mu: strength of a proximal term; 0: none.
@@ -92,7 +93,7 @@ class NovaTraining(ProximalTraining):
 
 @settings
 class FedNova(Steps):
-    r"""FedNova, server half.
+    r"""Average updates per local step, and apply them with the sites' mean number of steps (FedNova).
 
     .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
               \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1

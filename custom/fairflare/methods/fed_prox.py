@@ -1,6 +1,6 @@
-r"""FedProx: local training is pulled towards the received model.
+r"""Define FedProx, whose local training is pulled towards the received model.
 
-Li et al., MLSys 2020. Also the proximal term of FedMRL, where the server chooses mu for every site.
+Li et al., MLSys 2020. FedMRL uses the same proximal term, but there the server chooses mu for every site.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 from fairflare.methods.fed_avg import FedAvg
 
-FALLBACK_MU = 1e-5  # in place of one that a server sends and that is no proximal coefficient
+FALLBACK_MU = 1e-5  # used when the server sends a mu that is negative or not finite
 
 
 @dataclass
 class Pull:
-    """Of one task: mu in force, and where the training is pulled to."""
+    """Hold, for one task, the effective mu and the received parameters, towards which training is pulled."""
 
     mu: float
     received: dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ class Pull:
 
 @settings
 class ProximalTraining(LocalTraining):
-    r"""FedProx, site half: :math:`\ell(w) + \frac{\mu}{2} \lVert w - w^r \rVert^2` over the trainable parameters.
+    r"""Minimise FedProx's :math:`\ell(w) + \frac{\mu}{2} \lVert w - w^r \rVert^2` over the trainable parameters.
 
     Args:
         mu: strength of the pull. A value that the server sends for this site goes before this one; one that is
@@ -46,7 +46,7 @@ class ProximalTraining(LocalTraining):
         run.own = self.pull(run, model)
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
-        """Return what this round pulls with."""
+        """Return the strength and the centre of this round's proximal term."""
         told = (run.directives.get("mu") or {}).get(run.site)
         mu = self.mu
         if told is not None:
@@ -58,7 +58,7 @@ class ProximalTraining(LocalTraining):
         return own + losses.proximal_term(model, run.own.received, run.own.mu)
 
 
-# Of FedMRL's paper and its code, whose baseline it is; the paper's text says SGD, its code Adam.
+# Settings of FedProx as a baseline in FedMRL's paper and code; the paper's text names SGD, its code uses Adam.
 JOB: dict[str, Any] = {
     "task": "classification",
     "learns": {

@@ -1,8 +1,9 @@
-r"""FlexFair: a penalty on how unequal losses are, over the sites and over groups of people.
+r"""Define FlexFair, which adds a penalty on the variance of losses over the sites or over groups of people.
 
-Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025: the sum of
-the sites' losses plus a weight times the variance of the parties' mean losses. Its published code has all sites in one
-process, for the losses of all and their gradients; here the same gradient is made of sums that leave the sites.
+Xing et al., "Achieving flexible fairness metrics in federated medical imaging", Nature Communications 2025. The
+objective is the sum of the sites' losses plus a weight times the variance of the parties' mean losses; a party is a
+site or a group of people. The published code has all sites in one process and differentiates the losses of all sites
+together. This module computes the same gradient from sums that the sites report.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Measure = Literal["equal_accuracy", "demographic_parity", "equal_opportunity"]
 
 @settings
 class VariancePenalty(LocalTraining):
-    """FlexFair, site half: mean losses by group and class for the server; then each image counts as the server says.
+    """Report mean losses by group and class, and weight each image's loss as the server asks (FlexFair).
 
     Args:
         flexfair_over: whose losses are to be alike: ``"sites"``, ``"groups"`` of people at all sites, or ``"both"``.
@@ -93,7 +94,7 @@ class VariancePenalty(LocalTraining):
         classes = self._classes(run)
         rows = 1 + (known_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
         check_told(run, told, rows * classes, "slopes of groups and classes")
-        slopes = torch.tensor([*told, *[0.0] * classes], dtype=torch.float32).reshape(-1, classes)  # last: not known
+        slopes = torch.tensor([*told, *[0.0] * classes], dtype=torch.float32).reshape(-1, classes)  # last: no group
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
         if self.flexfair_attribute:
@@ -114,18 +115,20 @@ class VariancePenalty(LocalTraining):
 
 @settings
 class FlexFair(Rule):
-    r"""FlexFair, server half: FedAvg by samples, and how much each image counts in the next round.
+    r"""Average by samples, and compute the factors on images' losses in the next round (FlexFair).
 
     .. math:: P = \sum_c \frac{1}{A_c} \sum_a (L_{ac} - M_c)^2, \quad
               L_{ac} = \textstyle\sum_k n_{kac} L_{kac} / \sum_k n_{kac}
 
-    a are sites, groups of people, or (``both``) the sum of both penalties; c classes, or all images; M_c the mean over
-    the images. An image of a and c counts :math:`1 + \lambda s_{ac} / K` times, with s of
-    :func:`fairflare.core.aggregation.fair_rules.variance_slopes` and the K sites of the round: the paper's objective is
-    the *sum* of the sites' losses plus :math:`\lambda P`, of which the mean of their models follows a K-th. The slopes
-    are those of the model before: sites tell their losses of the model that they receive, and are told the slopes with
-    the next one. At the model that they are of, and where no count is cut to [0, 10], the federation's gradient is that
-    of the mean loss plus :math:`\lambda P / K`. What a site does not tell moves nothing.
+    The parties a are sites or groups of people (with ``both``, the two penalties are added). c are classes, or all
+    images together; M_c is the mean loss over the images. The loss of an image of party a and class c is multiplied by
+    :math:`1 + \lambda s_{ac} / K`, with slopes s from
+    :func:`fairflare.core.aggregation.fair_rules.variance_slopes` and K the number of sites of the round. K divides,
+    because the paper's objective is the *sum* of the sites' losses plus :math:`\lambda P`, and the mean of the sites'
+    models follows a K-th of its gradient. The slopes are one round late: sites report the losses of the model that they
+    receive, and get the slopes with the next model. At the model of the slopes, and where no factor is clipped to
+    [0, 10], the federation's gradient is that of the mean loss plus :math:`\lambda P / K`. A value that a site
+    withholds has no effect.
 
     Args:
         flexfair_over, flexfair_measure: as at the sites.
@@ -150,8 +153,8 @@ class FlexFair(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sites: dict[str, list[float]] = {}  # by class
-        self._groups: list[list[float]] = []  # by group and class
+        self._sites: dict[str, list[float]] = {}  # slopes by site and class
+        self._groups: list[list[float]] = []  # slopes by group and class
 
     @property
     def weighs(self) -> bool:
@@ -164,7 +167,7 @@ class FlexFair(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
-        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # classes
+        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # most columns, one for each class
         fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
         if told and not fits:
             raise ReportError(
@@ -197,7 +200,7 @@ class FlexFair(Rule):
         )
 
     def _tables(self, inputs: RoundInputs) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
-        """Return losses and images of each site by row and class; sites with another form than most are left out."""
+        """Return losses and numbers of images by row and class of each site whose report has most sites' shape."""
         names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
         form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
         most = Counter(of for of in form.values() if of[1] and not (of[0] % 1 or of[1] % of[0])).most_common(1)
@@ -225,14 +228,14 @@ class FlexFair(Rule):
 
 
 def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
-    """Return slopes times ``weight`` of the parties that tell; ``of``: mean loss and images."""
+    """Return slopes times ``weight`` by party, from each party's mean loss and number of images in ``of``."""
     known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
     found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
     return {key: weight * slope for key, slope in found.items()}
 
 
 def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
-    """Return a report's numbers by row; none where it tells nothing."""
+    """Return the numbers of a report's field as ``rows`` rows; (1, 0) where the site reports nothing."""
     return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
 
 

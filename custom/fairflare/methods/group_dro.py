@@ -1,7 +1,7 @@
-r"""Group DRO: the model that is best for the worst mixture of groups, of people or of sites.
+r"""Define Group DRO, which trains the model that is best for the worst mixture of groups of people, or of sites.
 
 Sagawa et al., "Distributionally Robust Neural Networks for Group Shifts", ICLR 2020, Algorithm 1 over a federation: one
-step of the weights a round, from the losses of the received model.
+step of the groups' weights in each round, from the losses of the received model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fairflare.methods.parts.group_sums import (
 )
 
 WEIGHTS = "group_weights"
-Key = tuple[str, int]  # site (empty: all) and number of the group
+Key = tuple[str, int]  # name of the site (empty: the group of all sites together) and number of the group
 
 
 @settings
 class GroupWeighted(LocalTraining):
-    """Group DRO, site half: the loss of an image times the weight of its group; and the losses by group.
+    """Train with each image's loss multiplied by its group's weight, and report the losses by group (Group DRO).
 
     Args:
         dro_attribute: whose groups; empty: the site is one group, and its loss is not weighed.
@@ -57,7 +57,7 @@ class GroupWeighted(LocalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         told = losses_by_group(self, run, model, self.dro_attribute, 1)
-        rows = slice(1 if self.dro_attribute else 0, None)  # with groups, that of all images is not told
+        rows = slice(1 if self.dro_attribute else 0, None)  # with groups, the row of all images is not reported
         run.own = {name: of[rows, 0].tolist() for name, of in told.items()}
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class GroupWeighted(LocalTraining):
         if run.batch is None:
             raise SiteError(f"site {run.site!r}: group_dro needs data that say which image is which in a batch")
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
-        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # who is not known counts as it is
+        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # no known group: weight 1
         of = by_group[numbers_of(run, self.dro_attribute, "training")[run.batch]].to(run.device)
         return (of * criterion_losses(self, run, model(inputs), targets)).mean()
 
@@ -79,16 +79,16 @@ class GroupWeighted(LocalTraining):
 
 @settings
 class GroupDRO(Rule):
-    r"""Group DRO, server half.
+    r"""Raise the weights q of groups with a higher loss in each round (Group DRO).
 
     .. math:: q_g \leftarrow q_g \exp(\eta (L_g + C / \sqrt{n_g})) / Z, \quad
               L_g = \textstyle\sum_k n_{kg} L_{kg} / n_g, \quad n_g = \sum_k n_{kg}
 
     L_kg is the mean loss of the received model over the training images of group g at site k. In the next round a site
-    multiplies the loss of an image of g by q_g over the share of g among the images of all sites, so that the sum is
-    that of the groups' losses with weights q, but counts it a tenth at least and ten times at most (ours: without it
-    one group that anybody says is bad can stop all learning); models are averaged by samples. q starts alike. What a
-    site does not tell moves nothing.
+    multiplies the loss of an image of group g by q_g divided by the share of g among the images of all sites, so that
+    the sum is that of the groups' losses with weights q. This factor is limited to between 0.1 and 10, which is
+    FairFlare's change: without limits a single group reported as bad could stop all learning. Models are averaged by
+    samples. All q start equal. A value that a site withholds has no effect.
 
     Args:
         dro_attribute: whose groups; empty: each site is one group, and q are the weights of the models.
@@ -154,11 +154,11 @@ class GroupDRO(Rule):
 
     @property
     def _of_sites(self) -> bool:
-        """Whether each site has weights of its own."""
+        """Return whether each site has group weights of its own."""
         return not self.dro_attribute or self.dro_over == "site_groups"
 
     def _held(self, inputs: RoundInputs, q: dict[Key, float]) -> dict[Key, float]:
-        """Remember weights: where each site has its own, those of no site exceed the bound of a weight."""
+        """Return q to keep for later rounds; where sites have their own groups, the sum of a site's q is bounded."""
         if not self._of_sites or not q:
             return q
         sites: dict[str, float] = {}
@@ -168,9 +168,9 @@ class GroupDRO(Rule):
         return {key: value * bounded[key[0]] / sites[key[0]] if sites[key[0]] else value for key, value in q.items()}
 
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Return mean loss and number of images of each group that some site tells.
+        """Return the mean loss and the number of images of each group that some site reports.
 
-        Of a site with another number of groups than most sites nothing is taken.
+        A site whose number of groups differs from that of most sites is ignored.
         """
         told = {site: inputs.reports[site]["group_losses"] or () for site in inputs.sites}
         most = Counter(len(losses) for losses in told.values() if losses).most_common(1)

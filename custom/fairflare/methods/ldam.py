@@ -1,6 +1,6 @@
-r"""LDAM-DRW: margins that are larger for rarer classes, later also class weights; FedAvg at the server.
+r"""Define LDAM-DRW: a loss with larger margins for rarer classes and, in late rounds, class weights; with FedAvg.
 
-Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019. Each site goes by
+Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019. Each site uses
 its own class counts ("LDAM-FL" in Fed-MAS's table).
 """
 
@@ -25,7 +25,7 @@ NEEDED = "set classifier='cosine' of the classification task"
 
 @settings
 class MarginTraining(LocalTraining):
-    r"""LDAM-DRW, site half: :math:`v_y\, CE(s (\cos - m_y e_y), y)` with the site's class counts.
+    r"""Train with LDAM-DRW's loss :math:`v_y\, CE(s (\cos - m_y e_y), y)` with the site's class counts.
 
     Margins m and weights v: :func:`fairflare.core.losses.ldam_margins`, :func:`~fairflare.core.losses.drw_weights`; a
     class without a training image at the site has 0 for both. The network's classifier is a cosine classifier

@@ -1,4 +1,4 @@
-"""Logit adjustment and FedLC: cross-entropy of logits moved by each site's class counts, FedAvg at the server.
+"""Define logit adjustment and FedLC: cross-entropy with logits shifted by a site's class counts, and FedAvg.
 
 Menon et al., ICLR 2021 (LA, FedISM's criterion); Zhang et al., "Federated Learning with Label Distribution Skew via
 Logits Calibration", ICML 2022 (FedLC).
@@ -21,7 +21,7 @@ from fairflare.methods.fed_avg import FedAvg
 
 @settings
 class CalibratedTraining(LocalTraining):
-    r"""FedLC, site half: cross-entropy of :math:`z_c - \tau n_c^{-1/4}`, n_c the site's class counts.
+    r"""Train with FedLC's loss, cross-entropy of :math:`z_c - \tau n_c^{-1/4}`, n_c the site's class counts.
 
     Args:
         criterion: ``"fedlc"``.

@@ -1,6 +1,7 @@
-r"""MOON: the local model's features stay near the global model's and away from its own of the round before.
+r"""Define MOON, whose training keeps features near the global model's and away from the site's previous model's.
 
-Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021. FedAvg at the server; nothing more is sent.
+Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021. The server half is FedAvg; nothing
+beyond the model is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NEEDED = (
 
 @dataclass
 class _Contrast:
-    """Of one task: both models in evaluation mode; without a previous one the term is log 2."""
+    """Hold, for one task, the received and the previous local model in evaluation mode; no previous one: term log 2."""
 
     received: torch.nn.Module
     previous: torch.nn.Module | None
@@ -40,18 +41,18 @@ class _Contrast:
 
 @settings
 class ContrastiveTraining(LocalTraining):
-    r"""MOON, site half.
+    r"""Train with MOON's model-contrastive term beside the criterion.
 
     .. math:: \ell_{sup} - \mu \log \frac{e^{\cos(z, z_g) / T}}{e^{\cos(z, z_g) / T} + e^{\cos(z, z_p) / T}}
 
     z, :math:`z_g`, :math:`z_p`: features of a batch in front of the classifier, by the model in training, the received
-    model and this site's local model of its last round. With ``neck_dim`` of the task they are the output of MOON's
-    projection head, without it the encoder's (the baseline in Fed-MAS's code). The last two are taken in evaluation
-    mode and without gradient. A site without a local model of an earlier round has the received one for it: the term
-    is log 2 and changes nothing.
+    model and this site's local model of its last round. With the task's ``neck_dim`` the features are the output of
+    MOON's projection head, without it the encoder's (the baseline in Fed-MAS's code). The received and the earlier
+    model run in evaluation mode and without gradient. A site without a local model of an earlier round uses the
+    received model instead: the term is log 2 and changes nothing.
 
-    The local model is the one that stays in the site's state folder in any case; of this method three, so that a
-    repeated round starts as it did the first time. Three networks are in memory while it trains.
+    The local model is stored in the site's state folder with every method. MOON stores the last three, so that a
+    repeated round starts as it did the first time. Three networks are in memory during the training.
 
     Args:
         mu: weight of the term, finite and ``>= 0``; 0 is FedAvg and costs nothing.

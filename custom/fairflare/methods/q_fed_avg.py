@@ -1,6 +1,7 @@
-r"""q-FedAvg: sites with a higher loss count more, by a power q.
+r"""Define q-FedAvg, in which sites with a higher loss weigh more, by a power q of the loss.
 
-Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020; and the simpler form of FedISM's code.
+Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020. The module also has
+the simpler form in FedISM's code.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 @settings
 class QFedAvg(Steps):
-    r"""q-FedAvg, server half. F_k is the mean training loss of the received model.
+    r"""Weight sites by a power of F_k, the mean training loss of the received model at site k (q-FedAvg).
 
     .. math:: w \leftarrow w^r - \frac{\sum_k F_k^q\, \Delta w_k}{\sum_k h_k}, \quad
               \Delta w_k = L (w^r - w_k), \quad h_k = q F_k^{q-1} \lVert \Delta w_k \rVert^2 + L F_k^q
 
-    over the trained parameters; batch norm's statistics are a plain mean. F is at least 1e-10; one that is not a number
-    counts as the mean of the others'. q = 0: the uniform mean of the models.
+    over the trained parameters; batch norm's statistics are a plain mean. F is at least 1e-10; an F that is not a
+    number is replaced by the mean of the other sites' F. q = 0: the uniform mean of the models.
 
-    L is the Lipschitz constant of the gradients. The paper's 1 / learning rate stands for it only where an update is
-    learning rate times gradient: with Adam the step would be some 1e-4 of the mean change. By default L is measured.
+    L is the Lipschitz constant of the gradients. The paper uses 1 / learning rate for L, which holds only where an
+    update is learning rate times gradient: with Adam the step would be some 1e-4 of the mean change. By default L is
+    measured.
     A loss that is never negative has a gradient with a square of at most 2 L F, and of L F where it falls
     exponentially; with L times the change for the gradient, as in the paper, that gives
 
     .. math:: L = 1 / \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 
-    in each round, of which the least up to now counts. The step is 1 / (1 + q) of the mean change in the round that it
-    is from, and never shorter.
+    in each round; the least L of all rounds so far is used. In the round in which this L was measured the step is
+    1 / (1 + q) of the mean change, and no step is shorter.
 
     Args:
         q: exponent, ``>= 0``.
@@ -59,7 +61,7 @@ class QFedAvg(Steps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._measured: float | None = None  # the least L of the rounds up to now
+        self._measured: float | None = None  # the least L measured so far
 
     @property
     def only_mean(self) -> str:  # type: ignore[override]
@@ -81,14 +83,14 @@ class QFedAvg(Steps):
         )
 
     def _constant(self, bend: float) -> float:
-        """Return L, the Lipschitz constant of a round, and keep what ``auto`` measures of it."""
+        """Return the Lipschitz constant L of a round; ``lipschitz="auto"`` updates the least L by 1 / ``bend``."""
         if self.lipschitz == "rate":
             return 1 / self.learning_rate
         if self.lipschitz != "auto":
             return self.lipschitz
         if 0 < bend < math.inf:
             self._measured = min(1 / bend, math.inf if self._measured is None else self._measured)
-        return 1.0 if self._measured is None else self._measured  # nothing has changed yet: any will do
+        return 1.0 if self._measured is None else self._measured  # no model has changed yet: any L is right
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._measured is None else {"lipschitz": self._measured}

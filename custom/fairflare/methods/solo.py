@@ -1,4 +1,4 @@
-"""Solo: every site by itself; what a federation is worth is measured against it."""
+"""Define Solo, in which every site trains alone: the reference for the benefit of a federation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fairflare.methods.fed_avg import FedAvg
 
 @settings
 class SoloTraining(LocalTraining):
-    """Solo, site half: the whole model stays at the site, ``num_rounds`` times ``local_epochs`` epochs of it.
+    """Train for ``num_rounds`` times ``local_epochs`` epochs a model that stays at the site as a whole (Solo).
 
-    Every site starts from the common initial model. With one site it is FedAvg, bit for bit.
+    Every site starts from the common initial model. With one site, Solo equals FedAvg bit for bit.
     """
 
     @property

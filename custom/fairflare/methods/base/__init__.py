@@ -1,1 +1,1 @@
-"""What every method is made of: rule, training, reports, catalog."""
+"""Define the parts of every method: its rule, its local training, its reports and the catalog of methods."""

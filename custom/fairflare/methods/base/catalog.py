@@ -1,4 +1,4 @@
-"""The methods by name: which rule and which training make one, and with which settings."""
+"""List the methods by name, each with its rule (server half), its training (site half) and their settings."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fairflare.methods.base.rule import Rule, anchor_fields
 from fairflare.methods.base.training import LocalTraining
 
 log = logging.getLogger(__name__)
-#: The group of entry points by which an installed package brings methods along.
+#: Group of entry points with which an installed package adds methods to the catalog.
 PLUGINS = "fairflare.methods"
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The published setting of a method's experiments: ``--paper``.
+    """Describe the published setting of a method's experiments, which ``--paper`` selects.
 
     Args:
-        source: which of its experiments.
-        num_rounds: T.
-        num_sites: K.
-        settings: of task, rule, training and run that differ from the method's defaults, by name.
-        lacks: what a run has to bring along to be the paper's.
-        task: the kind of task that is learned; ``""``: the method's.
-        name: for ``--paper NAME``.
-        sources: ``{setting: where the value stands}``, of ``rounds`` and ``sites`` too.
+        source: names the experiment of the paper.
+        num_rounds: number of rounds T.
+        num_sites: number of sites K.
+        settings: settings of task, rule, training and run that differ from the method's defaults, by name.
+        lacks: things that the user has to provide so that a run equals the paper's experiment.
+        task: the kind of task that is learned; ``""``: the kind that the method names.
+        name: name of this setting on the command line, ``--paper NAME``.
+        sources: ``{setting: place in the paper or its code that states the value}``; also for ``rounds`` and ``sites``.
     """
 
     source: str
@@ -53,28 +53,29 @@ class Paper:
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of ``fairflare list``.
+    """Describe one method of the catalog, which ``fairflare list`` prints.
 
     Args:
-        name: of the job folder and the command line.
-        title: as in the paper.
-        summary: one line.
-        rule, training: server half and site half.
-        server, site: settings of the halves that differ from their defaults.
-        source: paper.
-        task: the kind of task its job learns unless told otherwise; see :mod:`fairflare.federation.plan.plan`.
-        learns: settings of the task that differ from its defaults.
-        small: settings of a job that is quick to try: a smaller task, fewer repeats. Its local training follows the
-            task (:data:`fairflare.federation.plan.site_training.TRAINING_BY_TASK`).
-        num_sites, num_rounds: of that job.
+        name: name of the method on the command line and of its job folder.
+        title: name of the method in its paper.
+        summary: description of the method in one line.
+        rule, training: classes of the server half and the site half.
+        server, site: settings of the server half and the site half that differ from their defaults.
+        source: the paper.
+        task: the kind of task that the method's job learns by default; see :mod:`fairflare.federation.plan.plan`.
+        learns: settings of the task that differ from the task's defaults.
+        small: settings of a job that is quick to try: a smaller task, fewer repeats. The job's local training follows
+            the task (:data:`fairflare.federation.plan.site_training.TRAINING_BY_TASK`).
+        num_sites, num_rounds: number of sites and of rounds of the quick job.
         run: settings of the run that differ from their defaults.
-        keeps: settings of training and task that are part of the method, so that they stay when it is trained like
-            another one.
-        paper: the published setting of the experiments, for a method of another package; those of ours are in
-            ``fairflare/papers``.
-        kinds: of task on pictures that it can learn.
-        preinstalled: settings of the job for hospitals that differ from those; what is given goes before.
-        page: its page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has none.
+        keeps: settings of training and task that are part of the method. They stay when the method is trained with
+            the settings of another method.
+        paper: the published setting of the experiments, for a method of another package. The published settings of
+            FairFlare's own methods are in ``fairflare/papers``.
+        kinds: kinds of task on pictures that the method can learn.
+        preinstalled: settings of the job for hospitals that differ from those of the quick job; settings that a user
+            gives override them.
+        page: the method's page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has no page.
     """
 
     name: str
@@ -116,9 +117,9 @@ def all_methods() -> dict[str, Method]:
 
 
 def fields_of(training: type) -> dict[str, Field]:
-    """Return what the rules of all methods with this site half.
+    """Return the declared report fields, by name, that a site half may have to report.
 
-    Or one that it is made from, ask it to report, by name.
+    They are the fields of the rules of all methods whose site half is ``training`` or one of its base classes.
     """
     return {
         declared.name: declared
@@ -129,18 +130,18 @@ def fields_of(training: type) -> dict[str, Field]:
 
 
 def page_of(name: str) -> str | None:
-    """Return the page of a method in ``docs``, without ``.md``; ``None``: it has none."""
+    """Return the name of a method's page in ``docs``, without ``.md``; ``None``: the method has no page."""
     method, module = _listed()[name]
     return module if method.page == "" else method.page
 
 
 def plugin_of(method: Method) -> str | None:
-    """Return the package that brings a method along; ``None``: it is FairFlare's own, or of no installed package."""
+    """Return the package that provides a method; ``None``: it is FairFlare's own, or of no installed package."""
     return next((package for found, package in _plugins() if found is method), None)
 
 
 def _listed() -> dict[str, tuple[Method, str | None]]:
-    """Return methods with the modules of ours that list them."""
+    """Return all methods by name, each with the FairFlare module that lists it; ``None``: a plugin's method."""
     found: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
@@ -157,7 +158,7 @@ def _listed() -> dict[str, tuple[Method, str | None]]:
 
 @cache
 def _plugins() -> list[tuple[Method, str]]:
-    """Return methods of installed packages, with the package; what cannot be used is left out and said."""
+    """Return the methods of installed packages, each with its package; warn of those that cannot be used."""
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
@@ -170,22 +171,22 @@ def _plugins() -> list[tuple[Method, str]]:
                     raise TypeError(f"{method.name}: rule and training must be subclasses of Rule and LocalTraining")
                 build(method.rule, method.server), build(method.training, method.site)
                 found.append((method, point.module.partition(".")[0]))
-        except (Exception, SystemExit) as error:  # whatever another package does when it is imported
+        except (Exception, SystemExit) as error:  # importing another package may raise anything
             _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
     return found
 
 
 @cache
 def _tell(text: str) -> None:
-    """Warn in the log, once a process for each text."""
+    """Log a warning; the same text is logged once per process."""
     log.warning(text)
 
 
 def get_method(name: str) -> Method:
-    """Return the method of that name.
+    """Return the method called ``name``.
 
     Raises:
-        ValueError: unknown (suggests the nearest).
+        ValueError: no method has that name (suggests the nearest name).
     """
     methods = all_methods()
     if name not in methods:
@@ -194,12 +195,13 @@ def get_method(name: str) -> Method:
 
 
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
-    """Return the method whose halves are of these classes; of several, the one most of whose own settings they have.
+    """Return the method whose server half and site half are of the classes of ``rule`` and ``training``.
 
-    Where the catalog has none: one of the rule's name with these halves.
+    Of several such methods: the one whose own settings agree best with those of the halves. Where the catalog has no
+    such method: a new one, named after the rule's class, with these halves.
 
     Raises:
-        ValueError: no rule, and no method has this site half (says what to give).
+        ValueError: no rule is given, and no method has this site half.
     """
     known = [
         method
@@ -219,5 +221,5 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
 
 
 def _held(half: Rule | LocalTraining | None, own: Mapping[str, Any]) -> int:
-    """Return how many of a method's own settings a half has, less those that it has not."""
+    """Return how many of a method's own settings have the same value in ``half``, minus how many differ."""
     return sum(1 if getattr(half, name) == value else -1 for name, value in own.items()) if half else 0

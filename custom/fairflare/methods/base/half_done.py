@@ -1,9 +1,10 @@
-"""A round's training that is half done, kept at the site: who takes the round up again goes on from there.
+"""Save a round's half-done training at the site, so that a repeated task resumes the training from there.
 
-A site may lose its process, its machine or its line in the middle of hours of training. Every so many seconds
-(``save_seconds`` of the site's own file) the loop keeps what the next step depends on: the trained tensors, the
-optimizer, the random state, the place in the epoch, and what of ``run.own`` the method declares to be ``moving``. The
-same task again (of the same round and run, with the same model) then makes the remaining steps, and the same bits.
+A site may lose its process, its machine or its connection in the middle of hours of training. Every ``save_seconds``
+(a setting in the site's own file) the training loop saves everything that the next step depends on: the trained
+tensors, the optimizer, the random state, the position in the epoch, and those attributes of ``run.own`` that the method
+names in ``moving``. When the site receives the same task again (same round, run and model), it makes only the
+remaining steps, and the result has the same bits as a training without interruption.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPARE = 50  # one second of writing for so many of training, at most
+SPARE = 50  # at least so many seconds of training between two savings for each second that saving takes
 
 
 @dataclass
 class Position:
-    """How far a round's training is.
+    """Describe how far a round's training has come.
 
     Attributes:
-        epoch: from 0; before it all are done.
-        losses: mean loss of each of those.
-        num_steps: in all of those.
-        steps: in this epoch.
-        seen: samples in this epoch.
-        total: sum of their losses, on the site's device while it trains.
+        epoch: number of the present epoch, from 0; all earlier epochs are done.
+        losses: mean loss of each earlier epoch.
+        num_steps: optimizer steps in all earlier epochs together.
+        steps: optimizer steps in the present epoch so far.
+        seen: samples in the present epoch so far.
+        total: sum of the losses of the samples seen in the present epoch, on the site's device during training.
     """
 
     epoch: int = 0
@@ -50,22 +51,22 @@ class Position:
 
     @property
     def loss(self) -> float:
-        """Mean over the samples of this epoch."""
+        """Return the mean loss over the samples that the present epoch has seen."""
         return float(self.total) / max(self.seen, 1)
 
     def in_epoch(self, epoch: int) -> Position:
-        """Return this one, or the beginning of the next epoch."""
+        """Return this position if it is in ``epoch``; otherwise return the beginning of ``epoch``, the next one."""
         return self if epoch == self.epoch else Position(epoch, [*self.losses, self.loss], self.num_steps + self.steps)
 
 
 class HalfDone:
-    """Keeps a training of one task, and takes it up again.
+    """Save the training of one task from time to time, and resume it when the task is repeated.
 
     Args:
-        half: whose training it is.
-        run: of the task, after ``begin_round``.
-        model: before the first step.
-        optimizer: with the moments that the round begins with.
+        half: the site half that trains.
+        run: the task at the site, after ``begin_round``.
+        model: the network before the first step.
+        optimizer: the optimizer, with the moments that the round begins with.
     """
 
     def __init__(
@@ -74,16 +75,17 @@ class HalfDone:
         self.run, self.model, self.optimizer = run, model, optimizer
         self._every = run.save_seconds
         self._random: dict[str, torch.Tensor] = {}
-        self._kept: tuple[int, int] | None = None  # epoch and steps
+        self._kept: tuple[int, int] | None = None  # epoch and steps of the position that was saved last
         self._due = math.inf
         if self._every > 0:
             self._due = time.monotonic() + self._every
             self._start = self._fingerprint(half)
 
     def taken_up(self) -> Position:
-        """Put everything back as it was when it was kept; the beginning where nothing is, or it is of another start.
+        """Restore the saved training into model, optimizer and run, and return its position.
 
-        The random state is put back by :meth:`resume_random`, behind the batches that are skipped.
+        Return the beginning of the round where no training was saved, or where the saved one began with other values.
+        The random state is restored later, by :meth:`resume_random`, after the batches that were done are skipped.
         """
         run = self.run
         if self._every <= 0:
@@ -112,7 +114,7 @@ class HalfDone:
         return at
 
     def resume_random(self) -> None:
-        """Return the random state that was kept, once."""
+        """Restore the saved state of the random number generators; a second call does nothing."""
         state, self._random = self._random, {}
         if state:
             torch.set_rng_state(state["cpu"])
@@ -120,11 +122,12 @@ class HalfDone:
                 torch.cuda.set_rng_state(state["cuda"], self.run.device)
 
     def keep(self, at: Position, *, last: bool = False) -> None:
-        """Keep the training where it is due; a full disk ends the keeping and not the round.
+        """Save the training if it is time to; a full disk ends the saving and not the round.
 
         Args:
-            at: where the training is, behind a step.
-            last: it is done: keep it where it was kept before, for a reply that does not get through.
+            at: the position of the training, after a step.
+            last: the training is done. Its end is saved if the training was saved before at an earlier position, so
+                that a reply that is lost need not be computed again.
         """
         begun = time.monotonic()
         if self._kept is None or self._kept == (at.epoch, at.steps) if last else begun < self._due:
@@ -155,7 +158,7 @@ class HalfDone:
         self._due = now + max(self._every, SPARE * (now - begun))
 
     def _fingerprint(self, half: LocalTraining) -> str:
-        """Return a fingerprint of all that the training begins with.
+        """Return a fingerprint of the model, the settings, the seed and whatever else the training begins with.
 
         The same number of steps from the same fingerprint leads to the same model.
         """
@@ -171,6 +174,6 @@ class HalfDone:
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return tensors that training may change: all but parameters without gradient."""
+    """Return the model's tensors that training may change, with their names: all but parameters without gradient."""
     still = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name not in still)

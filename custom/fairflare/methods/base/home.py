@@ -1,8 +1,9 @@
-"""What of the model stays at a site: the part of a site half that says what, keeps it and works with it.
+"""Define homes: the part of a site half that says which part of the model stays at a site, and stores that part.
 
-:class:`Home` keeps *tensors* of the common model (FedBN's norms) or none; a site puts them over what it receives, and
-does not send them. Other homes keep a second model beside the common one (:mod:`fairflare.methods.ditto`), or a model
-in place of it (:class:`OwnModel`). A site is measured with what stays there.
+:class:`Home` stores some *tensors* of the common model (FedBN's norms) or none. A site replaces these tensors of the
+received model by its stored ones, and does not send them. Other homes store a second model beside the common one
+(:mod:`fairflare.methods.ditto`), or a model in place of the common one (:class:`OwnModel`). A site's metrics are
+measured with the stored part.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ if TYPE_CHECKING:
 
     State: TypeAlias = Mapping[str, torch.Tensor]
 
-# Keys in a site's store: the model it trained (for the anchor phase and MOON), and the model it received (needed where
-# the anchor travels as a difference to it).
+# Names of values in a site's store: the model that the site trained (for the anchor phase and MOON), and the model that
+# it received (needed where the anchor is sent as a difference to the received model).
 LOCAL_MODEL, RECEIVED_MODEL = "local_model", "received_model"
 PARTS, OWN_MODEL = "parts", "own_model"
-DOWNLOAD = "download"  # the directive of methods that send every site another part
+DOWNLOAD = "download"  # name of the directive of methods that send every site a different part of the model
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
 
 @dataclass
 class Home:
-    """What stays at a site, and how it is kept; by itself what ``norm_statistics`` says.
+    """Define which tensors of the model stay at a site, and store them there.
 
-    Values are kept with the round that made them, and a task of round r takes the last ones of a round before it: a
-    round that is asked for again starts from what it started from the first time, and a site that was away goes on with
-    what it had. A site without any takes what it received.
+    Without ``named`` only the tensors stay that the setting ``norm_statistics`` withholds. Tensors are stored with the
+    number of the round that made them, and a task of round r takes the newest ones of an earlier round. So a repeated
+    round starts from the same values as the first time, and a site that was absent continues with its last values. A
+    site without stored tensors takes those that it received.
 
     Args:
         half: the site half.
-        named: names the tensors that stay, of any network; ``None``: the half names none.
-        doc: what stays, one phrase; for ``docs/privacy.md``.
-        local_models: so many last local models are in the store.
+        named: returns the names of the tensors of a network that stay; ``None``: the half names none.
+        doc: describes in one phrase what stays at the site; for ``docs/privacy.md``.
+        local_models: number of the last local models that the store holds.
     """
 
-    #: For the log: what kind of model each site has for itself; empty: it has none.
+    #: Kind of model that each site has for itself, in words for the log; empty: sites have no model of their own.
     model: ClassVar[str] = ""
 
     half: Any
@@ -56,9 +58,9 @@ class Home:
     local_models: int = 1
 
     def stays(self, model: torch.nn.Module) -> list[str]:
-        """Name the tensors of ``model`` that stay at the site: by the type of their module, never by their name.
+        """Return the names of tensors that stay at the site, chosen by the type of their module, never by their name.
 
-        Server and sites ask this of the same network.
+        Server and sites call this with the same network, so they get the same names.
         """
         names = set(() if self.named is None else self.named(model))
         if self.half.norm_statistics == "site":
@@ -66,19 +68,19 @@ class Home:
         return [name for name in model.state_dict() if name in names] if names else []
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        """Return the model that the site begins a task with: the received one with the tensors that stay."""
+        """Return the model with which the site begins a task: the received one with the tensors stored at the site."""
         like = {name: received[name] for name in self.stays(model) if name in received}
         return {**received, **((like and last_kept(run, PARTS, like)) or {})}
 
     def measured(self, run: SiteRun, state: State) -> State:
-        """Return the model that the site's figures are of; ``state``: what :meth:`begin` returned."""
+        """Return the model whose metrics the site reports, given ``state``, the model that :meth:`begin` returned."""
         return state
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
-        """Keep what stays after a training; the update to send.
+        """Store the tensors that stay at the site after a training, and return the update to send.
 
         Args:
-            run: of the task.
+            run: the task at the site.
             model: the network; may be overwritten.
             start, local: the model before and after the training.
         """
@@ -91,20 +93,22 @@ class Home:
 
 @dataclass
 class OwnModel(Home, ABC):
-    """Every site trains a model of its own, which nobody sends it: it gets a part of the last round's change.
+    """Store a whole model of the site's own, which the site trains in place of the common model.
 
-    Another part at every site; see :mod:`fairflare.methods.parts.downloads`.
+    The server sends no model, but a part of the common model's change in the last round, a different part to every
+    site; see :mod:`fairflare.methods.parts.downloads`.
     """
 
     model = "of its own, and is measured with it"
 
     @abstractmethod
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
-        """Return the update to send, and the site's model from now on.
+        """Return the update to send, and the site's own model from now on.
 
         Args:
-            run: of the task.
-            start, local: what is sent of the model before and after the training; what stays is kept as trained.
+            run: the task at the site.
+            start, local: the model before and after the training, without the tensors that stay at the site. The
+                latter are stored as trained.
         """
 
     @abstractmethod
@@ -112,19 +116,21 @@ class OwnModel(Home, ABC):
         """Return the site's own model, changed by those entries of the last round's change that the server sent.
 
         Args:
-            run: of the present task; its round comes right after the one that ``last`` was trained in.
+            run: the present task; its round comes right after the one that ``last`` was trained in.
             last: the site's model as :meth:`hand_in` returned it in that round, without the tensors that stay.
             download: the entries sent, as :func:`fairflare.core.aggregation.entries.packed` makes them.
-            entry: what the directive ``download`` has for this site.
+            entry: the entry of the directive ``download`` for this site.
         """
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        """Return the model of the round before with what came of that round's change, where the site was in it.
+        """Return the site's own model with which it begins a task.
 
-        Else the last one there is, as it is; else the one that came, which is the first of all.
+        A site that took part in the round before gets its model of that round, with the received part of that round's
+        change applied. Any other site gets its last own model, unchanged. A site without an own model gets the received
+        one, which is the run's initial model.
 
         Raises:
-            SiteError: there is none, and none came.
+            SiteError: the site has no own model, and the server sent a change and no model.
         """
         entry = (run.directives.get(DOWNLOAD) or {}).get(run.site)
         last = None if entry is None else run.store.load_at(OWN_MODEL, run.current_round - 1)
@@ -138,7 +144,7 @@ class OwnModel(Home, ABC):
         return earlier or dict(received)
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
-        """Keep the site's model; the update to send."""
+        """Store the site's own model after a training, and return the update to send."""
         names = self.stays(model)
         update, after = self.hand_in(run, _without(names, clean_state(start)), _without(names, local))
         run.store.save(OWN_MODEL, run.current_round, {**local, **after})
@@ -146,9 +152,9 @@ class OwnModel(Home, ABC):
 
 
 def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] | None:
-    """Return the last state of that name of an earlier round.
+    """Return the newest state that the site stored under ``name`` in an earlier round.
 
-    ``None``: there is none that fits ``like``, which is noted.
+    ``None``: no state is stored, or its names or shapes differ from those of ``like``, which the store notes as lost.
     """
     state = run.store.load_before(name, run.current_round)
     if state is None:
@@ -160,16 +166,16 @@ def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] |
 
 
 def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:
-    """Return the trained tensors as they would come back from a server that has this site alone: start plus update.
+    """Return the trained tensors as a server with this site alone would send them back: start plus update.
 
-    So that one site with FedAvg, or with a method that keeps everything at home, has the same bits.
+    Thus a run with one site has the same bits with FedAvg as with a method that leaves all tensors at the site.
     """
     plain = clean_state({name: before[name] for name in after})
     return add_update(plain, difference(after, plain))
 
 
 def buffers(model: torch.nn.Module) -> list[str]:
-    """Return tensors of a network that no optimizer sees."""
+    """Return the names of a network's buffers: the tensors of its state that are no parameters."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return [name for name in model.state_dict() if name not in trained]
 

@@ -1,4 +1,4 @@
-"""The images that a site measures features on: a split, as often as asked for, whole or a fixed subset of it."""
+"""Iterate over the images on which a site measures features: a split or a fixed subset of it, once or several times."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fairflare.methods.base.site_run import SiteRun
 
 @dataclass
 class ImageBatches:
-    """Input batches on the run's device, with deterministic transforms; can be gone through any number of times.
+    """Iterate over batches of images on the run's device, with deterministic transforms; can be iterated repeatedly.
 
     Args:
-        run: has the data.
-        split: ``"training"``, ``"validation"`` or another one of the data.
-        batch_size: images that are read at a time.
-        passes: over the images, each in another seeded order; 1: once, in the order of the list.
-        max_samples: at most so many images, a seeded choice that is the same in every round; ``None``: all.
-        least: batches are cut anew, to ``batch_size`` images or, where that is more, ``least``; the last one of a pass
-            has what is left. 0: batches as the data give them.
+        run: the task at the site, with its data.
+        split: ``"training"``, ``"validation"`` or another split of the data.
+        batch_size: number of images that are read at a time.
+        passes: number of passes over the images, each in another seeded order; 1: one pass, in the order of the list.
+        max_samples: largest number of images, a seeded choice that is the same in every round; ``None``: all images.
+        least: if > 0, images are regrouped into batches of ``batch_size`` images or, where that is more, ``least``; the
+            last batch of a pass has the remaining images. 0: batches as the data give them.
     """
 
     run: SiteRun
@@ -38,13 +38,13 @@ class ImageBatches:
 
     @property
     def count(self) -> int:
-        """Images of a pass."""
+        """Return the number of images in a pass."""
         total = self.run.data.num_samples(self.split)
         return total if self.max_samples is None else min(total, self.max_samples)
 
     @property
     def shuffled(self) -> bool:
-        """Whether each pass has an order of its own: of a choice only where the data tell their order."""
+        """Return whether each pass has its own order; for a subset only if the data know the order of their images."""
         return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
 
     def _of_a_pass(self, seed: int | None) -> Iterator[torch.Tensor]:
@@ -64,7 +64,7 @@ class ImageBatches:
             yield inputs[[i for i, number in zip(range(len(inputs)), numbers, strict=False) if number in chosen]]
 
     def _cut(self, batches: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield the same rows in batches as ``least`` says; images of another size begin a batch."""
+        """Yield the images in batches of the size that ``least`` asks for; a new image shape begins a new batch."""
         size, waiting = max(self.batch_size, self.least), None
         for batch in batches:
             if waiting is not None and waiting.shape[1:] != batch.shape[1:]:

@@ -1,4 +1,4 @@
-"""The loop of local training: epochs of optimizer steps, the learning rate of a round, and what ends it."""
+"""Train a model at a site for one round: epochs of optimizer steps, the learning rate, and checks for NaN."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 16  # so many steps on a GPU go by before somebody looks whether the loss is finite
-LOWEST_SHARE = 1e-3  # of the learning rate, at the end of a cosine: from 0.1 to 1e-4 in Fed-MAS's code
-MOMENTS = "optimizer"  # in the site's store
+LOOKED_AT = 16  # on a GPU the loss is checked to be finite once in so many steps
+LOWEST_SHARE = 1e-3  # share of the learning rate at a cosine schedule's end, as in Fed-MAS's code
+MOMENTS = "optimizer"  # name of the optimizer's state in the site's store
 
 
 @dataclass
 class Trained:
-    """What :meth:`LocalLoop.train` returns besides the trained model."""
+    """Store what :meth:`LocalLoop.train` returns besides the trained model: losses, steps and samples."""
 
     #: Mean training loss over the samples of each epoch, measured while training. With ``local_steps``: of each pass
     #: over the images; the last pass may be cut short, and its loss is the mean over the samples it had.
@@ -54,12 +54,12 @@ class Trained:
             )
 
     def losses(self) -> dict[str, Any]:
-        """Return the losses for the reply's stats; empty where nobody measured."""
+        """Return the training losses for the statistics of the site's reply; empty where no loss was measured."""
         return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
 
 
 def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:
-    r"""Return learning rate of round r, from 0, of R.
+    r"""Return the learning rate of round r, counted from 0, of R rounds.
 
     .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
 
@@ -76,7 +76,7 @@ def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:
 def make_optimizer(
     half: LocalTraining, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
 ) -> torch.optim.Optimizer:
-    """Make a new optimizer with the settings of a site half, or the task's where these say ``"task"``."""
+    """Return a new optimizer with the settings of a site half; with ``optimizer="task"``, the task's own optimizer."""
     params = [parameter for parameter in parameters if parameter.requires_grad]
     if half.optimizer == "task":
         if task is None:
@@ -91,13 +91,15 @@ def make_optimizer(
 
 @dataclass
 class LocalLoop:
-    """One round of a site half's training; a script's own loop takes its passes from here.
+    """Train a model for one round with a site half's settings and hooks.
+
+    A researcher's own training script does not call :meth:`train`, but :meth:`begin` and :meth:`one_pass`.
 
     Args:
-        half: whose settings and hooks count.
-        run: of the task.
-        model: is trained in place.
-        optimizer: of the passes; :meth:`train` makes its own.
+        half: the site half whose settings and hooks are used.
+        run: the task at the site.
+        model: the network, which is trained in place.
+        optimizer: the optimizer that :meth:`one_pass` uses; :meth:`train` makes its own.
     """
 
     half: LocalTraining
@@ -106,7 +108,7 @@ class LocalLoop:
     optimizer: Any = None
 
     def begin(self) -> None:
-        """Seed the random numbers, and let the half look at the received model."""
+        """Seed the random numbers, and call the site half's ``begin_round`` with the received model."""
         run = self.run
         torch.manual_seed(run.seed)
         run.scale = LossScale(run.device.type) if run.computing.precision == "fp16" else None
@@ -119,7 +121,7 @@ class LocalLoop:
 
         Raises:
             NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
-            SiteError: one sample for a batch norm without running statistics.
+            SiteError: a batch with one sample reached a batch norm without running statistics.
         """
         half, run = self.half, self.run
         self.begin()
@@ -137,7 +139,7 @@ class LocalLoop:
                     at = at.in_epoch(run.epoch)
                     left = half.local_steps and half.local_steps - at.num_steps
                     self._epoch(at, left, kept)
-                    if left and at.steps in (0, left):  # 0: there is nothing to cycle through
+                    if left and at.steps in (0, left):  # 0: the data gave no batch, so another pass would give none
                         break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
@@ -146,8 +148,8 @@ class LocalLoop:
         num_steps, losses = at.num_steps + at.steps, [*at.losses, at.loss]
         if run.skipped_steps:
             self._say_skipped(num_steps)
-        # Behind the check, and only finite ones: moments of a broken round would break every later one, or (a square
-        # that overflowed) stop its weights for good.
+        # Save the moments only after the check of the model, and only finite ones: a broken round's moments would break
+        # every later round, or (a square that overflowed) stop the update of its weights for good.
         if half.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         made = num_steps - run.skipped_steps
@@ -155,12 +157,12 @@ class LocalLoop:
         return Trained(losses, made, run.data.num_samples("training"), idle)
 
     def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Go forward and backward through a batch on the run's device; the loss, detached."""
+        """Run a forward and a backward pass of a batch on the run's device; return the loss, detached."""
         run = self.run
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.half.loss(run, self.model, inputs, targets)
         run.first_pass = False
-        # A NaN loss is not backpropagated: the caller stops with a message. On a GPU that check comes later, so go on.
+        # A NaN loss is not backpropagated: the caller stops with a message. On a GPU the loss is checked only later.
         if run.device.type != "cpu" or torch.isfinite(loss):
             if run.scale is None:
                 loss.backward()
@@ -170,21 +172,21 @@ class LocalLoop:
         return loss.detach()
 
     def clip(self) -> None:
-        """Limit the gradients where ``max_grad_norm`` is set."""
+        """Clip the norm of the model's gradients to ``max_grad_norm``, if that is set."""
         if self.half.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.half.max_grad_norm)
 
     def _epoch(self, at: Position, most: int | None, kept: HalfDone) -> None:
-        """Go on from ``at`` to the end of its epoch, which has at most ``most`` steps, and move it there."""
+        """Train from position ``at`` to the end of its epoch of at most ``most`` steps, and advance ``at``."""
         half, run = self.half, self.run
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
         at.total = torch.as_tensor(at.total, dtype=torch.float64, device=run.device)
-        # Looking at a number on a GPU waits for all that it was given to do.
+        # Reading a number from a GPU waits until all of its queued work is done.
         every = 1 if run.device.type == "cpu" else LOOKED_AT
         data = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
         batches = iter(data)
-        for _ in itertools.islice(batches, at.steps):  # read, as they may draw, and not computed
+        for _ in itertools.islice(batches, at.steps):  # skip done batches; reading may draw random numbers
             pass
         kept.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
@@ -225,7 +227,7 @@ class LocalLoop:
             )
 
     def _say_skipped(self, num_steps: int) -> None:
-        """Log how many steps overflowed; raises :class:`NotFinite` where all did, as nothing was learned."""
+        """Log how many steps overflowed in float16; raise :class:`NotFinite` if all did, as nothing was learned."""
         run = self.run
         line = f"site {run.site!r}: {run.skipped_steps} of {num_steps} steps of round {run.current_round} overflowed in"
         if run.skipped_steps == num_steps:

@@ -1,4 +1,4 @@
-"""What sites report, declared: name, kind and range of every value, checked before anything reads it."""
+"""Declare the values that sites report, each with name, kind and range, and check reports before they are used."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import numpy as np
 from fairflare.base.checks import in_words
 
 MAX_TEXT = 200
-MAX_ARRAY = 2**28  # bytes
-MAX_ENTRIES = 100_000  # of a vector or a list of names; no network has more layers
-SUPPRESSED = "suppressed"  # neither undefined nor missing: a site has fewer cases than its min_cases
-SENT_BACK = "sent back the model that it received"  # of a site that made no step
+MAX_ARRAY = 2**28  # most bytes of an array in a report
+MAX_ENTRIES = 100_000  # most entries of a vector or a list of names; no network has more layers
+SUPPRESSED = "suppressed"  # word for a value that a site withholds because it has fewer cases than its min_cases
+SENT_BACK = "sent back the model that it received"  # part of the message about a site that made no optimizer step
 TOO_FEW = "fewer cases than its min_cases"
-TRAINING, VALIDATION = ("training",), ("validation",)  # what most values are made of
+TRAINING, VALIDATION = ("training",), ("validation",)  # splits from whose images most values are computed
 NO_IMAGES: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ByClass:
-    """Numbers by class in a report, before :mod:`fairflare.federation.site.gate` takes out classes with too few cases.
+    """Hold a report's numbers by class until :mod:`fairflare.federation.site.gate` removes classes with too few cases.
 
-    It cannot be sent as it is, so no class can be forgotten.
+    This object cannot be sent as it is, so the removal cannot be forgotten.
 
     Args:
-        split: whose images they are made of.
-        rows: by class.
+        split: the split from whose images the numbers are computed.
+        rows: the numbers of each class, by class.
     """
 
     split: str
     rows: Mapping[int, np.ndarray[Any, Any]]
 
     def sent(self, labels: Collection[int]) -> bytes:
-        """Return what an ``"array"`` field is sent as: of each of these classes its number, then its numbers."""
+        """Return the bytes of an ``"array"`` field: for each class in ``labels`` its label, then its numbers."""
         rows = [
             np.concatenate([[label], self.rows[label].reshape(-1)]) for label in sorted(self.rows) if label in labels
         ]
@@ -45,31 +45,33 @@ class ByClass:
 
 
 class ReportError(ValueError):
-    """A site's message cannot be used; the text names the site, the field and the value."""
+    """Signal that a site's message cannot be used; the text names the site, the field and the value."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One declared value of a report.
+    """Declare one value of a site's report.
 
     Args:
-        name: key in the report.
+        name: key of the value in the report.
         kind: ``"number"``, ``"whole"`` (an integer), ``"flag"``, ``"text"`` (at most 200 characters), ``"vector"``
             (list of numbers), ``"names"`` (list of strings) or ``"array"`` (bytes: many numbers, each a little-endian
             float of 4 bytes; read as a NumPy array).
         low, high: closed range of each number.
         nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
-        infinite_ok: so are the infinities; they are read as NaN.
+        infinite_ok: infinite values are legal too; they are read as NaN.
         same_length_as: a vector or list of names with as many entries as this other field.
-        required: a report without it is refused.
-        doc: what it is, one phrase; every declared field has one (``docs/privacy.md`` is made of them).
-        reveals: what it may say about the site's data; empty: nothing beyond what ``doc`` says.
-        keep: the setting that keeps it at home, in words; empty: none does.
-        of: the splits whose images it is made of: where one has fewer cases than the site's ``min_cases`` it stays at
-            home. Empty: of none. ``None``: it does not say, so any split with too few keeps it at home.
-        home_ok: the method goes on without it where it stays at home; it is NaN then, as with ``nan_ok``.
-        alike: what to do where sites differ in it; a site with another value than most of a round is left out. Empty:
-            they may differ.
+        required: a report without this value is refused.
+        doc: describes the value in one phrase; every declared field has such a phrase, and ``docs/privacy.md`` is made
+            of them.
+        reveals: what the value may reveal about the site's data; empty: nothing beyond ``doc``.
+        keep: the setting with which the site withholds the value, in words; empty: there is no such setting.
+        of: the splits from whose images the value is computed. Where one of them has fewer cases than the site's
+            ``min_cases``, the value is withheld. Empty: computed from no images. ``None``: unknown, so the value is
+            withheld where any split has too few cases.
+        home_ok: the method works without the value where it is withheld; the value is then NaN, as with ``nan_ok``.
+        alike: advice for the case that sites report different values; a site whose value differs from that of most
+            sites of the round is left out. Empty: sites may report different values.
     """
 
     name: str
@@ -88,15 +90,16 @@ class Field:
     alike: str = field(default="", kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
-        """Return the checked value, ``None`` when it is optional and absent.
+        """Return this field's checked value from a report; ``None`` when the field is optional and absent.
 
         Args:
-            report: with it.
-            site: whose.
-            suppressed: fields that stay there, too few cases being behind them: NaN where the method can do with it.
+            report: the site's report.
+            site: name of the site.
+            suppressed: names of fields that the site withholds because of too few cases. Their value is NaN where the
+                method can use NaN.
 
         Raises:
-            ReportError: missing, of another type, out of range (names site, field and value).
+            ReportError: the value is missing, of another type, or out of range (names site, field and value).
         """
         value = report.get(self.name)
         if value is None and self.name in suppressed:
@@ -182,7 +185,7 @@ class Field:
         return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
 
     def range(self) -> str:
-        """Return the kind and range in words."""
+        """Return the field's kind and range of values in words."""
         kinds = {"flag": "true or false", "text": f"a text of at most {MAX_TEXT} characters", "names": "names"}
         if self.kind in kinds:
             return kinds[self.kind]
@@ -194,7 +197,7 @@ class Field:
 def shortened(value: Any) -> str:
     """Return a value as a message may show it: printable, at most 80 characters."""
     if isinstance(value, int) and not -(10**40) < value < 10**40:
-        return "an integer of over 40 digits"  # printing it could take minutes
+        return "an integer of over 40 digits"  # formatting such an integer in full could take minutes
     if isinstance(value, (bool, int, float, str, bytes)) or value is None:
         return f"{value if not isinstance(value, (str, bytes)) else value[:80]!r:.80}"
     return f"a {type(value).__name__}"
@@ -203,16 +206,17 @@ def shortened(value: Any) -> str:
 def read_report(
     report: Any, fields: Iterable[Field], site: str, where: str = "report", suppressed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the declared fields of a report, checked, absent optional ones as ``None``. Undeclared ones are ignored.
+    """Return a report's declared fields, checked; absent optional ones are ``None``, undeclared ones are ignored.
 
     Args:
-        report: what came.
-        fields: that are declared.
-        site, where: for messages.
+        report: the report as the site sent it.
+        fields: the declared fields.
+        site, where: name of the site and of the report, for error messages.
         suppressed: see :meth:`Field.read`.
 
     Raises:
-        ReportError: as :meth:`Field.read`; a field is required and there is no report; or it is no dict.
+        ReportError: a value is refused, as by :meth:`Field.read`; the report is missing and a field is required; or the
+            report is no dict.
     """
     fields = tuple(fields)
     if report is None:
@@ -225,7 +229,7 @@ def read_report(
 
 
 def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:
-    """Return sites that differ from most in a field that must be alike, and why they are left out; in a tie all are."""
+    """Return the sites to leave out, with reasons: their value of a field is not that of most sites; in a tie all."""
     values = {site: report[declared.name] or "none" for site, report in reports.items()}
     first, *others = Counter(values.values()).most_common(2) or [("", 0)]
     common = first[0] if not others or others[0][1] < first[1] else None
@@ -238,5 +242,5 @@ def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[s
 
 
 def numbers(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return the single numbers of a report, which results and curves show."""
+    """Return the single numbers of a report, without lists and texts, for results and curves."""
     return {name: value for name, value in report.items() if isinstance(value, float)}

@@ -1,7 +1,7 @@
-"""The server half of a method: what sites report, how reports become weights, what the sites are told.
+"""Define the server half of a method: the declared reports, the weights made from them, and directives to the sites.
 
-A rule collects nothing, stores nothing and sums nothing: :class:`fairflare.federation.collecting.collector.Collector`
-does that once for all methods.
+A rule does not collect, store or sum models: :class:`fairflare.federation.collecting.collector.Collector` does that
+for all methods.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
 
 @dataclass
 class RoundInputs:
-    """What a rule sees when it weighs: everything by site name, sites sorted.
+    """Hold the inputs with which a rule computes a round's weights: models, reports and counts by site, sites sorted.
 
-    ``states`` are lazy: a tensor is read from disk when it is asked for. They are full local models in FairFlare's own
-    rounds, and whatever the sites sent (updates or models) under FLARE's stock controllers.
+    ``states`` are read lazily: a tensor is read from disk when it is asked for. They are full local models in
+    FairFlare's own rounds, and whatever the sites sent (updates or models) under FLARE's stock controllers.
     """
 
     current_round: int
     num_rounds: int
     sites: list[str]
-    num_samples: Mapping[str, float]  # or, under stock controllers, steps
+    num_samples: Mapping[str, float]  # number of training samples; under stock controllers, of steps
     reports: dict[str, dict[str, Any]]
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
     owner: dict[str, str]  # tensor name -> layer name
-    asked: list[str] = field(default_factory=list)  # also those that did not answer
-    received: State | None = None  # what the sites started from; unknown under stock controllers
-    #: For weights that a rule keeps for later rounds: no site's share in them is larger than the run's ``max_weight``.
+    asked: list[str] = field(default_factory=list)  # all sites that got the task, also those that did not answer
+    received: State | None = None  # the model that sites started from; None: unknown (stock controllers)
+    #: Limits weights that a rule keeps for later rounds: no site's share gets larger than the run's ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
-    #: Limits reported numbers (by site; with their name for the warning, "": no warning) that decide more than a
-    #: weight: at most ``max_update_norm`` times the median, at least the median divided by it. ``among``: further
-    #: numbers for the median where fewer than three sites report one.
+    #: Limits reported numbers that decide more than a weight: to at most ``max_update_norm`` times their median, and at
+    #: least the median divided by it. Arguments: the numbers by site; their name for the warning ("": no warning); and
+    #: ``among``, further numbers for the median where fewer than three sites report one.
     moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
-    #: For weights with which a rule makes tensors itself: within the run's bounds, as those of the models are.
+    #: Limits weights with which a rule itself makes tensors to the run's bounds, which also hold for models' weights.
     bounded: Callable[[SiteWeights], SiteWeights] = dict
-    #: Names of the tensors that are trained; what else is floating is a buffer.
+    #: Names of the tensors that are trained; all other floating-point tensors are buffers.
     parameters: Collection[str] = frozenset()
-    frozen: Collection[str] = frozenset()  # tensors that no training changes
+    frozen: Collection[str] = frozenset()  # names of tensors that no training changes
     updates: bool = False  # ``states`` are updates, not models
-    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that stay at a site: too few cases
-    seed: int = 0  # the run's; under stock controllers, which have none, 0
+    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # by site: withheld fields
+    seed: int = 0  # the run's seed; 0 under stock controllers, which have none
 
     def changing(self, state: State) -> State:
-        """Return what of a state a training can change; read when it is asked for."""
+        """Return the tensors of a state that training can change; each is read when it is asked for."""
         return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
-        """Return what a site's change is the difference to; ``None``: the states are changes themselves.
+        """Return the model that the sites started from; ``None``: the states are already changes from that model.
 
         Raises:
-            RuntimeError: they are models and nobody knows what they started from (names the rule).
+            RuntimeError: the states are models, and the model that they started from is unknown (names the rule).
         """
         if self.received is None and not self.updates:
             raise RuntimeError(
@@ -81,19 +81,20 @@ class RoundInputs:
 
 @dataclass
 class Weighing:
-    r"""A rule's decision: a weight for each site, or for each layer and site; and what to record of it.
+    r"""Hold a rule's decision for a round: a weight for each site, or for each layer and site, and values to record.
 
     .. math:: w \leftarrow w^r + \mathrm{move}\Big(\sum_k a_k (w_k - w^r)\Big)
 
     Args:
         sites: weight a_k by site, or
         layers: weight by layer and site.
-        buffers: weight by site of the floating tensors that are not trained (batch norm's statistics), beside
-            ``sites``; default: as these. Integers are the maximum in any case.
-        record: values by layer and site.
-        reports: values by site; default: the numbers of the sites' reports.
-        values: of the round as a whole.
-        details: more of it for the results file, JSON-like (for instance what a picture needs).
+        buffers: weight by site for the floating-point tensors that are not trained (batch norm's statistics), used
+            together with ``sites``; default: the weights in ``sites``. Integer tensors are always the maximum over
+            sites.
+        record: values to record, by layer and site.
+        reports: values to record by site; default: the numbers of the sites' reports.
+        values: values to record of the round as a whole.
+        details: further values for the results file, JSON-like (for instance data of a figure).
     """
 
     sites: SiteWeights | None = None
@@ -107,97 +108,97 @@ class Weighing:
 
 @settings
 class Rule(ABC):
-    """Server half of a method.
+    """Define the server half of a method; base class of all rules.
 
-    A subclass declares what a site must report and implements :meth:`weigh`; ten further members may be its own. What
-    only some methods do is a capability, a class below to inherit from beside this one. Settings are typed fields; see
-    :func:`fairflare.base.settings.settings`.
+    A subclass declares the fields that a site must report and implements :meth:`weigh`; it may override ten further
+    members. Abilities that only some methods need are separate classes below, from which a rule also inherits. Settings
+    are typed fields; see :func:`fairflare.base.settings.settings`.
     """
 
     report_fields: ClassVar[tuple[Field, ...]] = ()
-    #: What each of the :meth:`directives` is, and what it says about other sites; for ``docs/privacy.md``.
+    #: Description of each of the :meth:`directives`, and what it reveals about other sites; for ``docs/privacy.md``.
     directive_docs: ClassVar[dict[str, str]] = {}
-    #: Why nothing can take the place of the weighted mean of the models (``aggregate=median``); empty: something can.
+    #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty: it can be.
     only_mean: ClassVar[str] = ""
-    #: Attributes that outlive a round, without their underscore: plain values, tensors, and dicts and lists of these.
+    #: Names, without underscore, of attributes that are saved after each round: plain values, tensors, dicts and lists.
     _outlive: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        #: Folder for data too large for :meth:`state_dict`; the run sets it; ``None``: not in a run.
+        #: Folder for data too large for :meth:`state_dict`, set by the run; ``None``: the rule is not in a run.
         self.memory_folder: Path | None = None
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        """Return the weights of this round; each set must be ``>= 0`` and sum to 1 over ``inputs.sites``."""
+        """Return this round's weights: each is ``>= 0``, and they sum to 1 over ``inputs.sites`` (in each layer)."""
 
     def move(self, change: State) -> State:
-        """Return the change to apply to the model's trained tensors, from their mean change: a server's optimizer.
+        """Return the change to apply to the model's trained tensors, given the sites' mean change: a server optimizer.
 
-        Called once a round, after :meth:`weigh`. What is kept between rounds belongs into :meth:`state_dict`.
+        This is called once a round, after :meth:`weigh`. Values kept between rounds belong into :meth:`state_dict`.
 
         Args:
             change: mean of the sites' changes with the round's weights (with ``aggregate`` their median), in float64,
-                by name. A tensor is made from what waits on disk when it is asked for, each time anew: take it once.
+                by name. Each access computes a tensor anew from files on disk, so access each tensor only once.
 
         Returns:
-            The same names and shapes; ``change`` itself: the plain mean.
+            A change with the same names and shapes; ``change`` itself applies the plain mean.
         """
         return change
 
     @property
     def weighs(self) -> bool:
-        """Whether what the sites report is to make their weights differ; a run in which it never does so says it."""
+        """Return whether reports should make the sites' weights differ; a run warns if the weights never differ."""
         return bool(self.report_fields)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:  # noqa: B027 - a hook
         """Refuse a run in which the rule could do nothing of its own, or a task that it cannot weigh.
 
         Args:
-            num_rounds: of the run.
-            task: without data; ``None``: nobody knows it here.
+            num_rounds: number of rounds of the run.
+            task: the task, without data; ``None``: the task is unknown here.
 
         Raises:
-            ValueError: says which setting does not go with it.
+            ValueError: the rule does not suit the run or the task (names the setting).
         """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        """Return what ``sites`` are told besides the model; of a ``BySite`` dict each is sent its own entry only."""
+        """Return the values sent to sites besides the model; of a ``BySite`` dict a site gets its own entry only."""
         return {}
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return how much of what a site has a checked report speaks of: images by split, and ``groups`` of people.
+        """Return the counts that a checked report implies: images by split, and the number of ``groups`` of people.
 
-        A report that speaks of more images, or of another number of groups, than the site said before the first round
-        is refused. A count of 0 groups says nothing.
+        A report that implies more images, or another number of groups, than the site declared before the first round
+        is refused. A count of 0 groups is not compared.
         """
         return {}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        """Return the report, after checks that no single field can do.
+        """Return the report after checks that involve more than one field.
 
         Args:
-            report: with every declared field.
-            site: whose.
-            num_steps: that it says it made; ``None``: it says none.
+            report: the report, with every declared field.
+            site: name of the site.
+            num_steps: number of optimizer steps that the site says it made; ``None``: the site gives no number.
 
         Raises:
-            ReportError: names site, field and value.
+            ReportError: a check fails (names site, field and value).
         """
         return report
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what outlives a round: plain values and tensors, saved with the checkpoint."""
+        """Return the rule's state to save with the checkpoint after a round: plain values and tensors."""
         return {name: _copied(getattr(self, f"_{name}")) for name in self._outlive}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned."""
         checks.same_names(f"what {type(self).__name__} keeps", self._outlive, "the checkpoint", state, of="value")
         for name, value in state.items():
             setattr(self, f"_{name}", _copied(value))
 
 
 def _copied(value: Any) -> Any:
-    """Return dicts and lists anew, with the same tensors, which nobody changes in place."""
+    """Return a copy of nested dicts and lists that shares their tensors, which are never changed in place."""
     if isinstance(value, dict):
         return {key: _copied(entry) for key, entry in value.items()}
     return list(map(_copied, value)) if isinstance(value, list) else value
@@ -207,7 +208,7 @@ def _copied(value: Any) -> Any:
 
 
 class TwoPhase(Rule):
-    """Capability: the sites are asked twice a round, to train and about the average of their models (the anchor)."""
+    """Capability of a rule: each round also asks the sites to measure the average of their models (the anchor)."""
 
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
 
@@ -221,14 +222,14 @@ class TwoPhase(Rule):
 
     @abstractmethod
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
-        """Check the report about the anchor as :meth:`check_report` does; ``layers`` are the model's."""
+        """Return a site's report about the anchor after checks; ``layers`` are the names of the model's layers."""
 
 
 class Steps(Rule):
-    """Capability: the weights and the length of the step along the mean change are one formula.
+    """Capability of a rule: one formula gives the weights and the length of the step along the sites' mean change.
 
     Attributes:
-        step: of the round, ``>= 0``, set by :meth:`weigh`; ``None``: the plain mean.
+        step: factor on the round's mean change, ``>= 0``, set by :meth:`weigh`; ``None``: the plain mean, factor 1.
     """
 
     only_mean: ClassVar[str] = "it makes a step along the mean"
@@ -243,19 +244,19 @@ class Steps(Rule):
 
 
 class SeesModel(Rule):
-    """Capability: is shown the whole model in front of a round."""
+    """Capability of a rule: it receives the whole model before each round."""
 
     @abstractmethod
     def begin_round(self, received: State) -> None:
-        """Take the whole model that the sites will receive.
+        """Inspect the whole model that the sites will receive in this round.
 
         Raises:
-            ValueError: the rule cannot do with it.
+            ValueError: the rule cannot work with this model.
         """
 
 
 class MakesTensors(SeesModel):
-    """Capability: some of the model's tensors are made at the server; they go to the sites, and none come back."""
+    """Capability of a rule: the server makes some of the model's tensors; sites receive them and send none back."""
 
     only_mean: ClassVar[str] = "the server makes a part of the model itself"
     #: Prefixes of the names of the tensors that the server makes.
@@ -263,37 +264,37 @@ class MakesTensors(SeesModel):
 
     @abstractmethod
     def made(self) -> dict[str, torch.Tensor]:
-        """Return those of the next model, after :meth:`weigh`; none: they stay as they are."""
+        """Return the next model's tensors that the server has made in :meth:`weigh`; empty: they stay unchanged."""
 
 
 class SendsParts(SeesModel):
-    """Capability: every site has a model of its own, and is sent something made for it in place of the common model."""
+    """Capability of a rule: every site has its own model, and receives tensors made for it, not the common model."""
 
     only_mean: ClassVar[str] = "every site gets a model of its own"
 
     @property
     def weighs(self) -> bool:
-        return False  # what differs is what the sites are sent
+        return False  # sites differ in the tensors that they are sent, not in their weights
 
     @abstractmethod
     def each(self, state: State) -> Callable[[str], State]:
-        """Return what a site is sent in place of the common model ``state``, by its name.
+        """Return a function from a site's name to the tensors that the site is sent in place of the model ``state``.
 
-        It gives the same whenever it is asked, from any thread. It is asked when the site's message is made, so that
-        the server has few of them at a time; see :mod:`fairflare.methods.parts.downloads`.
+        The function returns the same tensors at every call, from any thread. It is called when the message to the site
+        is made, so that the server holds few results at a time; see :mod:`fairflare.methods.parts.downloads`.
         """
 
 
 @runtime_checkable
 class FollowsNumRounds(Protocol):
-    """Capability, of rules, trainings and parts: what they do in a round depends on how many there will be."""
+    """Capability of rules, trainings and parts: what they do in a round depends on the number of rounds of the run."""
 
     def follows_num_rounds(self) -> list[str]:
-        """Return the settings of which this is so: an experiment cannot go on with another number of rounds."""
+        """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
 
 
 def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
-    """Return what the sites are asked about the anchor; nothing where they are asked once a round."""
+    """Return the fields that sites report about the anchor; empty for a rule without that second phase."""
     return rule.anchor_fields if issubclass(rule, TwoPhase) else ()
 
 

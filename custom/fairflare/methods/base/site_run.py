@@ -1,4 +1,4 @@
-"""A task at a site as its training sees it: the run, what the site keeps, and how a task is refused."""
+"""Define what a site's training works with: its task (:class:`SiteRun`), its stored values, and its errors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HALF_DONE = "half_done"  # in the site's store: a training that may be taken up again
+HALF_DONE = "half_done"  # name in the site's store of a training that can be resumed
 
 
 class SiteError(RuntimeError):
-    """A task cannot be done at a site.
+    """Signal that a site cannot perform its task.
 
     Args:
-        message: for this site's own log; may name files.
-        public: what the server may know: no file name, path or identifier.
-        skipped: an expected refusal (too little data), not a failure.
+        message: text for this site's own log; may name files.
+        public: text that the server may know, without file name, path or identifier; default: ``message``.
+        skipped: the site refuses for an expected reason (too little data); it has not failed.
     """
 
     def __init__(self, message: str, *, public: str | None = None, skipped: bool = False) -> None:
@@ -41,7 +41,7 @@ class SiteError(RuntimeError):
 
 
 class NotFinite(SiteError):
-    """A training came to a loss or a tensor that is no finite number."""
+    """Signal that a training reached a loss or a tensor that is not finite."""
 
 
 @dataclass
@@ -69,14 +69,14 @@ class SiteStore:
 
     @property
     def scratch(self) -> Path:
-        """For files of one task."""
+        """Return the folder for temporary files of one task."""
         return self.folder / "scratch"
 
     def save(self, name: str, current_round: int, value: Mapping[str, Any], kept: int = KEPT) -> None:
-        """Write a value whole or not at all; forget those of later rounds, and all but the last ``kept``.
+        """Write a value whole or not at all; delete values of later rounds, and all but the last ``kept`` values.
 
         Raises:
-            OSError: the disk is full or cannot be written. The values of before are then still there.
+            OSError: the disk is full or cannot be written. The earlier values are then still in the store.
         """
         write_whole(self._path(name, current_round), lambda path: save_torch(dict(value), path))
         rounds = self._rounds(name)
@@ -86,7 +86,7 @@ class SiteStore:
             self._path(name, number).unlink(missing_ok=True)
 
     def load_before(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """Return the newest undamaged value of an earlier round; ``None`` when there is none."""
+        """Return the newest undamaged value called ``name`` of an earlier round; ``None`` when none exists."""
         earlier = [r for r in self._rounds(name) if r < current_round]
         for number in reversed(earlier):
             value = self.load_at(name, number)
@@ -99,12 +99,12 @@ class SiteStore:
         return None
 
     def load_at(self, name: str, current_round: int) -> dict[str, Any] | None:
-        """Return the value of exactly this round; ``None`` when there is none, or it is damaged."""
+        """Return the value called ``name`` of exactly this round; ``None`` when it is missing or damaged."""
         path = self._path(name, current_round)
         if not path.exists():
             return None
         try:
-            # torch does not look at the checksums that it writes.
+            # torch.load does not verify the checksums that torch.save writes.
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
             if damaged is None:
@@ -112,34 +112,34 @@ class SiteStore:
             error: object = f"checksum of {damaged}"
         except MemoryError:
             raise
-        except Exception as raised:  # zip and pickle raise what they like for a damaged file
+        except Exception as raised:  # zipfile and pickle may raise any exception for a damaged file
             error = f"{type(raised).__name__}: {raised}"
         log.warning("%s is damaged (%s) and not used", path, error)
         self.lose(f"its {self.prefix}{name} of round {current_round} is damaged")
         return None
 
     def forget(self, current_round: int, *, half_done: bool = True) -> None:
-        """Remove what was saved in a round that came to nothing; ``half_done``: also what it can be taken up from."""
+        """Delete the values saved in a failed round; ``half_done``: also its half-done trainings."""
         for path in self.folder.glob(f"*.{current_round:06d}.pt"):
             if half_done or HALF_DONE not in path.name:
                 path.unlink(missing_ok=True)
 
     def clear(self, name: str, *, but: int) -> None:
-        """Remove the values of a name, but for one round."""
+        """Delete the values called ``name`` of all rounds except round ``but``."""
         for number in self._rounds(name):
             if number != but:
                 self._path(name, number).unlink(missing_ok=True)
 
     def progress(self, current_round: int) -> list[tuple[str, int]]:
-        """List the trainings of a round that are half done, and when each was kept, in ns.
+        """Return the files of a round's half-done trainings, each with the time when it was saved, in ns.
 
-        The list differs when a training has gone on.
+        The list changes whenever a training makes progress and is saved again.
         """
         found = self.folder.glob(f"*{HALF_DONE}.{current_round:06d}.pt")
         return sorted((path.name, path.stat().st_mtime_ns) for path in found)
 
     def lose(self, what: str) -> None:
-        """Note something that could not be had, once; the server is told (no path in it)."""
+        """Note once that a saved value could not be used; the text goes to the server, so it must contain no path."""
         if what not in self.lost:
             self.lost.append(what)
 
@@ -154,43 +154,44 @@ class SiteStore:
 
 @dataclass
 class SiteRun:
-    """One task at one site, as a site half sees it. It lives as long as the task."""
+    """Hold the data of one task at one site for the hooks of a site half. The object lives as long as the task."""
 
     site: str
     task: Task
-    data: SiteData  # going through their batches ends with TaskStopped when the job is stopped
+    data: SiteData  # iterating over its batches raises TaskStopped when the job is stopped
     device: torch.device
     current_round: int
     num_rounds: int
-    seed: int  # of this experiment, site and round
+    seed: int  # made from the experiment's seed, the site and the round
     directives: Mapping[str, Any]
     store: SiteStore
     scratch: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)  # the site's private file
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the received model, on the validation split
-    # While training: epoch from 0 (with ``local_steps`` the pass), and which training samples the batch holds (None:
-    # the data do not say).
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the site's private file
+    metrics: Mapping[str, float] = field(default_factory=dict)  # received model, validation split
+    # During training: number of the epoch from 0 (with ``local_steps`` of the pass), and numbers of the training
+    # samples in the present batch (None: the data do not know them).
     epoch: int = 0
     batch: list[int] | None = None
-    first_pass: bool = True  # of the batch's step, which may look at the loss twice
+    first_pass: bool = True  # False: an optimizer step computes its batch's loss for a second time
     computing: Computing = field(default_factory=Computing)
-    scale: LossScale | None = None  # of the loss, in float16
-    skipped_steps: int = 0  # whose gradients overflowed
-    #: What the site half keeps from one hook to the next. Here and not on the half, so that nothing outlives the task:
-    #: after an out-of-memory an optimizer kept elsewhere would hold a second model. Attributes that change from step to
-    #: step are named in its ``moving``: numbers, lists, tensors, or objects of these.
+    scale: LossScale | None = None  # scale of the loss in float16 training
+    skipped_steps: int = 0  # optimizer steps left out because gradients overflowed
+    #: Data that the site half keeps from one hook to the next. It is stored here and not in the site half, so that it
+    #: does not outlive the task: after an out-of-memory error an optimizer kept elsewhere would hold a second model.
+    #: Its attribute ``moving`` names the attributes that change from step to step: numbers, lists, tensors, or objects
+    #: of these.
     own: Any = None
-    sent: SentTensors | None = None  # which tensors travel; ``None``: all
-    min_cases: int = 1  # fewer: nothing of a split, or of a class in it, leaves the site
-    save_seconds: float = 0  # so often the half-done round is kept; 0: never
+    sent: SentTensors | None = None  # tensors that are sent; ``None``: all
+    min_cases: int = 1  # values of a split or class with fewer cases are withheld
+    save_seconds: float = 0  # seconds between savings of the half-done training; 0: never
 
     @property
     def floor(self) -> Floor:
-        """What of the data may be told."""
+        """Return the rule that decides which counts of the site's data may be reported."""
         return Floor(self.data, self.min_cases)
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the site's device; to a GPU it travels while that works on."""
+        """Return the tensor on the site's device; the copy to a GPU runs while the GPU computes."""
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)

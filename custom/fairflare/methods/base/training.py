@@ -1,4 +1,4 @@
-"""The site half of a method: its settings, its hooks, and the criterion that it trains with."""
+"""Define the site half of a method: its settings, its hooks, and the criterion that it trains with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @settings
 class LocalTraining:
-    """Site half of FedAvg, and base of every other: E epochs over the site's training images.
+    """Train E epochs over the site's training images: FedAvg's site half, and base class of all other site halves.
 
     A subclass overrides some of twelve hooks: :attr:`acts`, :attr:`home` and the methods. The loop that calls them is
     :class:`fairflare.methods.base.local_loop.LocalLoop`.
@@ -111,16 +111,16 @@ class LocalTraining:
 
     @property
     def home(self) -> Home:
-        """What of the model stays at the site."""
+        """Return the home, which defines and stores the part of the model that stays at the site."""
         return Home(self)
 
     # -- before the first round
 
     def check_task(self, task: Task) -> None:
-        """Refuse a task that this half cannot learn, as far as that is known without data.
+        """Refuse a task that this site half cannot learn, as far as that is known without data.
 
         Raises:
-            ValueError: says which setting does not go with it.
+            ValueError: a setting does not suit the task (names the setting).
         """
         if self.criterion != "task" and task.has_classes is False:
             raise ValueError(f"criterion={self.criterion!r} needs classes; set criterion to 'task'")
@@ -128,26 +128,26 @@ class LocalTraining:
             raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        """Look whether the site's data and the network have what :meth:`train` needs, without training.
+        """Check, without training, that the site's data and the network have what :meth:`train` needs.
 
         Returns:
-            What the server should know besides: fields of :data:`fairflare.federation.server.check.FIELDS`.
+            Further facts for the server: fields of :data:`fairflare.federation.server.check.FIELDS`.
 
         Raises:
-            SiteError: they have not.
+            SiteError: the data or the network lack something that the training needs.
         """
         if self.criterion != "task":
             class_counts(self, run)
         return {}
 
     def follows_num_rounds(self) -> list[str]:
-        """Return settings whose effect depends on the number of rounds: an experiment cannot go on with another."""
+        """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
         return [] if self.schedule == "constant" else ["schedule"]
 
     # -- in a round
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """Look at the received model before training; what later hooks need goes to ``run.own``."""
+        """Inspect the received model before training; data for later hooks are stored in ``run.own``."""
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the objective of one batch: the criterion, unless a method adds terms."""
@@ -160,7 +160,7 @@ class LocalTraining:
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """Make one optimizer step. ``closure`` zeroes the gradients, backpropagates the loss, clips, returns it."""
+        """Make an optimizer step. ``closure`` zeroes gradients, backpropagates, clips gradients, returns the loss."""
         loss = closure()
         optimizer.step()
         return loss
@@ -170,15 +170,15 @@ class LocalTraining:
         return LocalLoop(self, run, model).train()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        """Return what the rule needs, after training: the fields it declares."""
+        """Return the site's report after training: the fields that the method's rule declares."""
         return {}
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
-        """Split whose images a reported value is made of, where a setting decides; ``None``: as its field declares."""
+        """Return the splits from which the report's value ``name`` is computed; ``None``: as its field declares."""
         return None
 
     def sends(self, names: Iterable[str]) -> list[str]:
-        """Return those of the model's tensors whose updates go to the server."""
+        """Return the names of the model's tensors whose updates are sent to the server."""
         return list(names)
 
 
@@ -193,7 +193,7 @@ def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, tar
 
 
 def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the same for each sample, (n,).
+    """Return the criterion's loss of each sample in a batch, (n,).
 
     Raises:
         SiteError: the site's data have no classes to count.
@@ -209,7 +209,7 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
 
 
 def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
-    """Count the training samples of each class, for the criterion, or for what a method ``needs`` them for.
+    """Return the number of training samples of each class; ``needs`` names what needs them, for the error message.
 
     Raises:
         SiteError: the site's data have no classes to count.
@@ -228,7 +228,7 @@ def check_parts(run: SiteRun, model: torch.nn.Module, parts: Sequence[str], prob
     """Refuse a network that lacks one of the modules or methods that a method calls.
 
     Raises:
-        SiteError: says what is needed.
+        SiteError: a part is missing (the text is ``problem``).
     """
     if any(getattr(model, part, None) is None for part in parts):
         raise SiteError(f"site {run.site!r}: {problem}")

@@ -1,4 +1,4 @@
-"""Fed-LWR's site half: plain local training, then how alike the features of the local model and of the anchor are."""
+"""Define Fed-LWR's site half: local training, then the similarity of the local model's and the anchor's features."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cka_split": "val",
         "cka_passes": 5,
     },
-    # Ours, chosen on development data; docs/fed_lwr.md says how.
+    # FairFlare's own preset, chosen on development data as docs/fed_lwr.md describes.
     "stable": {**PAPER, "warmup_rounds": 10, "mix": 0.75},
 }
-# Spec name -> name in core.similarity.
+# Value of the setting cka_estimator -> name of the estimator in core.similarity.
 ESTIMATORS = {
     "full_biased": "biased",
     "full_unbiased": "unbiased",
     "minibatch_biased": "minibatch_biased",
     "minibatch_unbiased": "minibatch_unbiased",
 }
-#: What a site reports about the anchor.
+#: Fields of a site's report about the anchor, the average of the sites' models.
 ANCHOR_FIELDS = (
     Field("layers", "names", doc="names of the model's layers, the same at every site", of=NO_IMAGES),
     Field(
@@ -71,19 +71,19 @@ SPLITS = {"train": "training", "val": "validation"}
 
 
 class FromPreset:
-    """Settings that a preset fills where they are ``None``; both halves have one, and the same."""
+    """Fill settings that are ``None`` from a preset, for both halves of Fed-LWR."""
 
     preset: str
 
     def setting(self, name: str) -> Any:
-        """Return the setting in force: the argument, else the preset's, where it has one."""
+        """Return a setting's effective value: the given one, or the preset's value where none is given."""
         value = getattr(self, name)
         return PRESETS[self.preset].get(name) if value is None else value
 
 
 @settings
 class LayerSimilarityReport(FromPreset, LocalTraining):
-    """Fed-LWR, site half: plain local training, then layer-wise similarity of the local model to the anchor.
+    """Train as FedAvg does, then report the layer-wise similarity of the local model to the anchor (Fed-LWR).
 
     Args:
         preset: ``"paper"``, ``"authors"`` or ``"stable"``; fills those of the ``cka_*`` settings that are ``None``.
@@ -120,9 +120,9 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         return (SPLITS[self.setting("cka_split")],) if name in ("cka", "dissimilarity") else None
 
     def report_anchor(self, run: SiteRun, local: torch.nn.Module, anchor: torch.nn.Module) -> dict[str, Any]:
-        """Report delta_k (Eq. 3) of every layer.
+        """Return the report about the anchor: the similarity delta_k (Eq. 3) of the two models' features in each layer.
 
-        The report has ``layers``, ``cka`` and ``dissimilarity`` (1 - delta, precise when small).
+        The report has ``layers``, ``cka`` (delta) and ``dissimilarity`` (1 - delta, precise when small).
         """
         # Estimators over all images give the same value in every pass, so one pass is enough.
         minibatch = self.similarity == "cka" and str(self.setting("cka_estimator")).startswith("minibatch")
@@ -135,9 +135,9 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             max_samples=self.cka_max_samples,
             least=least,
         )
-        if images.count < least or not images.shuffled:  # the same batches in every pass
+        if images.count < least or not images.shuffled:  # every pass would have the same batches, so one is enough
             images.passes = 1
-        # Skip layers of which no tensor travels: their features are the same in both models.
+        # Skip layers of which no tensor is sent: their features are the same in both models.
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
         scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":

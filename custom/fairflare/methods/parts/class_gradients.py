@@ -1,4 +1,4 @@
-"""CReFF's site half: gradients of the server's classifier by class, in front of plain training."""
+"""Define CReFF's site half, which reports gradients of the server's classifier by class, and then trains as FedAvg."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from fairflare.methods.base.training import LocalTraining, SiteRun, check_parts,
 if TYPE_CHECKING:
     from fairflare.base.task import Task
 
-MADE = "retrained."  # tensors of the server's classifier
+MADE = "retrained."  # prefix of the names of the server's classifier's tensors
 REPORTED = "class_gradients"
 NEEDED = "CReFF needs a second classifier; set retrained_head=true of the classification task"
 
 
 @settings
 class ClassGradientTraining(LocalTraining):
-    """CReFF, site half: plain training, and before it the gradients of the server's classifier by class.
+    """Compute the gradients of the server's classifier by class, then train as FedAvg does (CReFF).
 
-    For each class of the site: the gradient of the cross-entropy on so many random images of it, encoder in evaluation
-    mode, with random augmentation (the task's); the mean over the repeats.
+    For each class of the site the gradient of the cross-entropy is computed on ``gradient_images`` random images of the
+    class, with the encoder in evaluation mode and the task's random augmentation. The mean over the repeats is
+    reported.
 
     Args:
         gradient_images: of a class, at most, in a repeat.
@@ -70,10 +71,10 @@ class ClassGradientTraining(LocalTraining):
         return {REPORTED: ByClass("training", {label: found.flatten().numpy() for label, found in run.own.items()})}
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
-        """Return the features, by class, of the first images of a random order."""
+        """Return the features of at most ``gradient_images`` random images of each class, by class."""
         counts = class_counts(self, run).clamp_max(self.gradient_images)
         found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
-        seed = run.seed + self.local_epochs + repeat  # behind those of the epochs
+        seed = run.seed + self.local_epochs + repeat  # after the seeds of the epochs
         batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)
         with evaluating(model):
             for inputs, targets in batches:

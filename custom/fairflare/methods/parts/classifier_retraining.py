@@ -1,4 +1,4 @@
-"""cRT's site half: the classifier alone is trained, on features of classes in equal parts."""
+"""Define cRT's site half, which trains only the classifier, on features drawn equally often from each class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, c
 if TYPE_CHECKING:
     from fairflare.base.task import Batch, SiteData
 
-CLASSIFIER = "head."  # what the tensors of the classifier are called
+CLASSIFIER = "head."  # prefix of the names of the classifier's tensors
 DIRECTIVE = "classifier_retraining"
 NEEDED = (
     "crt_rounds needs a network with embed(images) and a module head(features), as the classification task's; set "
@@ -27,19 +27,19 @@ NEEDED = (
 
 
 def of_classifier(names: Iterable[str]) -> list[str]:
-    """Return those of a model's tensors that cRT trains."""
+    """Return those names of a model's tensors that belong to the classifier, which cRT trains."""
     return [name for name in names if name.startswith(CLASSIFIER)]
 
 
 def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Draw as many samples as there are, with replacement: each class that is there is equally likely.
+    """Draw n of n samples with replacement, such that all classes that occur are equally likely.
 
     Args:
         targets: (n,), the class of each sample.
-        generator: on the CPU.
+        generator: random numbers, on the CPU.
 
     Returns:
-        (n,), numbers of samples.
+        (n,), indices of the drawn samples.
     """
     share = 1.0 / torch.bincount(targets).double()[targets]
     return torch.multinomial(share, len(targets), replacement=True, generator=generator)
@@ -47,16 +47,16 @@ def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.T
 
 @dataclass
 class _Absent:
-    """Of one task: the classifier's rows of the classes that the site does not have."""
+    """Hold, for one task, the classifier's rows of classes that the site lacks, so that they can be restored."""
 
     rows: list[tuple[torch.nn.Parameter, torch.Tensor]]
     classes: torch.Tensor
 
 
 class _Features(Proxy):
-    """A site's data with the features of the images, drawn anew in each epoch, in place of the images.
+    """Provide a site's data with encoder features in place of images, drawn equally by class anew in each epoch.
 
-    Without augmentation the encoder looks once.
+    Without augmentation the encoder is run on the images only once.
     """
 
     def __init__(self, data: SiteData, model: torch.nn.Module, device: torch.device) -> None:
@@ -65,10 +65,10 @@ class _Features(Proxy):
         self._looked: Batch | None = None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> None:
-        """Draw are no list of samples."""
+        """Return ``None``, as samples drawn with replacement have no order."""
 
     def batches(self, split: str, *, batch_size: int, shuffle_seed: int, augment: bool) -> Iterator[Batch]:
-        """Yield features and classes."""
+        """Yield batches of features and classes, drawn equally by class."""
         if self._looked is None or augment:
             pairs, encode = [], cast("Callable[[torch.Tensor], torch.Tensor]", self._model.embed)
             images = self._inner.batches(split, batch_size=batch_size, shuffle_seed=shuffle_seed, augment=augment)
@@ -84,11 +84,11 @@ class _Features(Proxy):
 
 @settings
 class ClassifierRetraining(LocalTraining):
-    """cRT, site half: cross-entropy on classes in equal parts, for the classifier alone.
+    """Train only the classifier, with cross-entropy on samples drawn equally by class (cRT).
 
-    The rest of the network is run in evaluation mode and without gradient, so its parameters and its batch norms'
-    statistics stay as they are to the bit. An epoch is n_k draws. The encoder sees each image once an epoch (without
-    ``augment`` once a round), so that an image that is drawn several times is there with the same augmentation.
+    The rest of the network runs in evaluation mode and without gradient, so its parameters and its batch norms'
+    statistics do not change by a bit. An epoch is n_k draws. The encoder sees each image once per epoch (without
+    ``augment`` once per round), so an image that is drawn several times has the same augmentation each time.
 
     Args:
         mask_absent: the classifier's rows of classes without a training image at the site stay as they are; their
@@ -103,12 +103,10 @@ class ClassifierRetraining(LocalTraining):
 
     @classmethod
     def told(cls, training: LocalTraining, directives: Mapping[str, Any]) -> LocalTraining:
-        """Return the half that trains in this round.
+        """Return the site half that trains in this round: ``training``, or cRT's if the server's directives ask for it.
 
-        ``training``, or this one with its optimizer, batches, augmentation.
-
-        The learning rate is the method's, without its schedule; the optimizer is new in each round; the loss is the
-        task's.
+        cRT's site half takes its settings from ``training`` (such as the optimizer, the batch size and the learning
+        rate), but has no learning rate schedule, a new optimizer in each round, and the task's loss.
         """
         told = directives.get(DIRECTIVE)
         if told is None:
@@ -149,15 +147,15 @@ class ClassifierRetraining(LocalTraining):
 
 @contextmanager
 def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
-    """Let nothing but the classifier ask for gradients, inside the context.
+    """Disable the gradients of all parameters outside the classifier inside the context.
 
-    Afterwards every parameter asks for gradients that did before.
+    Afterwards every parameter that required a gradient before requires one again.
     """
     frozen = [p for name, p in model.named_parameters() if p.requires_grad and not of_classifier([name])]
     try:
         for parameter in frozen:
             parameter.requires_grad_(False)
-            parameter.grad = None  # of the round before; clipping would count it
+            parameter.grad = None  # a gradient of the round before would count in clipping
         yield
     finally:
         for parameter in frozen:
@@ -165,7 +163,7 @@ def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:
-    """Set new parameters from a seed, made on the CPU so that they are the same on every device."""
+    """Initialise the classifier anew from a seed, on the CPU so that the parameters are the same on every device."""
     fresh = copy.deepcopy(head).cpu()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

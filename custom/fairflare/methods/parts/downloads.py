@@ -1,9 +1,9 @@
-"""Methods that send every site another part of what the round's updates sum up to (CFFL, CGSV): their server half.
+"""Define the server half of methods that send every site a different part of the round's summed updates (CFFL, CGSV).
 
-The server's model is the run's common model, and no site gets it: a site has a model of its own, sends how it would
-change it, and is sent some entries of how the common model has changed. These are made when they are sent, from the
-common model now and in the round before. So the server holds three models, whatever the number of sites: these two, and
-the first one, which a site is sent as long as it was not in the round before.
+The server holds the run's common model, but sends it to no site. Every site trains a model of its own, sends the update
+of that model, and receives some entries of the common model's change. The server computes these entries when it sends
+them, from the present common model and that of the round before. So the server holds three models, whatever the number
+of sites: these two, and the initial model, which is sent to a site that was not in the round before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairflare.methods.base.rule import RoundInputs, SendsParts, State
 
 @settings
 class Downloads(SendsParts):
-    """Base: remembers who was in the last round and what it may have of its change.
+    """Store which sites were in the last round, and which share of that round's change each of them may receive.
 
     A subclass calls :meth:`remember` when it weighs.
     """
@@ -44,15 +44,15 @@ class Downloads(SendsParts):
 
     @abstractmethod
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
-        """Return what a site is sent of a change; see :func:`fairflare.core.aggregation.entries.packed`."""
+        """Return the entries of a change that a site gets; see :func:`fairflare.core.aggregation.entries.packed`."""
 
     def remember(self, inputs: RoundInputs, shares: Mapping[str, float], weights: Mapping[str, float]) -> None:
-        """Remember what the sites of this round will be sent of its change.
+        """Store which share of this round's change each site of the round will be sent in the next round.
 
         Args:
-            inputs: of the round.
-            shares: of the entries, in [0, 1], by site.
-            weights: with which the updates are summed.
+            inputs: the round's inputs of the rule.
+            shares: share of the change's entries, in [0, 1], by site.
+            weights: weight of the site's own update in the change, by site.
 
         Raises:
             RuntimeError: under a stock controller, which sends all sites one model.
@@ -74,7 +74,7 @@ class Downloads(SendsParts):
         return {"download": told} if self._told else {}
 
     def each(self, state: State) -> Callable[[str], State]:
-        alone = threading.Lock()  # one download is made at a time
+        alone = threading.Lock()  # only one site's entries are made at a time, to save memory
         first, before, told = self._first, self._before, self._told
         names = frozenset(self._names)
 

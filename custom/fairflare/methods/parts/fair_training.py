@@ -1,4 +1,4 @@
-r"""FedMRL's site half (part A): a proximal term, and a fairness term that pulls a site's loss to the mean of all.
+r"""Define FedMRL's site half (part A): a proximal term, and a fairness term pulling its loss to the sites' mean loss.
 
 Sahoo et al., MICCAI 2024; :mod:`fairflare.methods.fed_mrl` has the paper and the server half.
 """
@@ -23,25 +23,26 @@ from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score
 
 @dataclass
 class _Fair(Pull):
-    """Of one task: also the mean loss of the sites, gradient factors, and what the batches lost."""
+    """Hold one task's data for the loss: the sites' mean loss, the gradient factors and the losses of the batches."""
 
     moving: ClassVar = ("factors", "batches")
     mean_loss: float | None = None
-    factor: float | None = None  # of the whole round, with fair_mode "epoch"
-    factors: list[float] = field(default_factory=list)  # of the batches so far, within their limits
-    batches: list[tuple[int, float, int]] = field(default_factory=list)  # (epoch, criterion, samples) so far
+    factor: float | None = None  # gradient factor of the whole round, with fair_mode "epoch"
+    factors: list[float] = field(default_factory=list)  # clamped gradient factors of the batches so far
+    batches: list[tuple[int, float, int]] = field(default_factory=list)  # (epoch, criterion, samples) of each batch
 
 
 @settings
 class FairProximalTraining(ReportsScore, ProximalTraining):
-    r"""FedMRL, site half (part A).
+    r"""Train with FedMRL's local objective J, a proximal term and a fairness term beside the criterion (part A).
 
     .. math:: J = \ell_b + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell_b - \bar F)^2
 
-    The mean loss F of the sites comes from the server and is a constant of the round, so the first and third term have
-    the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. Where it turns round (a site far better than
-    the mean would be made worse), the factor stays at ``fair_clamp``. Round 0 has no fairness term. Adam does not see
-    the scale of a gradient: with it the factor is on the learning rate of the step instead, unless the loss is literal.
+    The server sends the mean loss F of the sites, a constant of the round. So the first and third term together have
+    the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. Where the factor would be negative (a site far
+    better than the mean would be made worse), it is limited to ``fair_clamp``. Round 0 has no fairness term. Adam is
+    invariant to the scale of a gradient, so with Adam the factor multiplies the step's learning rate, unless the loss
+    is literal.
 
     Args:
         optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; "task", a MONAI bundle's own.
@@ -91,9 +92,10 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
 
     def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
-        """Return the criterion with the fairness term.
+        """Return the loss of a batch with the fairness term.
 
-        In value where the loss is literal, in gradient where it is clamped.
+        The literal loss (``fair_clamp=None``) has the term's value added. Otherwise the loss is multiplied by the
+        clamped gradient factor, or left as it is where that factor multiplies the learning rate.
         """
         if told.mean_loss is None:
             return own

@@ -1,7 +1,7 @@
-"""Groups of people at a site, for methods that act on them: sums by group, none of a person; and batches by group.
+"""Compute sums and batches by group of people at a site, for methods that treat groups fairly.
 
-Sums of groups with few cases, and of those that could be solved for by them, are NaN, as in the final test
-(:mod:`fairflare.core.statistics.group_sums`).
+Only sums over groups leave a site, no value of a single person. Sums of groups with few cases are NaN, and so are sums
+from which those could be computed, as in the final test (:mod:`fairflare.core.statistics.group_sums`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ GROUP_IMAGES = Field(
 )  # fmt: skip
 ALIKE = "declare the attribute with the same groups in every datalist"
 MOST_GROUPS = 1000
-LEAST, MOST = 0.1, 10.0  # times that the server may make an image's loss count
-ACTED_ON = "method_groups"  # in the report of check
+LEAST, MOST = 0.1, 10.0  # range of the factor by which the server may weight an image's loss
+ACTED_ON = "method_groups"  # field of the report before the first round: the groups that the method uses
 
 
 def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
-    """Return whether a site's data have an attribute; what the server is told of it before the first round.
+    """Check that a site's data declare an attribute, and return its groups for the report before the first round.
 
     Raises:
-        SiteError: they have not (names it).
+        SiteError: the data do not declare the attribute (names it).
     """
     if attribute not in run.data.attributes:
         known = ", ".join(run.data.attributes) or "none"
@@ -58,23 +58,23 @@ def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
 
 
 def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> None:
-    """Check that the server told as many numbers as the site has groups (and classes).
+    """Check that the server sent as many numbers as the site has groups (and classes).
 
     Raises:
-        SiteError: more or fewer.
+        SiteError: the server sent more or fewer numbers.
     """
     if len(told) != wanted:
         raise SiteError(f"site {run.site!r}: the server told {len(told)} {what}, the site has {wanted}; {ALIKE}")
 
 
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much each site's numbers of images count in a sum over sites.
+    """Return, by site, the factor on the site's numbers of images in a sum over sites.
 
-    A site's weight in that sum is bounded as its weight in a model.
+    The factor bounds a site's share in that sum as the site's weight in the model is bounded.
 
     Args:
-        inputs: of the round; without bounds every site's count once.
-        images: of each site, in all of its groups.
+        inputs: the round's inputs of the rule; without bounds on weights every factor is 1.
+        images: number of images of each site, in all of its groups together.
     """
     total = math.fsum(images.values())
     shares = {site: images.get(site, 0.0) / total if total else 0.0 for site in inputs.sites}
@@ -83,26 +83,26 @@ def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
 
 
 def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the number of each image's group, (n,)."""
+    """Return for each image of a split the number of its group, (n,)."""
     return np.asarray(run.data.group_numbers(split, attribute), np.int64)
 
 
 def known_groups(run: SiteRun, attribute: str) -> int:
-    """Return how many groups there are, without that of the images without a value, which is the last one."""
+    """Return the number of an attribute's groups, without the last one, of images without a value."""
     return len(run.data.attributes[attribute]) - 1
 
 
 def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
-    """Return groups whose sums stay at the site."""
+    """Return the numbers of the groups whose sums are withheld by the site."""
     numbers = numbers_of(run, attribute, split)
     return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
 
 
 def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str) -> Array:
-    """Count TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: the count stays at the site.
+    """Return the counts TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: a withheld count.
 
     Raises:
-        SiteError: the task tells no class of an image.
+        SiteError: the task does not assign a class to an image.
     """
     with torch.random.fork_rng(devices=[]):
         outcomes = run.task.outcomes(model, run.data, split, run.device)
@@ -123,7 +123,7 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
 def hidden_classes(
     run: SiteRun, attribute: str, split: str, labels: np.ndarray[Any, np.dtype[np.int64]], classes: int
 ) -> frozenset[int]:
-    """Return classes whose sums stay at the site in all groups of an attribute (empty: all images are one group)."""
+    """Return the classes whose sums are withheld, in all groups of ``attribute`` (empty: all images are one group)."""
     if run.settings.get("metrics_by_class") is False:
         return frozenset(range(classes))
     numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
@@ -136,7 +136,7 @@ def training_losses(
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
     """Return the loss and class of each training image with the received model, (n,) in the order of the list.
 
-    Of a task without classes the second is 0 everywhere.
+    For a task without classes all class numbers are 0.
     """
     losses: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
@@ -151,17 +151,18 @@ def training_losses(
 def losses_by_group(
     half: LocalTraining, run: SiteRun, model: torch.nn.Module, attribute: str, classes: int
 ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Return mean losses and numbers of training images, by field: rows of all images, then of each known group.
+    """Return mean losses and numbers of training images, by report field, as tables of groups and classes.
 
     Args:
-        half: whose criterion it is.
-        run: of the task.
-        model: the received one.
-        attribute: whose groups; empty: all images are the only row.
-        classes: columns; 1: not by class.
+        half: the site half whose criterion is the loss.
+        run: the task at the site.
+        model: the received model.
+        attribute: the attribute of people that defines the groups; empty: the table has only the row of all images.
+        classes: number of columns, one for each class; 1: one column for all classes.
 
     Returns:
-        (rows, classes); NaN: it stays at the site, or there is no such image.
+        For each field (rows, classes): a row for all images, then one for each known group. NaN: the value is withheld,
+        or there is no such image.
     """
     losses, labels = training_losses(half, run, model)
     rows, out = [np.ones(len(losses), bool)], np.zeros((1, classes), bool)
@@ -184,27 +185,27 @@ def _cases(run: SiteRun, split: str) -> list[object]:
 
 
 class ByPeople(LocalTraining):
-    """Capability of a training: its network has adapters by group, and goes through the site's images by group."""
+    """Capability of a site half: its network has adapters by group of people, and an image uses its group's."""
 
     @property
     @abstractmethod
     def attribute(self) -> str:
-        """Whose groups; where a site's data lack it, as at a site that was no part of the run, all count alike."""
+        """Return the attribute that defines the groups; where a site's data lack it, no image has a known group."""
 
     def shown(self, run: SiteRun, model: torch.nn.Module) -> Any:
-        """Return the site's data, whose batches tell the network which groups they are of."""
+        """Return the site's data such that the network knows the groups of each batch's images."""
         return run.data if self.attribute not in run.data.attributes else _OfPeople(run, model, self.attribute)
 
 
 class _OfPeople(Proxy):
-    """A site's data; while a batch is out, the network's adapters are told its groups."""
+    """Provide a site's data; while a batch is in use, the network's adapters know the groups of its images."""
 
     def __init__(self, run: SiteRun, model: torch.nn.Module, attribute: str) -> None:
         super().__init__(run.data)
         self._site, self._model, self._attribute = run.site, model, attribute
 
     def batches(self, split: str, **options: Any) -> Batches:
-        """See :meth:`fairflare.base.task.SiteData.batches`."""
+        """Return batches as :meth:`fairflare.base.task.SiteData.batches` does; each sets the adapters' groups."""
         order = self._inner.order(split, options.get("shuffle_seed"))
         if order is None:
             raise SiteError(f"site {self._site!r}: fair_lora needs data that say which image is which in a batch")
@@ -213,7 +214,7 @@ class _OfPeople(Proxy):
 
 
 class _Told(Proxy):
-    """Batches of images whose groups are known, in their order."""
+    """Iterate over batches of images, and set the groups of the network's adapters for each batch in turn."""
 
     def __init__(self, inner: Batches, model: torch.nn.Module, numbers: list[int]) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Scores by site and layer before they become weights: gaps filled, layers grouped (Fed-LWR)."""
+"""Fill gaps in Fed-LWR's scores by site and layer, and average them over groups of layers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Scores = dict[str, dict[str, float]]  # site -> layer -> value
 
 
 def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:
-    """Return scores of every site: its own (NaN where it lacks a layer), else the mean of the others.
+    """Return the scores by layer of every site; a site without scores gets the mean of the other sites' scores.
 
-    Nobody has any: NaN everywhere, which weighs equally.
+    A layer that is missing in a site's own scores is NaN. If no site has scores, all are NaN: equal weights.
     """
     by_site = {site: {layer: scores.get(layer, math.nan) for layer in layers} for site, scores in sorted(known.items())}
     mean = {layer: finite_mean(scores[layer] for scores in by_site.values()) for layer in layers}
@@ -19,13 +19,13 @@ def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layer
 
 
 def by_granularity(scores: Scores, layers: Sequence[str], granularity: str) -> Scores:
-    """Return scores where the layers of one group carry their mean.
+    """Return scores in which all layers of a group have the mean score of that group.
 
     Args:
-        scores: by site and layer.
-        layers: of the model.
-        granularity: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or all
-            (``"model"``).
+        scores: the scores by site and layer.
+        layers: names of the model's layers.
+        granularity: what a group is: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or
+            all layers (``"model"``).
     """
     if granularity == "leaf":
         return scores
@@ -38,7 +38,7 @@ def by_granularity(scores: Scores, layers: Sequence[str], granularity: str) -> S
 
 
 def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
-    """Return scores where all layers carry that of one: the named one, or the last one inside the named block.
+    """Return scores in which all layers have the score of layer ``name``, or of the last layer in block ``name``.
 
     Raises:
         ValueError: the model has no such layer or block.

@@ -1,6 +1,7 @@
-"""Who chooses the proximal coefficient mu of each site: the site, chance, or agents that learn (FedMRL's part C).
+"""Choose the proximal coefficient mu of each site: fixed, at random, or by learning agents (FedMRL's part C).
 
-A rule has a policy as a part: it asks for directives before a round, and lets it choose when it weighs.
+A rule holds a policy as a part. Before a round the rule sends the policy's directives to the sites, and when the rule
+computes the weights, it lets the policy choose mu for the next round.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
 
 log = logging.getLogger(__name__)
-SHOWN = 8  # names in a message
-FEWEST = 20  # rounds with something learnt; with fewer, a run is told that its agents hardly learn
+SHOWN = 8  # most names that a message lists
+FEWEST = 20  # with fewer rounds in which agents learn, a warning says that they hardly learn
 
 
 def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
@@ -48,17 +49,17 @@ def _no_percentage(zeta: Any) -> Any:
     return zeta
 
 
-#: Values of mu to choose from.
+#: Type of a setting: values of mu to choose from, ascending.
 Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
-#: Target accuracy of the reward.
+#: Type of a setting: target accuracy of the agents' reward, a fraction.
 Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
 class MuPolicy(Part):
-    """What a rule asks of a policy. ``_mu`` is what has been chosen, by site.
+    """Choose mu of each site before a round; base class of the policies. ``_mu`` holds the chosen mu by site.
 
     Attributes:
-        warnings: for log and results; whoever passes them on empties the list.
+        warnings: texts for the log and the results; the rule that reads them empties the list.
     """
 
     def __post_init__(self) -> None:
@@ -67,41 +68,41 @@ class MuPolicy(Part):
 
     @property
     def tells(self) -> bool:
-        """Whether any site is told its mu."""
+        """Return whether the server sends mu to any site."""
         return True
 
     def directives(self, asked: Sequence[str]) -> dict[str, float]:
-        """Return mu of the coming round for each site that is asked; a site without an entry keeps its own mu."""
+        """Return mu of the coming round for the sites ``asked``; a site without an entry uses its own setting of mu."""
         return {site: self._mu.get(site, INITIAL_MU) for site in asked}
 
     def accepts(self, site: str) -> str:
-        """Return why a site's answer cannot be used; empty: it can."""
+        """Return the reason why a site's report cannot be used; empty: the report can be used."""
         return ""
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
-        """Choose mu for the next round from what the sites reported of this one; returns values to record.
+        """Choose mu for the next round from the sites' reports of this round; return values to record.
 
-        The reports hold ``accuracy``, ``train_loss``, ``entropy``, ``num_classes`` (the last two may be None), and of
-        the received model ``global_accuracy`` over ``num_validation`` images.
+        The reports hold ``accuracy``, ``train_loss``, ``entropy`` and ``num_classes`` (the last two may be None), and
+        ``global_accuracy``, the received model's accuracy on ``num_validation`` images.
         """
         return {}
 
     def follows_num_rounds(self) -> list[str]:
-        """Return settings whose effect in a round depends on the number of rounds."""
+        """Return the settings whose effect in a round depends on the number of rounds of the run."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what outlives a round: plain values and tensors."""
+        """Return the policy's state to save after a round: plain values and tensors."""
         return {"mu": dict(self._mu)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._mu = {site: float(mu) for site, mu in state["mu"].items()}
 
 
 @settings
 class FixedMu(MuPolicy):
-    """The sites keep their own mu, but for those whose mu is given.
+    """Let sites use their own mu, except for sites whose mu is given.
 
     Args:
         by_site: ``{site: mu}``, told to these sites instead of their own; the same in every round.
@@ -127,7 +128,7 @@ class FixedMu(MuPolicy):
 
 @settings
 class RandomMu(MuPolicy):
-    """Mu of each site is drawn anew after every round: the control for the agents.
+    """Draw mu of each site at random after every round, as a control experiment for the learning agents.
 
     Args:
         actions: mu to choose from, ascending.
@@ -147,10 +148,10 @@ class RandomMu(MuPolicy):
 
 @settings
 class QMixMu(MuPolicy):
-    """An agent for each site; QMIX trains them together, on the accuracy of the global model.
+    """Choose mu with one agent per site; QMIX trains the agents together, on the accuracy of the global model.
 
-    The agents are the sites of the first round, also those that failed in it; a site that joins later is refused. One
-    that is absent keeps its last observation and action.
+    There is an agent for each site of the first round, also for sites that failed in it; a site that joins later is
+    refused. The agent of an absent site keeps its last observation and action.
 
     Args:
         actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1.
@@ -166,8 +167,8 @@ class QMixMu(MuPolicy):
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
         seed: of everything random in the agents; ``None``: the run's.
 
-    With more than 8 sites the mixer sees mean and spread of the observations instead of all of them (ours: the paper's
-    grows with the square of the sites).
+    With more than 8 sites the mixer's input is the mean and spread of the observations instead of all of them. This is
+    FairFlare's change, as the paper's mixer grows with the square of the number of sites.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
@@ -188,13 +189,13 @@ class QMixMu(MuPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._agents: QMix | None = None
-        self._steps = 0  # decisions until exploration has fallen
-        self._warmup = self.warmup  # of a run as long as this one
-        self._entropy: dict[str, float] = {}  # told once, kept
+        self._steps = 0  # number of decisions after which the exploration rate has reached its minimum
+        self._warmup = self.warmup  # warm-up for the length of this run
+        self._entropy: dict[str, float] = {}  # last reported entropy, by site
         self._classes = 1
 
     def follows_num_rounds(self) -> list[str]:
-        return ["explore"]  # and the agents learn that the last round is the last
+        return ["explore"]  # besides, the last round is marked as the last in the agents' training
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -213,7 +214,7 @@ class QMixMu(MuPolicy):
                 log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
         reports = {site: inputs.reports[site] for site in inputs.sites}
-        counts = {site: report["num_validation"] for site, report in reports.items()}  # NaN where withheld
+        counts = {site: report["num_validation"] for site, report in reports.items()}  # NaN: withheld
         accuracy = global_accuracy(
             {site: report["global_accuracy"] for site, report in reports.items()},
             {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
@@ -234,7 +235,7 @@ class QMixMu(MuPolicy):
         total = sum(inputs.num_samples[site] for site in reports)
         for site, report in reports.items():
             entropy = self._entropy.get(site)
-            if entropy is not None:  # where sites do not agree on the number of classes
+            if entropy is not None:  # sites may report different numbers of classes
                 entropy = max(entropy, -math.log(self._classes))
             measured = inputs.num_samples[site] / total, report["accuracy"], report["train_loss"]
             seen[site] = observation(entropy, *measured, num_classes=self._classes)
@@ -252,7 +253,7 @@ class QMixMu(MuPolicy):
 
     @property
     def enough(self) -> int:
-        """Rounds a run needs for the agents to learn something."""
+        """Return the number of rounds that a run needs so that its agents learn in enough of them."""
         return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
 
     def _warn(self, num_rounds: int) -> None:
@@ -279,12 +280,12 @@ class QMixMu(MuPolicy):
         self._agents = None
         if state["agents"] is not None:
             names = set(state["agents"]["settings"]["agents"])
-            self._agents = self._new_agents(names, run_seed=0)  # whatever it is: their generator is in the state
+            self._agents = self._new_agents(names, run_seed=0)  # any seed: the state restores the random generator
             self._agents.load_state_dict(state["agents"])
 
 
 @settings
 class VdnMu(QMixMu):
-    """As :class:`QMixMu`, but the agents' values are simply added (the paper's Eq. 4)."""
+    """Choose mu as :class:`QMixMu` does, but with VDN: the agents' values are simply added (the paper's Eq. 4)."""
 
     kind: ClassVar[str] = "vdn"

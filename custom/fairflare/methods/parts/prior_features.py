@@ -1,4 +1,4 @@
-"""Fed-MAS's frozen prior network at a site: opened once a process, its features of the images computed once."""
+"""Load Fed-MAS's frozen prior network at a site once per process, and cache its features of the site's images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Priors:
-    """Prior networks and features of a process; one object may serve several sites.
+    """Hold the prior networks and their cached features in one process; one object may serve several sites.
 
     Args:
-        kind: architecture, see :meth:`fairflare.base.task.Task.load_prior`.
-        checkpoint: file, unless a site names its own; ``None``: the packaged one.
-        image_size: images are resized to this; ``None``: as the task has them.
+        kind: architecture of the prior network, see :meth:`fairflare.base.task.Task.load_prior`.
+        checkpoint: file of the prior network, unless a site names its own; ``None``: the packaged checkpoint.
+        image_size: size to which images are resized for the prior; ``None``: images keep their size.
     """
 
     def __init__(self, kind: str, checkpoint: str | None, image_size: int | None) -> None:
@@ -33,18 +33,18 @@ class Priors:
 
     def check_task(self, task: Task) -> None:
         """Raise ``ValueError`` where the task's network cannot learn from a prior network."""
-        if task.has_classes is False:  # first: another criterion would not mend that
+        if task.has_classes is False:  # checked before the criterion, as another criterion would not help
             raise ValueError("it needs a classifier with a projection head")
         if getattr(task, "spatial_dims", 2) == 3:
             raise ValueError(
                 "its prior networks look at pictures, not at volumes; set lambda_f=0 and rf_source='supervised'"
             )
         said = getattr(task, "projector_dim", 0) is not None
-        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build its own
+        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build a network of its own
             raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
-        """Return the prior, on the run's device; the site's own file may name its checkpoint.
+        """Return the prior network on the run's device; the site's own file may name its checkpoint.
 
         Raises:
             SiteError: the checkpoint cannot be used, or does not fit the model's projection head.
@@ -83,7 +83,7 @@ class Priors:
         return network
 
     def at_site(self, run: SiteRun, model: torch.nn.Module, *, cached: bool) -> SitePrior:
-        """Return the prior and what is known of the site's images (where the data say which image is which)."""
+        """Return the prior network, with cached features of the site's images if the data know the images' numbers."""
         network = self.network(run, model)
         if not cached or run.data.order("training") is None:
             return SitePrior(network)
@@ -114,22 +114,23 @@ class SitePrior:
         *,
         changed: bool = False,
     ) -> torch.Tensor:
-        """Return distances (n,) of the model's projected features of the batch to the prior's of the same inputs.
+        """Return the distances (n,) of the model's projected features of a batch to the prior's features of the batch.
 
-        Those that are known are of the images as they are, so not for ``changed`` (augmented) inputs.
+        Cached features of the prior belong to the unaugmented images, so they are not used for ``changed`` (augmented)
+        inputs.
         """
         if self.cache is not None and run.batch is not None and not changed:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        run_head: Any = getattr(model, "project", model.projector)  # a network may do more than run its head
+        run_head: Any = getattr(model, "project", model.projector)  # project overrides the projector alone
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
-        """Compute the prior's features of those images of the batch that the cache lacks; nothing without a cache.
+        """Add to the cache the prior's features of those images of the batch that it lacks; without a cache do nothing.
 
         Args:
-            run: its ``batch`` has the numbers of the images.
+            run: the task at the site; ``run.batch`` has the numbers of the images.
             inputs: the images, without augmentation.
         """
         if self.cache is not None and run.batch is not None:
@@ -137,10 +138,10 @@ class SitePrior:
 
 
 class FeatureCache:
-    """The prior's features of a site's training images, each with a checksum of its image.
+    """Cache the prior network's features of a site's training images, each with a checksum of its image.
 
-    Kept in memory and, because the next round may be another process, in the site's state folder. An image whose
-    checksum differs (the data folder was changed) is computed again.
+    The features are kept in memory and, because the next round may run in another process, in the site's state folder.
+    The features of an image whose checksum differs (the data folder was changed) are computed again.
     """
 
     def __init__(self, run: SiteRun, network: PriorNetwork) -> None:
@@ -148,14 +149,14 @@ class FeatureCache:
         count = run.data.num_samples("training")
         self.checks = torch.full((count,), -1, dtype=torch.int64)
         self.features = torch.zeros(count, network.width)
-        self.computed = 0  # images that went through the prior
+        self.computed = 0  # number of images that the prior was run on
         self._changed = False
         kept = run.store.load_before("prior_features", run.current_round)
         if kept is not None and kept["fingerprint"] == self.fingerprint and len(kept["checks"]) == count:
             self.checks, self.features = kept["checks"], kept["features"]
 
     def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
-        """Compute the prior's features of those of these images that are not kept yet; given without augmentation."""
+        """Compute the prior's features of those given images (unaugmented) that are not in the cache yet."""
         checks = torch.tensor([zlib.crc32(image.contiguous().numpy().tobytes()) for image in inputs])
         chosen = torch.tensor(numbers)
         new = self.checks[chosen] != checks
@@ -170,7 +171,7 @@ class FeatureCache:
         self._changed = True
 
     def save(self, run: SiteRun) -> None:
-        """Write the features if they are new."""
+        """Write the features to the site's state folder if any are new."""
         if self._changed:
             value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
             run.store.save("prior_features", run.current_round, value)
@@ -178,13 +179,13 @@ class FeatureCache:
 
 
 def check_may_read(run: SiteRun, file: str) -> None:
-    """Refuse a file that a job names outside of the site's data folders.
+    """Refuse a file that a job names if it lies outside of the site's data folders.
 
     Raises:
-        SiteError: the file, links followed, lies elsewhere.
+        SiteError: the file, after following links, lies outside.
     """
     own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
-    if not isinstance(more, list):  # of a text every character would be a folder
+    if not isinstance(more, list):  # each character of a string would count as a folder
         raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
     if not lies_in(Path(file).expanduser(), real_folders([*([own] if own else []), *more])):
         raise SiteError(
@@ -196,6 +197,6 @@ def check_may_read(run: SiteRun, file: str) -> None:
 
 
 def last_width(projector: torch.nn.Module) -> int | None:
-    """Return the output width of a projector that ends in a linear layer."""
+    """Return the output width of a projector's last linear layer; ``None`` if it has no linear layer."""
     layers = [module for module in projector.modules() if isinstance(module, torch.nn.Linear)]
     return layers[-1].out_features if layers else None

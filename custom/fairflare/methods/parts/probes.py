@@ -1,7 +1,7 @@
-"""What a site measures of a model besides the task's metrics: one place for all methods that weigh by it.
+"""Measure a model's loss or accuracy at a site, for methods that compute weights from these values.
 
-Evaluation mode, no gradients, no augmentation, every sample once, sums in float64; neither parameters, buffers nor the
-random numbers of the training change.
+The model is in evaluation mode, without gradients; every sample is seen once, without augmentation; sums are in
+float64. The parameters, the buffers and the random numbers of the training do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_lo
 if TYPE_CHECKING:
     from fairflare.base.task import Task
 
-MAX_LOSS = 1e6  # mean loss over a site's images; a network that is wrong by a million is of no use to anybody
+MAX_LOSS = 1e6  # largest mean loss over a site's images that a report may have
 PROBE_LOSS = Field(
     "probe_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
     doc="mean training loss of the received model", of=TRAINING,
@@ -32,13 +32,13 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
     """Return the mean loss of a model over the site's training images.
 
     Args:
-        half: whose criterion and batch size are taken.
+        half: the site half whose criterion and batch size are used.
         run: the task at the site.
-        model: on the run's device.
-        plain: the task's own loss instead of the criterion.
+        model: the network, on the run's device.
+        plain: use the task's own loss instead of the criterion.
 
     Returns:
-        NaN or infinite where a sample's loss is.
+        The mean loss; NaN or infinite where a sample's loss is, and NaN without any image.
     """
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]), evaluating(model):
@@ -51,7 +51,7 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
 
 
 def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False) -> float:
-    """Return the accuracy of a model on a split of the site, in [0, 1]; NaN where it is not defined.
+    """Return a model's accuracy, or the task's primary metric, on a split of the site; NaN where it is undefined.
 
     See :func:`score_in`.
     """
@@ -61,13 +61,13 @@ def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str,
 
 
 def score_in(run: SiteRun, metrics: Mapping[str, float], *, balanced: bool = False) -> float:
-    """Return the accuracy (or balanced accuracy) where the task has one, else its primary metric (Dice)."""
+    """Return the (balanced) accuracy among a task's metrics; the primary metric (Dice) if the task has no accuracy."""
     name = "balanced_accuracy" if balanced else "accuracy"
     return float(metrics.get(name, metrics[run.task.primary_metric]))
 
 
 class ReportsScore(LocalTraining if TYPE_CHECKING else object):  # type: ignore[misc]
-    """Mix-in of site halves whose report is a score in [0, 1] that is better when higher."""
+    """Refuse tasks whose score is not in [0, 1] or not better when higher; mix-in for site halves that report it."""
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -82,7 +82,7 @@ class ReportsScore(LocalTraining if TYPE_CHECKING else object):  # type: ignore[
 
 @settings
 class LossProbe(LocalTraining):
-    """Plain local training, and the mean training loss of the received model.
+    """Train as FedAvg does, and report the mean training loss of the received model.
 
     Args:
         probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).

@@ -1,4 +1,4 @@
-"""How the sites of a round are weighted, as parts of a rule: by samples, alike, or by FedMRL's self-organizing map."""
+"""Define how a rule weights the sites of a round: by samples, equally, or by FedMRL's self-organizing map."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from fairflare.methods.base.rule import RoundInputs, sample_weights
 
 
 class Weighting(Part, ABC):
-    """A weight for every site of a round, ``>= 0``, sum 1.
+    """Compute a weight for every site of a round; weights are ``>= 0`` and sum to 1.
 
     Attributes:
-        needs_received: the weights depend on the model that the sites received.
-        memory_folder: where what is too large for :meth:`state_dict` outlives this process; ``None``: nowhere, it then
-            travels along. To be set before the first round and before :meth:`load_state_dict`.
+        needs_received: whether the weights depend on the model that the sites received.
+        memory_folder: folder in which state too large for :meth:`state_dict` is stored; ``None``: that state is part
+            of :meth:`state_dict`. Set it before the first round and before :meth:`load_state_dict`.
     """
 
     needs_received: ClassVar[bool] = False
-    memory_folder: Path | None = None  # not a setting: this class has none
+    memory_folder: Path | None = None  # an attribute, not a setting
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the weight by site, and what to record of how it came about (JSON-like)."""
+        """Return the weight by site, and details of its computation to record (JSON-like)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what must outlive a round: plain values and tensors."""
+        """Return the state to save after a round: plain values and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned."""
 
 
 @settings
 class BySamples(Weighting):
-    """In proportion to the number of training samples, as FedAvg."""
+    """Weight sites in proportion to their number of training samples, as FedAvg does."""
 
     kind: ClassVar[str] = "samples"
 
@@ -54,7 +54,7 @@ class BySamples(Weighting):
 
 @settings
 class Uniform(Weighting):
-    """The same for every site."""
+    """Weight all sites equally."""
 
     kind: ClassVar[str] = "uniform"
 
@@ -64,7 +64,7 @@ class Uniform(Weighting):
 
 @settings
 class BySom(MapSettings, Weighting):
-    """By a self-organizing map of the local models; see :class:`fairflare.core.som.SelfOrganizingMap`.
+    """Weight sites by a self-organizing map of their models; see :class:`fairflare.core.som.SelfOrganizingMap`.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.3.
@@ -76,13 +76,13 @@ class BySom(MapSettings, Weighting):
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in field_names(type(self))}
         self._map = SelfOrganizingMap(**given)
-        self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # numbered by rounds done
+        self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # stored by number of rounds done
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return a site whose model is not finite has weight 0 and no place on the map.
+        """Return the map's weights and the map; a site whose model is not finite has weight 0 and no place on the map.
 
         Raises:
-            RuntimeError: the received model is unknown, or the neurons are not where they were left.
+            RuntimeError: the received model is unknown, or the stored neurons are missing.
             ValueError: as :meth:`SelfOrganizingMap.step` says.
         """
         if inputs.received is None:
@@ -109,7 +109,7 @@ class BySom(MapSettings, Weighting):
         return {"map": self._map.state_dict(), "neurons": self._kept().travelling(self._map.rounds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError when the state is of a map with other settings."""
+        """Restore the map; raise ``ValueError`` when the state belongs to a map with other settings."""
         if self.seed is None:
             self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])

@@ -19,7 +19,8 @@ Image = npt.NDArray[np.uint8]
 
 SEVERITIES = (1, 2, 3, 4, 5)
 NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # deviation of the noise by severity, for intensities in [0, 1]
-BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))  # radius and s by severity, in pixels of a 224-pixel image
+# Radius and s by severity, in pixels of a 224-pixel image.
+BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))
 BLUR_ANGLE = 45.0  # largest angle of the motion from the horizontal, in degrees, to either side
 REFERENCE_SIZE = 224  # height and width that the constants are meant for
 

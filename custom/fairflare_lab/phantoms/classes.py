@@ -290,7 +290,7 @@ def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
 
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
-    """Return all images of the common test set; they are cached, since several sites and splits of a process use them."""
+    """Return all images of the common test set, cached because several sites and splits of a process use them."""
     test = _test(plan)
     part = _Part(test, _all(test), corrupted)
     if not corrupted:

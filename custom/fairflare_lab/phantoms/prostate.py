@@ -65,7 +65,7 @@ BESIDE = (
 
 @dataclass(frozen=True)
 class Scanner:
-    """Describe the scanner and population of a site. Lengths are in mm, intensities relative to the brightest tissue."""
+    """Describe a site's scanner and population. Lengths are in mm, intensities relative to the brightest tissue."""
 
     patients: tuple[int, int, int]  # training, validation, test
     field_of_view: float
@@ -236,7 +236,7 @@ class Pelvis:
         self.coarse = _smooth(draw.noise(height, width), 7.0 / self.pixel)
 
     def _shape_gland(self, patients: int) -> None:
-        """Set the size of the gland in each slice; ``level`` is 1 at its base (under the bladder) and -1 at its apex."""
+        """Set the size of the gland in each slice; ``level`` is 1 at the base (under the bladder), -1 at the apex."""
         draw = self.draw
         levels = np.tile(np.linspace(0.8, -0.7, SLICES, dtype=np.float32), patients)
         self.level = levels[:, None, None] + draw.slice(-0.12, 0.12)
@@ -329,7 +329,7 @@ class Pelvis:
         self.paint(self.outline + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
 
     def transition_zone(self) -> None:
-        """Paint the transition zone with nodules, the dark front, the urethra, and in some patients a dark focus behind."""
+        """Paint the transition zone with nodules, the dark front, the urethra, and sometimes a dark focus behind."""
         draw, tissue, texture, gland = self.draw, self.tissue, self.texture, self.outline
         half_width, half_height = self.half_width, self.half_height
         share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)
@@ -365,7 +365,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
 
 
 def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
-    """Apply the scanner's contrast curve, receive field, blur, Rician noise, and a window as a viewer would choose it."""
+    """Apply the scanner's contrast curve, receive field, blur, Rician noise, and a window as a viewer would choose."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid
     image = np.clip(pelvis.image, 0, 1.4)
@@ -440,9 +440,8 @@ def one_sided(
 ) -> npt.NDArray[np.uint8]:
     """Return masks in which only one half of the gland is outlined for a share of patients.
 
-    The share is of the patients with an enlarged zone.
-
-    Whose is drawn by lot, so no model can tell: of a perfect outline the Dice of these images is about 2/3.
+    The share is of the patients with an enlarged zone. The patients are chosen by lot, so no model can predict them: a
+    perfect outline of the gland has a Dice of about 2/3 on these images.
 
     Args:
         masks: (n, 1, height, width) masks, the slices of a patient next to each other.

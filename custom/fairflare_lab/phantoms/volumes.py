@@ -29,7 +29,7 @@ LEVELS = 1000.0  # stored value of the brightest tissue in the file
 
 @dataclass(frozen=True)
 class VolumeScanner:
-    """Describe the scanner and population of a site. Lengths are in mm, intensities relative to the brightest tissue."""
+    """Describe a site's scanner and population. Lengths are in mm, intensities relative to the brightest tissue."""
 
     patients: tuple[int, int, int]  # training, validation, test
     voxel: tuple[float, float, float]

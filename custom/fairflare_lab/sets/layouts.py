@@ -55,7 +55,7 @@ class People:
     columns: Mapping[str, str]
 
     def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
-        """Return the declaration of the attributes for a datalist, and the items with the attributes of their people."""
+        """Return the declaration of the attributes for a datalist, and the items with their people's attributes."""
         rows = rows_below(source, self.table, [self.image])
         there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
         declared, people = attributes_of(there, rows)
@@ -89,7 +89,7 @@ class Published:
 
 
 def of_classes(title: str, counts: Mapping[str, int]) -> Published:
-    """Return the published numbers of images of a data set by class; ``counts`` is in the order of the class numbers."""
+    """Return a data set's published numbers of images by class; ``counts`` is in the order of the class numbers."""
     return Published(title, dict(enumerate(counts.values())), lambda item: item.mask)
 
 
@@ -256,7 +256,7 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
 
 
 def _by_given_split(items: Sequence[Item]) -> list[Item]:
-    """Separate the images of a person in two splits of the published split into one group for each split."""
+    """Make each image a group of its own if its person (lesion) has images in two parts of the published split."""
     sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for item in items:
         sides.setdefault((item.site, item.group), set()).add(item.splits)

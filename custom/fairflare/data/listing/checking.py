@@ -115,7 +115,7 @@ class CheckedList:
         return found
 
     def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
-        """Refuse an image or patient that is in two splits, unless both splits are test lists."""
+        """Raise ``DataError`` for an image or patient that is in two splits, unless both splits are test lists."""
         splits = seen.setdefault(key, [split])
         if split in splits:
             return

@@ -1,4 +1,4 @@
-"""How evenly a metric is spread over the sites."""
+"""Measure how evenly a metric is spread over the sites."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FairnessSummary:
-    """Spread of one metric over the sites, each site counting once whatever its size.
+    """Describe the spread of one metric over the sites, each site counting once whatever its size.
 
     Attributes:
-        num_sites: sites with a value; the figures below are over these.
-        excluded: sites whose value is NaN, sorted, but for those in ``suppressed``.
+        num_sites: number of sites with a value; the figures below are computed over these sites.
+        excluded: sorted names of the sites whose value is NaN, without those in ``suppressed``.
         mean: unweighted mean.
         std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
         worst, worst_site: value and name of the site that is served worst; on a tie the first name.
@@ -31,7 +31,7 @@ class FairnessSummary:
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: likewise for the best tenth.
         higher_is_better: the metric's direction; ``None``: not declared, then there is no worst, no best and no decile.
-        suppressed: sites that keep their value because too few cases are behind it, sorted.
+        suppressed: sorted names of the sites that withhold their value because it rests on too few cases.
     """
 
     num_sites: int
@@ -51,12 +51,12 @@ class FairnessSummary:
     suppressed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same as a plain dict for JSON; NaN stays NaN and must be written as null."""
+        """Return the summary as a plain dict for JSON; NaN stays NaN and must be written as null."""
         return asdict(self) | {"excluded": list(self.excluded), "suppressed": list(self.suppressed)}
 
 
-#: Directions in results that were written before a run recorded them: what the packaged tasks measured then, by their
-#: exact names (a test compares with what these declare). Of any other metric such results do not say it.
+#: Whether a higher value is better, by the exact name of a metric of the packaged tasks. Used for results written by
+#: versions that did not record directions yet; the direction of any other metric in such results is unknown.
 BEFORE_RECORDED: Mapping[str, bool] = {
     **dict.fromkeys(
         (
@@ -71,11 +71,11 @@ BEFORE_RECORDED: Mapping[str, bool] = {
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
-    """Give what is declared for a metric; ``None``: nothing is.
+    """Return what is declared for a metric; ``None``: nothing is declared.
 
     Args:
         metric: name, also one with a test list in front (``clean/loss``).
-        known: by name; ``dice_<class>`` is for every name that begins with ``dice_``.
+        known: declarations by metric name; the key ``dice_<class>`` holds for every name that begins with ``dice_``.
     """
     names = [metric]
     while "/" in names[-1]:
@@ -108,7 +108,7 @@ def summarize(
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
         higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: not
             known, and no site is called worst or best.
-        suppressed: sites that keep their value; it is NaN.
+        suppressed: sites that withhold their value, which is NaN here.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are

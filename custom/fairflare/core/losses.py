@@ -37,7 +37,7 @@ def class_log_prior(counts: Counts, floor: float = PRIOR_FLOOR) -> Tensor:
 
     Args:
         counts: (C,), samples of each class; finite, ``>= 0``, not all 0.
-        floor: in (0, 1]; what an absent class has for its share.
+        floor: least share of a class, in (0, 1]; an absent class has this share.
 
     Returns:
         (C,) in float64 on the CPU, ``<= 0``.
@@ -92,10 +92,11 @@ def balanced_softmax(logits: Tensor, targets: Tensor, counts: Counts, reduction:
 
     .. math:: \ell(z, y) = -\log \frac{n_y e^{z_y}}{\sum_c n_c e^{z_c}}
 
-    Args, returns and errors: as there. The loss of a sample of an absent class is large and finite.
+    Arguments, result and errors are those of :func:`logit_adjusted_cross_entropy`. The loss of a sample of an absent
+    class is large and finite.
 
     Source:
-        Ren et al., NeurIPS 2020, Eq. (4). Fed-MAS adds 1e-12 to the shares where we floor them there.
+        Ren et al., NeurIPS 2020, Eq. (4). Fed-MAS adds 1e-12 to the shares; here they are floored at 1e-12.
     """
     return logit_adjusted_cross_entropy(logits, targets, counts, 1.0, reduction)
 
@@ -140,7 +141,7 @@ def drw_weights(
         start: share of the rounds with weights 1, in [0, 1]; at least the first round has them unless it is 0.
 
     Returns:
-        (C,) in float64 on the CPU. From then on an absent class has 0.
+        (C,) in float64 on the CPU. Once the weights differ from 1, an absent class has 0.
 
     Raises:
         ValueError: an argument out of range.
@@ -152,7 +153,7 @@ def drw_weights(
     checks.number("current_round", current_round, low=0, below=checks.whole("num_rounds", num_rounds), whole=True)
     beta = checks.number("beta", beta, low=0, below=1)
     start = checks.number("start", start, low=0, high=1)
-    # 1e-9 makes up for rounding: 0.29 * 100 is 28.999999999999996, which floor would turn into 28.
+    # Adding 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996, which floor would turn into 28.
     first = max(math.floor(start * num_rounds + 1e-9), 1 if start > 0 else 0)
     if current_round < first:
         return torch.ones_like(numbers)
@@ -393,7 +394,7 @@ def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
             f"targets must have shape {expected} with at least 1 sample for logits of shape {tuple(logits.shape)}, "
             f"got {tuple(targets.shape)}"
         )
-    if targets.device.type == "cpu":  # elsewhere the look would wait for the device, which checks by itself
+    if targets.device.type == "cpu":  # checking on another device would wait for it; the device checks by itself
         checks.indices("targets", targets, logits.shape[1])
 
 

@@ -19,7 +19,7 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor
 
-NORM_FLOOR = 1e-12  # a feature vector of zeros has the distance 2, to anything
+NORM_FLOOR = 1e-12  # with this floor a feature vector of zeros has the distance 2 to every vector
 MIN_SUM = 1e-12  # divergences that sum to this or less have no shares
 RF_MODES = ("paper", "code", "class_mean")
 #: Names of timm models, but no other source: "hf-hub:" would download from the network, "local-dir:" read a folder.
@@ -56,7 +56,7 @@ def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
 
 
 class RunningClassMean:
-    r"""Mean of the samples' values by class, gathered batch by batch, and its sum over epochs.
+    r"""Compute the mean of the samples' values by class, batch by batch, and the sum of these means over epochs.
 
     .. math:: \hat w_c = \sum_{e=1}^{E} \frac{1}{M_{c,e}} \sum_{i: \text{label } c} \ell_i
 
@@ -84,7 +84,7 @@ class RunningClassMean:
         self._epochs: list[tuple[Tensor, Tensor]] = []  # closed ones: means, and which classes were seen
 
     def add(self, values: Tensor, targets: Tensor) -> None:
-        """Take a batch, which may be empty: values (n,), and their classes (n,) in [0, C).
+        """Add a batch, which may be empty: values (n,), and the samples' classes (n,) in [0, C).
 
         Raises:
             ValueError: other shapes, or a class out of range.
@@ -101,17 +101,17 @@ class RunningClassMean:
         return self._sums / torch.where(self.counts > 0, self.counts.double(), math.nan)
 
     def end_epoch(self) -> None:
-        """Close the epoch: its means count once, whatever number of samples they are of."""
+        """Close the epoch: its class means enter the sum once, whatever the number of samples."""
         self._epochs.append((self.means(), self.counts > 0))
         self.counts = torch.zeros_like(self.counts)
         self._sums = torch.zeros_like(self._sums)
 
     def total(self, before: Tensor | None = None) -> Tensor:
-        """Return (C,) float64: the sum of the closed epochs' means; NaN for a class that is not known at all.
+        """Return the sum of the closed epochs' class means, (C,) float64; NaN for a class without any mean.
 
         Args:
-            before: (C,), what a class has that was not seen in the first epoch: its mean of the received model.
-                Later epochs have the epoch's before. No epoch closed: ``before`` itself.
+            before: (C,), class means of the received model, used for a class not seen in the first epoch. A class not
+                seen in a later epoch has its mean of the preceding epoch. With no epoch closed ``before`` is returned.
 
         Raises:
             ValueError: ``before`` of another shape, or absent where no epoch was closed.
@@ -163,13 +163,13 @@ def rescue_factor(
     counts: Tensor | Sequence[int],
     mode: str = "paper",
 ) -> float:
-    r"""Rescue factor of a site, Fed-MAS Eq. (3): how much it has that the global model has not captured.
+    r"""Return a site's rescue factor, Fed-MAS Eq. (3): how much the site has that the global model has not captured.
 
     .. math:: RF_k = \sum_{c: M_{k,c} > 0} w_{k,c}\, \hat w_{k,c}
 
     Args:
         before: w, (C,), class-aware divergence of the *received* model, before training.
-        during: :math:`\hat w`, (C,), the same while training, summed over the epochs.
+        during: :math:`\hat w`, (C,), class-aware divergence while training, summed over the epochs.
         counts: M, (C,), the site's training samples by class. Classes with 0 are left out, whatever their divergence.
         mode: ``"paper"``: as above. ``"code"``: w and :math:`\hat w` are divided by their own sums first, as in the
             authors' code. ``"class_mean"``: the paper's divided by the number of the site's classes.

@@ -31,7 +31,7 @@ def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
 
 
 class QMix:
-    r"""Agents, monotonic mixer, target networks and replay.
+    r"""Train agents by QMIX, with a monotonic mixer, target networks and a replay memory.
 
     Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. Since it rises with each of
     them, each agent can choose by its own network alone. State and work of a step grow in proportion to the number of
@@ -76,7 +76,7 @@ class QMix:
         self._learner = Learner(len(self.agents), len(self.actions), self._generator, **learning)
         self._settings = {"agents": list(self.agents), "actions": list(self.actions), **self._learner.settings}
         self._rows = {agent: row for row, agent in enumerate(self.agents)}
-        self.decisions = 0  # that may have been random, since the warm-up
+        self.decisions = 0  # number of decisions since the warm-up that may have been random
         initial = min(range(len(self.actions)), key=lambda a: abs(self.actions[a] - INITIAL_MU))
         self._last_observation = torch.zeros(len(self.agents), OBSERVATION_SIZE)
         self._last_action = torch.full((len(self.agents),), initial)
@@ -86,16 +86,16 @@ class QMix:
 
     @property
     def shared(self) -> bool:
-        """One network for all agents."""
+        """Return whether all agents share one network."""
         return bool(self._settings["shared"])
 
     @property
     def epsilon(self) -> float:
-        """Share of random actions in the next decision."""
+        """Return the share of random actions in the next decision."""
         return epsilon_at(self.decisions, start=EPS_START, end=EPS_END, steps=self.eps_steps)
 
     def act(self, observations: Mapping[str, Sequence[float]], *, greedy: bool = False) -> Step:
-        """Return all agents choose.
+        """Let all agents choose an action and return their decision.
 
         Args:
             observations: four numbers by agent. One that is not named is absent: it keeps its last observation (0 at
@@ -116,15 +116,15 @@ class QMix:
         return {agent: self.actions[int(action)] for agent, action in zip(self.agents, step.action, strict=True)}
 
     def values(self, step: Step) -> dict[str, list[float]]:
-        """Return Q_h of each action, by agent; to look at."""
+        """Return the value Q_h of each action by agent, for inspection."""
         return dict(zip(self.agents, self._learner.values(step).tolist(), strict=True))
 
     def joint_value(self, step: Step) -> float:
-        """Return Q_tot of a decision."""
+        """Return the joint value Q_tot of all agents' actions in a decision."""
         return self._learner.joint_value(step)
 
     def _situation(self, observations: Mapping[str, Sequence[float]]) -> Step:
-        """Return what the agents see, with their last actions in place of the choice."""
+        """Return the agents' observations as a step, with their last actions in place of new ones."""
         seen, present = self._last_observation.clone(), torch.zeros(len(self.agents), dtype=torch.bool)
         for agent in sorted(observations):
             if agent not in self._rows:
@@ -146,20 +146,20 @@ class QMix:
             for row in torch.nonzero(explore < self.epsilon).flatten().tolist():
                 options = torch.nonzero(open_to[row]).flatten()
                 action[row] = options[min(int(which[row] * len(options)), len(options) - 1)]
-            self.decisions += not self._learner.warming_up  # who cannot learn yet goes on exploring
+            self.decisions += not self._learner.warming_up  # agents that cannot learn yet keep exploring
         self._last_action = action
         return situation._replace(action=action)
 
     # -- learning
 
     def observe(self, step: Step, reward: float, following: Step | None, done: bool = False) -> float | None:
-        """Remember a transition and learns from the memory.
+        """Store a transition in the replay memory and learn from the memory.
 
         Args:
             step: the decision, from :meth:`act`.
-            reward: what it brought, finite.
-            following: the situation it led to, as the next :meth:`act` returned it (its actions do not matter); may be
-                None only where the episode is done.
+            reward: reward of the decision, finite.
+            following: the situation that the decision led to, as the next :meth:`act` returned it (its actions do not
+                matter); may be None only where the episode is done.
             done: the episode ended.
 
         Returns:
@@ -205,7 +205,7 @@ class QMix:
     # -- what outlives a round
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state of the learner that goes on to the next round.
+        """Return the learner's whole state, to be restored before the next round.
 
         Tensors, numbers, strings, lists and dicts, fit for ``torch.load(weights_only=True)``.
         """
@@ -222,7 +222,7 @@ class QMix:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; the agents then go on as if never interrupted, equal to the last bit.
+        """Restore a state of :meth:`state_dict`; training is then resumed with bit-equal results.
 
         Raises:
             ValueError: the state is of other agents, actions or networks (names the first difference).

@@ -28,11 +28,11 @@ __all__ = ["GSAM", "SAM", "Sharpness", "search_distance", "sharpness"]
 
 
 class Sharpness(NamedTuple):
-    """Means over all samples of a data set.
+    """Store a model's mean loss and its sharpness over all samples of a data set.
 
     Attributes:
-        loss: L0, at the weights.
-        perturbed_loss: Lp, at the search distance uphill.
+        loss: L0, mean loss at the model's weights.
+        perturbed_loss: Lp, mean loss at the search distance uphill from the weights.
         sharpness: S = Lp - L0, summed from the differences of the samples; may be negative.
     """
 

@@ -62,7 +62,7 @@ _BLOCK = 2**15
 
 @dataclass(frozen=True)
 class SomResult:
-    """What one round of the map gave.
+    """Store the results of one round of the self-organizing map.
 
     Attributes:
         weights: alpha_h by site, ``> 0`` or ``>= 0`` where the similarity is 0; sum 1. Without the excluded sites.
@@ -88,7 +88,7 @@ class SomResult:
 
 @settings
 class MapSettings:
-    """How a self-organizing map is made and trained.
+    """Define how a self-organizing map is initialized and trained.
 
     Args:
         grid: rows and columns of the map.
@@ -115,7 +115,7 @@ class MapSettings:
 
 
 class SelfOrganizingMap(MapSettings):
-    r"""The map, from round to round.
+    r"""Train a self-organizing map of the sites' models round by round and weigh the sites by it.
 
     Each round, with :math:`\hat s` the similarities scaled to sum 1, H sites, and
     ``sigma = max(sigma_min, sigma_0 exp(-kappa r))``: ``epochs`` times :func:`pull` with strengths
@@ -125,7 +125,7 @@ class SelfOrganizingMap(MapSettings):
         grid, more: as in :class:`MapSettings`; without a ``seed`` it is 0.
 
     Attributes:
-        rounds: that are done.
+        rounds: number of rounds that are done.
 
     Source:
         Sahoo et al., section 3.3, read as (MRL-3) to (MRL-9) of our specification. The paper gives no formula for the
@@ -142,7 +142,7 @@ class SelfOrganizingMap(MapSettings):
 
     @property
     def sigma(self) -> float:
-        """Radius of the neighbourhood in the next round."""
+        """Return the radius of the neighbourhood in the next round."""
         return max(self.sigma_min, self.sigma_0 * math.exp(-self.kappa * self.rounds))
 
     def step(
@@ -210,12 +210,12 @@ class SelfOrganizingMap(MapSettings):
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what goes on from round to round, but for the neurons: plain values."""
+        """Return the map's state between rounds, without the neurons, as plain values."""
         settings = {"grid": list(self.grid), "seed": self.seed}  # say what kept neurons mean
         return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave.
+        """Restore a state that :meth:`state_dict` returned.
 
         Raises:
             ValueError: the state is of a map with other settings (names the first).
@@ -238,7 +238,7 @@ class SelfOrganizingMap(MapSettings):
         return neurons
 
     def _add_up(self, models: Mapping[str, State], received: State, kept: State | None) -> _Sums:
-        """Make one pass over all models; return the sums."""
+        """Return the inner products of all local models and neurons' starts, from one pass over the models."""
         sums = _Sums(len(models), len(self._sq_steps))
         for _, _, blocks in self._read(models, received, kept):
             for block in blocks:
@@ -295,7 +295,7 @@ class SelfOrganizingMap(MapSettings):
 
 
 class _Block(NamedTuple):
-    """The same stretch of every vector, float64."""
+    """Store the same stretch of parameters of every model and neuron, in float64."""
 
     received: Tensor  # (n,)
     vectors: Tensor  # (sites, n): the local models
@@ -303,7 +303,7 @@ class _Block(NamedTuple):
 
 
 class _Sums:
-    """Sums over all parameters: all that training the map needs to know of the models."""
+    """Store the sums over all parameters that are enough to train the map without the models."""
 
     def __init__(self, num_sites: int, num_neurons: int) -> None:
         self.sites, self.count, self.sq_received = num_sites, 0, 0.0
@@ -335,7 +335,7 @@ class _Sums:
         return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
 
     def spread(self) -> float:
-        """Return standard deviation over all numbers of all vectors on the map."""
+        """Return the standard deviation over all numbers of all vectors on the map."""
         mean = self.totals.mean() / self.count
         return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
 
@@ -346,7 +346,7 @@ class _Sums:
 
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
-    """Yield the name, received tensor and the tensor of each site; floating tensors that are not empty."""
+    """Yield name, received tensor and each site's tensor, for every floating tensor that is not empty."""
     known = {site: set(model) for site, model in models.items()}  # asking a lazy model itself may read the tensor
     for name in received:
         base = received[name].detach().cpu()

@@ -45,7 +45,7 @@ def weighted_average(
     how: Aggregate = MEAN,
     movement: Movement | None = None,
 ) -> dict[str, torch.Tensor]:
-    r"""Average of the sites' states with one weight for each site.
+    r"""Average the sites' states with one weight for each site.
 
     .. math:: \hat w = \sum_k a_k w_k, \quad \sum_k a_k = 1
 
@@ -62,9 +62,9 @@ def weighted_average(
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
-        how: what takes the place of the mean, number by number. All but the mean hold one tensor of all sites, and of
+        how: aggregate of the sites' values, number by number. All but the mean hold one tensor of all sites, and of
             integers the plain lower median is taken: a site alone cannot move a counter.
-        movement: what becomes of the change of trained tensors; only with a mapping of states.
+        movement: transformation of the mean change of trained tensors; only with a mapping of states.
 
     Returns:
         The averaged state; keys in the order of the first site.
@@ -94,7 +94,7 @@ def layerwise_average(
     how: Aggregate = MEAN,
     movement: Movement | None = None,
 ) -> dict[str, torch.Tensor]:
-    r"""Average of the sites' states with a weight for each site and layer, Eq. (6) of Fed-LWR.
+    r"""Average the sites' states with a weight for each site and layer, Eq. (6) of Fed-LWR.
 
     .. math:: \hat w_m = \sum_k \rho_k^m w_{k,m}, \quad \sum_k \rho_k^m = 1 \text{ for every layer } m
 
@@ -153,7 +153,7 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
 
 
 def add_update(state: State, update: State, site: str = "update") -> dict[str, torch.Tensor]:
-    """Return the local state behind an update: global plus DIFF.
+    """Return the local state that an update stands for: the global state plus the update (DIFF).
 
     Args:
         state: the global state that the site received.

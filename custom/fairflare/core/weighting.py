@@ -17,7 +17,7 @@ NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
 #: A sum at or below this carries no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
-CKA_RANGE = (-1.01, 1.5)  # of what an estimate may be: an unbiased one lies outside of [0, 1] too, and is clipped
+CKA_RANGE = (-1.01, 1.5)  # range of CKA estimates: an unbiased one may lie outside of [0, 1] and is then clipped
 #: A weight that is above its bound by no more than this is a matter of rounding.
 CAP_TOLERANCE = 1e-12
 #: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
@@ -329,9 +329,9 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
-    r"""Return the sum what the weights have above the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+    r"""Return the sum of what the weights exceed the equal share by, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
 
-    The distance (total variation) to equal weights: f sites of K hold at most f / K and this.
+    The sum is the distance (total variation) to equal weights: f sites of K hold at most f / K plus this sum.
     """
     equal = 1.0 / (len(weights) or len(checks.not_empty("the weights", weights)))
     return math.fsum(max(weight - equal, 0.0) for weight in weights.values())

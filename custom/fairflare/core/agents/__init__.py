@@ -1,1 +1,1 @@
-"""Reinforcement learning at the server."""
+"""Provide the reinforcement learning that runs at the server."""

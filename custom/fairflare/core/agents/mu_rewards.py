@@ -1,4 +1,4 @@
-"""What FedMRL's agents choose from, see and earn: the grid of mu, the observation of a site, the common reward."""
+"""Define the actions (grid of mu), the observation of a site and the common reward of FedMRL's agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it i
 LOSS_CAP = 10.0
 #: Scaled entropy of a site that does not report it. It is constant, so any value serves the site's own network.
 UNKNOWN_ENTROPY = -0.5
-#: Accuracy of a site that does not tell it.
+#: Accuracy assumed for a site that withholds it.
 UNKNOWN_ACCURACY = 0.5
 #: Decimals to which a site rounds the entropy that it sends: the exact value would reveal its class counts.
 ENTROPY_DECIMALS = 1
@@ -130,7 +130,7 @@ def global_accuracy(
 
 
 def reward(accuracy: float, zeta: float = 0.95) -> float:
-    r"""Return common reward of all agents.
+    r"""Return the common reward of all agents.
 
     .. math:: R = e^{acc - \zeta} - 1
 
@@ -143,7 +143,7 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
         R, ``> 0`` where the target is surpassed.
 
     Raises:
-        ValueError: a value out of range; percentages are, on purpose.
+        ValueError: a value out of range; percentages are refused on purpose.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1. The authors' code has zeta = 95 and no exponential.

@@ -155,7 +155,7 @@ class _Networks(nn.Module):
 
 
 class Step(NamedTuple):
-    """One decision of all agents, agents in sorted order.
+    """Store one decision of all agents; agents are in sorted order.
 
     Attributes:
         observation: (H, 4); all of them are what the mixer sees.
@@ -185,7 +185,7 @@ def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
 
 
 class Learner:
-    r"""Agents and mixer with target networks and replay.
+    r"""Train the networks of agents and mixer, with target networks and a replay memory.
 
     Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. They are trained together to
 
@@ -231,7 +231,7 @@ class Learner:
 
     @property
     def warming_up(self) -> bool:
-        """Too few transitions to learn from."""
+        """Return whether too few transitions were observed to learn from."""
         return len(self._replay) < self.warmup
 
     @torch.no_grad()
@@ -246,7 +246,7 @@ class Learner:
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
-        """Remember a transition, 38 bytes an agent, and learns from the memory.
+        """Store a transition in the replay memory, 38 bytes an agent, and learn from the memory.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
@@ -287,7 +287,7 @@ class Learner:
         return td_target(batch["reward"], q_tot, batch["done"], self.gamma)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors, shared with this object."""
+        """Return the learner's state as plain values and tensors, which are shared with this object."""
         moments = self._optimizer.state
         return {
             "online": dict(self._online.state_dict()),
@@ -298,7 +298,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave, and keeps it."""
+        """Restore a state that :meth:`state_dict` returned."""
         self._online.load_state_dict(state["online"])
         self._target.load_state_dict(state["target"])
         names = [name for name, _ in self._online.named_parameters()]

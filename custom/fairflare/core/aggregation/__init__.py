@@ -1,1 +1,1 @@
-"""From reports and updates to weights and changes."""
+"""Compute aggregation weights and model changes from the sites' reports and updates."""

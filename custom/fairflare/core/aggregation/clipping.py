@@ -1,4 +1,4 @@
-"""Updates that are far larger than those of the other sites, scaled down to a multiple of the median norm.
+"""Scale updates that are far larger than those of the other sites down to a multiple of the median norm.
 
 Three kinds of tensors are looked at apart, because one would hide the others: the parameters, the running statistics of
 batch norm, and integers (counters). Nothing is written: a site that exceeds gets a view of its state that changes a
@@ -24,10 +24,10 @@ PARAMETERS, STATISTICS, COUNTERS, VARIANCES = "parameters", "running statistics"
 
 @dataclass(frozen=True)
 class Clip:
-    """One thing of a site that was cut.
+    """Describe one quantity of a site's update that was limited.
 
     Attributes:
-        site: whose.
+        site: name of the site.
         what: ``PARAMETERS`` or ``STATISTICS``: L2 norm of the change; ``COUNTERS``: largest change of an integer;
             ``VARIANCES``: lowest running variance, which counts as 0.
         value, used: as sent; as it counts (infinite where float64 cannot hold the norm).
@@ -97,7 +97,7 @@ def clipped_states(
 
 @dataclass
 class _Measured:
-    """Of one site: norm of the change by kind, largest change of every integer tensor, lowest variance."""
+    """Store one site's norm of the change by kind, largest change of every integer tensor, and lowest variance."""
 
     norms: dict[str, float] = field(default_factory=lambda: {PARAMETERS: 0.0, STATISTICS: 0.0})
     counters: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The largest entries of a model's change, and how they travel: some of a tensor's numbers and which they are."""
+"""Select the largest entries of a model's change, and pack them for sending as numbers and a mask of their places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the same of magnitudes."""
+    """Return a mask of the ``count`` largest of some magnitudes, given as a flat tensor."""
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
@@ -43,7 +43,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
-    """Return the same over all tensors of a state together; a mask for each, ties in the state's order."""
+    """Return masks, by tensor, of a state's largest magnitudes over all its tensors; ties in the state's order."""
     flat = [state[name].detach().reshape(-1).abs() for name in state]
     if not flat:
         return {}

@@ -1,4 +1,4 @@
-"""Formulas of the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE, FlexFair.
+"""Compute the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE, FlexFair.
 
 Pure functions of dicts by site; float64; sites sorted; no argument is changed.
 """
@@ -53,7 +53,7 @@ def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> di
 
 @dataclass
 class AccumulatedSteps:
-    r"""How much the gradients of a local training weigh in its update, together: FedNova's norm of a.
+    r"""Compute the total weight of a local training's gradients in its update: FedNova's norm of a.
 
     .. math:: w_k - w^r = -\eta \sum_s a_s g_s, \quad \lVert a \rVert_1 = \sum_s a_s
 
@@ -83,7 +83,7 @@ class AccumulatedSteps:
 
 
 def most_accumulated(num_steps: int) -> float:
-    """Return the most that so many steps can come to: momentum 1 in Nesterov's form."""
+    """Return the largest norm of a that a number of steps can reach: momentum 1 in Nesterov's form."""
     return num_steps * (num_steps + 3) / 2
 
 
@@ -196,7 +196,7 @@ def with_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict
 def fair_fed_gaps(
     accuracies: Mapping[str, float], shares: Mapping[str, float], *, summed: bool = True
 ) -> dict[str, float]:
-    r"""Return how far each site's accuracy is from that of all.
+    r"""Return how far each site's accuracy is from the mean accuracy of all sites, weighted by their shares.
 
     .. math:: \Delta_k = \lvert \textstyle\sum_j p_j A_j - A_k \rvert
 

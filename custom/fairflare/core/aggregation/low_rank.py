@@ -1,4 +1,4 @@
-r"""Average of low-rank adapters by the products that they stand for, not by their factors.
+r"""Average low-rank adapters by the products that they stand for, not by their factors.
 
 An adapted layer computes with :math:`W + s B A`, where W is frozen, B is (m, r) and A is (r, n); a convolution's kernel
 counts as an (m, n) matrix, n = input channels x kernel size. The mean of the sites' layers is therefore
@@ -25,7 +25,7 @@ FACTOR = re.compile(r"(?P<layer>.*)\.lora_(?P<factor>[AB])\.(?P<adapter>[^.]+)\.
 
 @dataclass(frozen=True)
 class Averaged:
-    """The factors of a mean product, cut to a rank.
+    """Store the factors of the sites' mean product of adapters, cut to a rank.
 
     Attributes:
         a, b: (rank, n) and (m, rank), float64, the largest singular value first; beyond ``min(m, n)``, and beyond what
@@ -40,7 +40,7 @@ class Averaged:
 
     @property
     def error(self) -> float:
-        """Relative truncation error in [0, 1]; 0 where the mean product is 0."""
+        """Return the relative truncation error in [0, 1]; 0 where the mean product is 0."""
         return self.lost / self.whole if self.whole > 0 else 0.0
 
 
@@ -131,7 +131,7 @@ def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 @dataclass
 class Products:
-    """What takes the place of the mean of each factor, within the one sum (:mod:`fairflare.core.states`).
+    """Average adapters by their products, in place of the mean of each factor (:mod:`fairflare.core.states`).
 
     Attributes:
         made: by layer, of the last average; without the factors.
@@ -167,10 +167,10 @@ class Products:
 
     @property
     def error(self) -> float:
-        """Relative truncation error of the last average over all layers, in [0, 1]."""
+        """Return the relative truncation error of the last average over all layers, in [0, 1]."""
         lost, whole = (math.hypot(*norms) for norms in zip(*self.made.values(), strict=True)) if self.made else (0, 0)
         return lost / whole if whole > 0 else 0.0
 
     def errors(self) -> dict[str, float]:
-        """Return the same of each layer."""
+        """Return the relative truncation error of the last average by layer."""
         return {layer: lost / whole if whole > 0 else 0.0 for layer, (lost, whole) in self.made.items()}

@@ -1,4 +1,4 @@
-"""A server's optimizer in the sum of the models: what becomes of the mean change, tensor by tensor."""
+"""Apply a server's optimizer to the sites' mean change of the model, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 
 class Movement:
-    """What becomes of the mean change of the trained tensors before the model takes it: a method's optimizer.
+    """Transform the mean change of the trained tensors before it is added to the model, by a method's optimizer.
 
     Args:
         move: is given the mean change, ``names -> w - w^r`` in float64, and gives back the change to apply: the same
@@ -92,7 +92,7 @@ class Movement:
 
 
 class Made(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, each made when it is asked for, and every time anew."""
+    """Map names to tensors, each of which is computed anew at every access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:
         self._names, self._make = dict.fromkeys(names), make

@@ -1,4 +1,4 @@
-"""What sites have earned in the methods that send every site another part of the model (CFFL, CGSV)."""
+"""Compute sites' reputations in the methods that send every site a different part of the model (CFFL, CGSV)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of FedMRL's self-organizing map, on plain numbers and arrays; :mod:`fairflare.core.som` has the map."""
+"""Compute FedMRL's self-organizing map formulas on plain numbers and arrays; the map is :mod:`fairflare.core.som`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def grid_sq_steps(rows: int, columns: int) -> Array:
 
 
 def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, sigma: float) -> tuple[Array, Array]:
-    r"""Say of one pass over the sites how far each of them pulls each neuron.
+    r"""Return how far each site pulls each neuron of the map in one pass over the sites.
 
     .. math:: b_h = \arg\min_n \lVert v_h - m_n \rVert, \quad
               a_{hn} = \min\bigl(1, \eta t_h \exp(-\lVert n - b_h \rVert^2 / (2 \sigma^2))\bigr), \quad

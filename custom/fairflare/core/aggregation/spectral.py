@@ -1,4 +1,4 @@
-"""Spectral norms in an average of models: the running vectors of the averaged weight, not averages of the sites'."""
+"""Compute spectral norms' running vectors from an averaged weight, since the mean of sites' vectors is invalid."""
 
 from __future__ import annotations
 

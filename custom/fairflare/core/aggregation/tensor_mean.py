@@ -1,4 +1,4 @@
-"""What is made of one tensor of all sites: a weighted mean, median or trimmed mean, block by block in float64."""
+"""Compute the weighted mean, median or trimmed mean of one tensor over all sites, block by block in float64."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ MEAN = Aggregate()
 
 
 class NotFinite(ValueError):
-    """The average is not finite: a tensor is not, or the weights sum to a bit more than 1."""
+    """Report that an average is not finite: a tensor is not, or the weights sum to slightly more than 1."""
 
 
 class RobustMiddle:
-    """Weighted median or trimmed mean of one tensor over the sites; all of them wait."""
+    """Compute the weighted median or trimmed mean of one tensor; the tensors of all sites are held until the end."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
         self.name, self.first_site, self.how = name, first_site, how
@@ -85,7 +85,7 @@ class RobustMiddle:
 
 
 class WeightedMean:
-    """Weighted sum of one tensor over the sites, or their maximum when it holds integers."""
+    """Compute the weighted sum of one tensor over the sites, or the maximum over the sites of an integer tensor."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, hold: int) -> None:
         """Begin a weighted mean with the first site's tensor.

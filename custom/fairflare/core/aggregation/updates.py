@@ -1,4 +1,4 @@
-"""What the sites' changes of a model look like: lengths and angles, read tensor by tensor, summed in float64.
+"""Compute lengths and angles of the sites' changes of a model, read tensor by tensor and summed in float64.
 
 Sums run over blocks that stay on one thread, so that they do not depend on the number of threads.
 """
@@ -22,7 +22,7 @@ def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[tor
 
 
 def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
-    """Return the difference in float64, a new tensor; ``None``: the part is one itself."""
+    """Return ``part - base`` in float64 as a new tensor; ``base`` None: ``part`` is a difference itself."""
     return part.to(torch.float64, copy=True) if base is None else part.double() - base.double()
 
 
@@ -105,7 +105,7 @@ def _cosine(dot: float, own: float, others: float) -> float:
 
 
 def total(parts: list[float]) -> float:
-    """Return their exact sum; infinite where there is none."""
+    """Return the exact sum of some numbers; infinite where the sum is undefined or overflows."""
     try:
         return math.fsum(parts)
     except (OverflowError, ValueError):  # also infinity less infinity, in a product

@@ -1,1 +1,1 @@
-"""Layers of a network, their features and norms."""
+"""Find the layers of a network, and compute their features and norm statistics."""

@@ -1,4 +1,4 @@
-"""A task that changes its network before it is trained: adapters are put in, parts are frozen."""
+"""Define tasks that change their network before training: they insert adapters and freeze parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Adapting(ABC):
     @property
     @abstractmethod
     def averages_products(self) -> bool:
-        """Whether the network has low-rank adapters that are averaged by their products."""
+        """Return whether the network has low-rank adapters that are averaged by their products."""
 
     @abstractmethod
     def adapted(self, model: nn.Module) -> nn.Module:
@@ -76,5 +76,5 @@ def products_of(task: Task) -> Products | None:
 
 
 def of_site(task: Task, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-    """See :meth:`Adapting.of_site`; of any task."""
+    """Return the state that a site's training starts from, for any task: see :meth:`Adapting.of_site`."""
     return task.of_site(state, settings) if isinstance(task, Adapting) else state

@@ -29,7 +29,7 @@ Forward = Callable[["torch.Tensor"], object]
 
 
 class Unmeasurable(ValueError):
-    """The input of a norm has no finite moments; the text names the norm."""
+    """Report that the input of a norm has no finite moments; the text names the norm."""
 
 
 # ------------------------------------------------------------------------------------------------ which norms
@@ -69,7 +69,7 @@ def _runs(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """Norms that can be measured in one pass.
+    """Describe batch norms that can be measured in one forward pass.
 
     Attributes:
         names: in the order of execution.
@@ -131,7 +131,7 @@ def next_group(
 
 @dataclass
 class Moments:
-    """Of the values of each channel.
+    """Store count, mean and squared deviations of the values of each channel.
 
     Attributes:
         count: values of a channel so far.
@@ -165,7 +165,7 @@ class Moments:
 
 
 class _Enough(Exception):
-    """No norm of the group comes later in the pass."""
+    """Stop a forward pass in which no further norm of the group follows."""
 
 
 def measure(

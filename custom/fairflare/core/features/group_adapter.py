@@ -15,7 +15,7 @@ from torch import nn
 
 
 class Values(nn.Module):
-    """The values of one group, (r,): a layer of its own, so that it has weights of its own in the average."""
+    """Hold one group's singular values, (r,), as a layer of their own, so that they have own weights in the average."""
 
     weight: nn.Parameter
 
@@ -25,7 +25,7 @@ class Values(nn.Module):
 
 
 class GroupAdapter(nn.Module):
-    r"""A frozen layer with the adapter beside it.
+    r"""Wrap a frozen layer and add a low-rank adapter with singular values by group to its output.
 
     An image of group g is given :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`; one whose
     group is not known the mean of all S.
@@ -54,7 +54,7 @@ class GroupAdapter(nn.Module):
 
     @property
     def values(self) -> list[nn.Parameter]:
-        """S, one a group."""
+        """Return the singular values S, one parameter for each group."""
         return [values.weight for values in self.fair_S if isinstance(values, Values)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
 
 
 def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
-    """Return a, as the layer with the rank for its channels, and B, which works on each place by itself."""
+    """Return A, a layer like the given one with ``rank`` outputs, and B, which works on each place by itself."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
@@ -105,7 +105,7 @@ def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
 
 
 def adapters_of(model: nn.Module) -> list[GroupAdapter]:
-    """Return those that a network has."""
+    """Return the group adapters that a network has."""
     return [module for module in model.modules() if isinstance(module, GroupAdapter)]
 
 

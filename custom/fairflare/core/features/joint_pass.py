@@ -31,7 +31,7 @@ SEED = 0
 
 
 class JointPass:
-    """Runs two models on the same images and hands over their features, layer by layer.
+    """Run two models on the same images and hand over their features, layer by layer.
 
     A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
     and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
@@ -159,7 +159,7 @@ class JointPass:
                 self._reached[name] += len(images)
 
     def _keep(self, sources: Mapping[str, str]) -> None:
-        """Keep, from now on, only the layers that are wanted and those in front of them."""
+        """Restrict the pass, from now on, to the wanted layers and those in front of batch norms among them."""
         self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
         self.names = [name for name in self.names if name in self._kept]
 
@@ -181,7 +181,7 @@ class JointPass:
         return [name for name in self.wanted if name not in odd]
 
     def _most(self) -> int:
-        """Return images of a piece."""
+        """Return the largest number of images that go through the models at once."""
         held = sum(feature[0].nbytes for feature in self._held.values())
         return max(1, HELD_BYTES // held) if held else 1
 
@@ -291,7 +291,7 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model(channels_last(torch.cat([image, image])))
-    except Exception:  # whatever a user's network says of it
+    except Exception:  # a user's network may raise any error
         return False
     return True
 
@@ -322,7 +322,7 @@ def _device(model: nn.Module) -> torch.device:
 
 @dataclass(frozen=True)
 class Layout:
-    """Of an output in which the images are not simply the first dimension.
+    """Describe a layer's output in which the images are not simply the first dimension.
 
     Args:
         dim: where the images are.
@@ -343,7 +343,7 @@ class Layout:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """Return what counts as a layer's output: itself, or the first tensor in it."""
+    """Return the tensor that counts as a layer's output: the output itself, or the first tensor in it."""
     if isinstance(output, (tuple, list)):
         output = next((part for part in output if isinstance(part, torch.Tensor)), None)
     return output if isinstance(output, torch.Tensor) else None

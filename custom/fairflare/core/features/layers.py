@@ -1,4 +1,4 @@
-"""Which layer a tensor of a model belongs to: the one place that says so, for sites and server alike."""
+"""Define which layer a tensor of a model belongs to, for sites and server alike."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def is_statistic(tensor_name: str) -> bool:
-    """Return whether it is a running statistic of a norm, as far as its name tells."""
+    """Return whether a tensor is a running statistic of a norm, judged by its name alone."""
     return tensor_name.rpartition(".")[2] in STATISTICS

@@ -44,7 +44,7 @@ def running_statistics(model: nn.Module) -> list[str]:
 
 
 class LoneSample(ValueError):
-    """A batch norm can do nothing with one sample."""
+    """Report that a batch norm without running statistics was given a single sample."""
 
 
 @contextmanager

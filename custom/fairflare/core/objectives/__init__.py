@@ -1,1 +1,1 @@
-"""Sharpness-aware steps and the loss around a model."""
+"""Provide sharpness-aware optimizers, and operations on lists of tensors."""

@@ -22,7 +22,7 @@ NORM_EPS = 1e-12  # keeps rho * g / |g| finite, as in the authors' code
 
 
 class _NonNegative:
-    """An attribute that may be set at any time, to a finite number ``>= 0``; kept under its name with ``_`` before."""
+    """Define an attribute that accepts only finite numbers ``>= 0``; its value is stored under ``_<name>``."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one update.
+        """Update the weights once.
 
         Args:
             closure: zeroes the gradients, computes the loss, backpropagates and returns the loss, a scalar tensor

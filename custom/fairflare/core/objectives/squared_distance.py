@@ -1,4 +1,4 @@
-"""The squared distance of parameters to where they are pulled, with a gradient of its own."""
+"""Compute the squared distance of parameters to those they are pulled to, with a gradient of its own."""
 
 from __future__ import annotations
 

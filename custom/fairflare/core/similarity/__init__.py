@@ -1,4 +1,4 @@
-"""How alike are two models' features? Linear CKA and cosine, layer by layer, over a whole data set.
+"""Compute the similarity of two models' features (linear CKA, cosine), layer by layer, over a whole data set.
 
 :func:`layerwise_cka` is exact (every image, every feature) in bounded memory, for two reasons. CKA needs, per layer,
 only the n x n Gram matrices K and L of the two models, which are sums over features: features can be written down once,

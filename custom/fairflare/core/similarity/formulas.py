@@ -1,4 +1,4 @@
-"""Similarity of two sets of features: Gram matrices, HSIC, linear CKA, cosine. Everything in float64."""
+"""Compute the similarity of two sets of features: Gram matrices, HSIC, linear CKA and cosine, all in float64."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
 
 
 class Alignment:
-    """CKA of K and L from K and E = K - L, so that 1 - CKA is precise when small. Several pairs: sums of HSIC."""
+    """Compute CKA of K and L from K and E = K - L, so that a small 1 - CKA is precise. Several pairs: sums of HSIC."""
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator

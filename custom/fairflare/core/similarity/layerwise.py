@@ -24,7 +24,7 @@ ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
 CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
 BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
-WIDE = 20000  # of one channel
+WIDE = 20000  # columns of a block that is a part of one channel
 GPU_BLOCK = 2**18  # as many that what waits for the host is little
 LEAST_PIXELS = 64  # of a channel, from which its products serve the batch norm behind, too: of fewer they cost more
 PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
@@ -69,7 +69,7 @@ def layerwise_cka(
             (64 MiB), 20 n x n matrices.
         scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
             sizes) - memory`` bytes; always removed.
-        expected: so many images will come: what does not fit is then said after the first one.
+        expected: number of images to come; missing scratch space is then reported after the first image.
 
     Returns:
         Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
@@ -125,7 +125,7 @@ def layerwise_cka(
 
 
 class _Scaled:
-    """A batch norm behind a layer: its features are the layer's, multiplied by a number for each channel.
+    """Describe a batch norm after a layer, whose features are the layer's, multiplied by a number for each channel.
 
     Args:
         first: features of the first image in both models, (1, channels, ...).
@@ -167,7 +167,7 @@ class _Scaled:
 
 
 class _Rows:
-    """The features of one layer, kept in float32 as rows u = a - first a and w = u - scale v with v = b - first b.
+    """Store one layer's features in float32 as rows u = a - first a and w = u - scale v with v = b - first b.
 
     Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
     Where the first image stands out, one in the middle takes its place as what is subtracted.
@@ -190,7 +190,7 @@ class _Rows:
         self.n, self.pieces, self.cleared = 0, [], True
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Keep the features (n, ...) of some images."""
+        """Store the features (n, ...) of some images."""
         self.pixels = a.shape[2:].numel()
         a, b = a.flatten(1), b.flatten(1)
         others = slice(0 if self.first else 1, None)
@@ -220,7 +220,7 @@ class _Rows:
                 return
 
     def _kept(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
-        """Return the rows of some images in the store, block by block."""
+        """Put the rows of some images into the store and return functions that read them, block by block."""
         assert self.first is not None
         (first_a, first_b), blocks = self.first, []
         for part in self._parts(a):
@@ -242,7 +242,7 @@ class _Rows:
         return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
-        """Scale that makes b's features as large as a's: by changes or by features, whichever is nearer to 1."""
+        """Find the scale that makes b's features as large as a's, by changes or by features: the nearer to 1 counts."""
         alone = self.varies[1]  # rows of b are kept already, with 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # so that NaN varies

@@ -1,4 +1,4 @@
-"""Tensors that wait to be read again: in memory up to a budget, in one scratch file beyond it."""
+"""Store tensors to be read again: in memory up to a budget, in one scratch file beyond it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOO_SMALL = (
 
 
 class Store:
-    """To be closed: then the scratch file is gone.
+    """Store tensors in memory, and in a scratch file beyond a budget; closing the store removes the file.
 
     Args:
         memory: bytes to keep in memory (of the device that the tensors are on).
@@ -47,7 +47,7 @@ class Store:
         self.bytes_in_memory = self.bytes_in_file = 0
 
     def keep(self, values: Tensor) -> Callable[[], Tensor]:
-        """Take values in float32, which change no more, and say how to read them."""
+        """Store float32 values, which must not change afterwards, and return a function that reads them."""
         if self.bytes_in_memory + values.nbytes <= self.memory:
             self.bytes_in_memory += values.nbytes
             return lambda: values
@@ -67,7 +67,7 @@ class Store:
         return self._file
 
     def _write(self, values: Tensor) -> int:
-        """Return the place in the file."""
+        """Write values to the scratch file and return their position in the file."""
         offset, free = self.bytes_in_file, shutil.disk_usage(self.folder).free
         try:
             if values.nbytes > free:

@@ -1,1 +1,1 @@
-"""Intervals, inequality between sites, maps of labels."""
+"""Compute intervals, metrics of groups, inequality between sites and maps of labels."""

@@ -1,4 +1,4 @@
-r"""How sure metrics of groups of people and the gaps between them are, from sums alone (:mod:`.group_sums`).
+r"""Compute confidence intervals for metrics of groups of people and for gaps between groups, from :mod:`.group_sums`.
 
 Intervals are over cases (patients) and hold at :data:`.intervals.LEVEL`. All images of one case are taken to be alike,
 so that n images count as :math:`n^2 / \sum_p n_p^2` independent ones, n_p those of case p (Kish's effective number):
@@ -42,7 +42,7 @@ from fairflare.core.statistics.group_sums import (
 )
 from fairflare.core.statistics.intervals import LEVEL, wilson
 
-FEW = 5  # cases of a group; with fewer nothing is said of how sure a figure is
+FEW = 5  # cases of a group; a group with fewer cases has no interval
 Ends: TypeAlias = tuple[float, float]
 #: Maps sums and an error probability to (parts, 3): value, lower and upper end of each part; NaN: not defined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
@@ -78,7 +78,7 @@ def _sensitivity(sums: Sums, error: float) -> Array:
 
 
 def _odds(sums: Sums, error: float) -> Array:
-    """Return sensitivities, then shares of false positives."""
+    """Return the sensitivity of each class with its interval, then the share of false positives of each class."""
     (_, fp, _, tn), (_, squares) = _of_confusion(sums)
     return np.concatenate([_sensitivity(sums, error), _over_cases(fp, fp + tn, squares, error)])
 
@@ -141,7 +141,7 @@ GAPS: Mapping[str, tuple[str, Measure]] = {
 
 
 def few(sums: Sums) -> bool:
-    """Return whether a group has too few cases to say how sure a figure is, or nobody knows how many."""
+    """Return whether a group has too few cases for an interval, or an unknown number of cases."""
     return CASES not in sums or not sums[CASES][0] >= FEW
 
 
@@ -160,7 +160,8 @@ def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
         groups: sums by group; without the group of those who are not known.
 
     Returns:
-        lower end, ``>= 0``, and upper end, ``<= 1``; NaN: there is no gap, or a group that is in it has no interval.
+        Lower end, ``>= 0``, and upper end, ``<= 1``, by gap; NaN: the gap is undefined, or one of its groups has no
+        interval.
     """
     there = [sums for sums in groups.values() if images_of(sums) > 0]
     unsure = len(there) < 2 or any(map(few, there))

@@ -43,7 +43,7 @@ LABELS: Mapping[str, str] = {
 
 
 def positives(classes: int) -> list[int]:
-    """Return classes that are looked for: of two the second, else all."""
+    """Return the positive classes: the second one of two classes, else each class (taken against the rest)."""
     return [1] if classes == 2 else list(range(classes))
 
 
@@ -131,14 +131,14 @@ def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
 
 
 def images_of(sums: Sums) -> float:
-    """Return the number of images; NaN: it stays at home."""
+    """Return the number of images; NaN: the site withholds it."""
     return float(sums[IMAGES])
 
 
 def cases_of(sums: Sums) -> float:
     """Return the number of cases (patients) that the images belong to.
 
-    NaN: the site keeps the number secret, or the sums have none.
+    NaN: the site withholds the number, or the sums have none.
     """
     return float(sums[CASES][0]) if CASES in sums else math.nan
 
@@ -152,7 +152,7 @@ def _gap(values: Sequence[Array]) -> float:
 
 
 def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
-    """Return gaps between groups.
+    """Return the gaps between groups of people, by name of the gap.
 
     Args:
         groups: sums by group; without the group of those who are not known.
@@ -183,7 +183,9 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
 
 
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
-    """Return rates of equalised odds that a group with images lacks: it has none of the class, or none of any other.
+    """Return the rates of equalised odds that are undefined in a group with images, with the names of these groups.
+
+    A rate is undefined where the group has no image of the class, or none of any other class.
 
     Args:
         groups: as of :func:`gaps_of`.

@@ -1,4 +1,4 @@
-"""Sums of outcomes by group of people, and the cells of them that too few cases are behind.
+"""Sum outcomes by group of people, and find the sums that are withheld because they rest on too few cases.
 
 Sums of two sites' groups add up to those of both, entry by entry; :mod:`fairflare.core.statistics.group_metrics` makes
 metrics of them.
@@ -155,12 +155,12 @@ def impossible(sums: Sums) -> str:
 
 
 def _beyond(found: Array, most: Array) -> bool:
-    """Return whether a number is above the most, or told where that is not (NaN)."""
+    """Return whether a number exceeds its upper bound, or is known where the bound is not (NaN)."""
     return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
-    """Return groups of an attribute whose sums stay at home.
+    """Return the groups of an attribute whose sums a site withholds.
 
     With fewer than ``least`` cases, and those that go with them.
 
@@ -168,10 +168,10 @@ def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], gro
     :func:`fairflare.base.cases.floor.hidden_classes`.
 
     Args:
-        cases: whose each image is.
-        numbers: (n,) its group.
-        groups: how many there are.
-        least: ``>= 1``.
+        cases: case (patient) of each image.
+        numbers: (n,) group of each image.
+        groups: number of groups.
+        least: least number of cases, ``>= 1``.
     """
     if least <= 1:
         return frozenset()
@@ -186,7 +186,7 @@ def hidden_parts(
     least: int,
     classes: int,
 ) -> frozenset[int]:
-    """Return classes whose sums stay at home in all groups of an attribute.
+    """Return the classes whose sums a site withholds in all groups of an attribute.
 
     A class leaves where every group that leaves, and all hidden groups together, have ``least`` cases with and without
     it. Both margins of the table of groups and classes are known, so further classes are hidden, those with the fewest
@@ -195,8 +195,8 @@ def hidden_parts(
     Args:
         cases, numbers, least: as in :func:`hidden_groups`.
         labels: (n,) class of each image.
-        hidden: groups that stay at home.
-        classes: how many there are.
+        hidden: groups whose sums are withheld.
+        classes: number of classes.
     """
     if least <= 1:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Whether sites are more unequal than chance makes equal ones, which of them, and an interval for each.
+"""Test whether sites are more unequal than chance explains, find which sites are, and give each an interval.
 
 Equal means: all test cases are draws from one, whoever has them. Nothing here knows a message or a file.
 """
@@ -19,7 +19,7 @@ DRAWS = 9_999
 WORK = 4_000_000  # numbers to draw in one test; many sites are compared with fewer deals
 SEED = 20_260_101  # of the draws: the same figures from the same results
 MOST_CASES = 10**9 - 1  # that NumPy draws from
-_TIE = 1e-9  # of a statistic: as far apart two equal ones may come out
+_TIE = 1e-9  # difference by which two equal statistics may differ through rounding
 
 Counts = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.float64]
 
 
 def share_interval(right: float, total: float) -> tuple[float, float]:
-    """Give Wilson's interval at :data:`LEVEL` for a share: ``right`` of ``total`` cases, total ``>= 1``.
+    """Return Wilson's interval at :data:`LEVEL` for a share: ``right`` of ``total`` cases, total ``>= 1``.
 
     Source:
         Wilson, Journal of the American Statistical Association 1927.
@@ -40,7 +40,7 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
 
 
 def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> tuple[float, float]:
-    r"""Give an interval at :data:`LEVEL` for a mean of independent shares, such as the mean recall of some classes.
+    r"""Return an interval at :data:`LEVEL` for a mean of independent shares, such as the mean recall of some classes.
 
     With Wilson's :math:`l_c, u_c` of each share :math:`p_c` it is :math:`\bar p - \frac1C \sqrt{\sum (p_c - l_c)^2}`
     to :math:`\bar p + \frac1C \sqrt{\sum (u_c - p_c)^2}`: not empty where a class of one case is all right.
@@ -59,7 +59,7 @@ def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> t
 def mean_interval(
     value: float, error: float, cases: int, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    r"""Give Student's interval at :data:`LEVEL` around a value, of a metric with a range on the scale of the logit.
+    r"""Return Student's interval at :data:`LEVEL` around a metric's value; with a range, on the scale of the logit.
 
     With :math:`p = (v - low) / (high - low)` it is symmetric in :math:`\log(p / (1 - p))`, whose error is
     :math:`e / ((high - low)\, p (1 - p))`: scores near a bound are skewed, and a symmetric interval misses the truth
@@ -96,7 +96,7 @@ def mean_interval(
 
 @dataclass(frozen=True)
 class Compared:
-    """Sites against what chance does to equal ones; arrays are in the order of the sites.
+    """Store how sites compare with equal sites that differ by chance alone; arrays are in the order of the sites.
 
     Attributes:
         p_value: how often equal sites are at least as unequal, by the sum of their squared standardised deviations.
@@ -118,7 +118,7 @@ def permutation_test(
     counts: Sequence[Counts], scores: Sequence[Sequence[float]], weights: Numbers, *,
     higher_is_better: bool = True, draws: int = DRAWS,
 ) -> Compared:  # fmt: skip
-    r"""Deal the cases of each class anew to the sites, each site as many as it has, and looks how unequal they become.
+    r"""Compare the sites with random deals of each class's cases to them, each site getting as many as it has.
 
     The value of site s is :math:`v_s = \sum_c w_{sc} \bar x_{sc}`, with the mean score of its cases of class c. With
     :math:`e_s` and :math:`\sigma_s` its mean and variance over the deals, the sites' inequality is
@@ -237,7 +237,7 @@ def _compared(
     values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
     chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool,
 ) -> Compared:  # fmt: skip
-    """Return what was found against the draws.
+    """Compare the sites' values with the values drawn by chance.
 
     Each as values, expected, variances for the sum, errors for single sites.
     """

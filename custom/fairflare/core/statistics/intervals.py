@@ -1,4 +1,4 @@
-"""Intervals of shares, and how figures scatter that were measured without each part of the cases in turn.
+"""Compute intervals of shares, and the scatter of figures from leaving out each part of the cases in turn.
 
 All functions take arrays and work element by element.
 """

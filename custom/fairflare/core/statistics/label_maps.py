@@ -1,4 +1,4 @@
-"""Whether a class is the same thing at every site: a simple probe of the others' images, asked at each site.
+"""Check whether a class means the same at every site, by a simple classifier of the other sites' images.
 
 Pure functions of features and labels; ``fairflare check-data`` has both, a federation has not.
 """
@@ -21,7 +21,7 @@ _EVIDENCE = 16.0  # of z squared for two classes
 
 @dataclass(frozen=True)
 class LabelMap:
-    """What the probe finds at one site.
+    """Describe what a nearest-centroid classifier of the other sites' images finds in one site's labels.
 
     Attributes:
         agreement: share of the images whose label is the nearest class of the other sites, the mean over the classes
@@ -38,7 +38,7 @@ class LabelMap:
 
 
 def features_of(picture: Array) -> Array:
-    """Give mean and deviation of a picture in each of 8 by 8 cells.
+    """Return the mean and standard deviation of a picture in each of 8 by 8 cells.
 
     Args:
         picture: (channels, height, width), finite, at least 8 by 8.
@@ -120,7 +120,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
 
 
 def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
-    """Say a map other than the identity as a person does.
+    """Describe a map of labels, other than the identity, in words.
 
     Args:
         looks_like: class that each label looks like.

@@ -1,4 +1,4 @@
-"""Figures about a site's images that may leave it: which there are, what is told, how far sites are apart."""
+"""Define the figures about a site's images that may leave the site, and compute how far sites differ in them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from fairflare.base.cases.floor import hidden_classes
 
-ALIKE = 0.02  # a Wasserstein distance of intensities below it is not worth a word
+ALIKE = 0.02  # Wasserstein distance of intensities below which two sites count as alike
 PERCENTS = (5, 25, 50, 75, 95)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Bins of equal width from 0; what lies above the last one is counted in it.
+    """Define bins of equal width from 0; values above the last bin are counted in it.
 
     Attributes:
         width: of a bin, in ``unit``.
@@ -71,7 +71,7 @@ COUNTS = {
 
 
 def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
-    """Return counts by bin without those of too few cases, and without what would tell those by a difference.
+    """Return counts by bin without bins of too few cases, and without bins that would reveal those by subtraction.
 
     Args:
         counts: by bin.
@@ -83,7 +83,7 @@ def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dic
 
 
 def quantile(counts: Sequence[int], percent: float) -> float:
-    """Bin number, with a fraction within the bin, below which ``percent`` of the records lie.
+    """Return the bin number, with a fraction within the bin, below which ``percent`` of the records lie.
 
     It is less than one bin's width away from the quantile of the values themselves. NaN: there are no records.
     """

@@ -1,1 +1,1 @@
-"""What every room stands on: settings, checks, the seam of a task."""
+"""Provide what every other subpackage builds on: settings, checks, and the interface of a task."""

@@ -17,10 +17,10 @@ __all__ = ["OnlyWith", "idle", "needs_of", "only_with"]
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """What a setting needs in order to act.
+    """Describe what a setting needs in order to act.
 
     Args:
-        other: another setting, of the same class or of any other part of the run.
+        other: name of another setting, of the same class or of any other part of the run.
         values: one of these; none: any that is not 0, false or nothing.
         when: only these values of the setting need it; none: all.
     """

@@ -1,4 +1,4 @@
-"""Checks of arguments that the formulas share: one place for the question, one wording for the answer."""
+"""Check arguments of formulas, in functions that all formulas share, so that each check has one wording."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ S = TypeVar("S", bound=Sized)
 
 SUM_TOLERANCE = 1e-6  # how far weights may sum away from 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
-MAX_NAMES = 3  # in a message, of those that stand on one side only, or are nearest to an unknown one
-SHORT = 12  # so many names a message lists; of more it says where they are
+MAX_NAMES = 3  # most names in a message: names that stand on one side only, or are nearest to an unknown one
+SHORT = 12  # most names that a message lists in full; of more the message says where they are listed
 
 # ------------------------------------------------------------------------------------------------ numbers
 
@@ -152,7 +152,7 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: boo
 
 
 def unknown(value: Any, known: Iterable[str], where: str = "") -> str:
-    """Return what stands behind an unknown name: the nearest, and all names, or of many ``where`` they all are."""
+    """Return the text after an unknown name: the nearest names, then all known names, or ``where`` they are."""
     names = sorted(known)
     listed_here = len(names) <= SHORT
     rest = f"Available: {', '.join(names)}" if listed_here else where
@@ -277,5 +277,5 @@ def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the names as they are, of many the first ones and how many more."""
+    """Return the names joined unquoted; of many names only the first ones, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""Settings as people read them: lists for ``fairflare describe``, the documentation and a recipe's arguments."""
+"""Describe settings for people: in ``fairflare describe``, the documentation and a recipe's arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflare.base.settings import REQUIRED, default_of, hints_of, in_words, li
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting, as people read it.
+    """Describe one setting of a class as people read it.
 
     Attributes:
         name: with the part's in front (``mu_policy.gamma``).

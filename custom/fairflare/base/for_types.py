@@ -1,4 +1,4 @@
-"""Words to type checkers alone, so that their package need not be installed."""
+"""Provide names for type checkers alone, so that the ``typing_extensions`` package need not be installed."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ else:
     Unpack = Any
 
     def dataclass_transform(**told: Any) -> Callable[[Any], Any]:
-        """Change nothing when the program runs."""
+        """Return the class unchanged at run time; only type checkers read this decorator."""
         return lambda decorator: decorator

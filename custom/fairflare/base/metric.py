@@ -1,4 +1,4 @@
-"""A metric, declared: what it is called wherever it leaves a site, its range, and what is good."""
+"""Declare a metric: what it is called wherever it leaves a site, its range, and what is good."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def metric_name(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric of :meth:`Task.evaluate`, declared.
+    """Declare a metric of :meth:`Task.evaluate`.
 
     Args:
         name: its key; kept as :func:`metric_name` has it.
@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def range(self) -> str:
-        """In signs: ``[0, 1]``, ``[0, inf) mm``."""
+        """Return the metric's range and unit in signs: ``[0, 1]``, ``[0, inf) mm``."""
         ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
         return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
 

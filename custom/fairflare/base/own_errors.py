@@ -1,4 +1,4 @@
-"""An error in somebody's own code, or of a package that is not installed, in one line for whoever can mend it."""
+"""Describe an error in a user's own code, or of a missing package, in one line for whoever can mend it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
-MOST = 160  # characters of the error's own text
+MOST = 160  # largest number of characters that are quoted of an error's own text
 #: Name of the package and the extra that brings it, by what is imported.
 EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def lacking_for_pages() -> str | None:
-    """Return the sentence where no page can be made on this machine."""
+    """Return a sentence that says why no HTML page can be made on this machine."""
     absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 

@@ -24,7 +24,7 @@ def plugged(group: str) -> dict[str, Any]:
 
 
 def tell_listeners(document: Path) -> list[str]:
-    """Call the listeners with what a run, or a statistics job, that has ended has written.
+    """Call the listeners with the document that a completed run, or a completed statistics job, has written.
 
     Returns:
         Lines for the log. Never raises: a page or a picture must not cost a run.

@@ -1,4 +1,4 @@
-"""Settings declared once: a class's typed fields are its arguments, their checks, their export and their documentation.
+"""Declare settings once: a class's typed fields give its arguments, and their checks, export and documentation.
 
 .. code-block:: python
 
@@ -65,7 +65,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Part:
-    """Base of what a setting can be instead of a plain value; subclasses that can be chosen have a ``kind``."""
+    """Mark a class whose objects can be the value of a setting; subclasses that can be chosen have a ``kind``."""
 
     kind: ClassVar[str]
 
@@ -171,7 +171,7 @@ def in_words(hint: Any) -> str:
 
 
 class _InWords(GenerateJsonSchema):
-    """A JSON schema that also says of what type a dict's keys are (in JSON all texts), and names classes."""
+    """Build a JSON schema that also says of what type a dict's keys are (in JSON all texts), and names classes."""
 
     def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
         keys = {"propertyNames": self.generate_inner(schema["keys_schema"])} if "keys_schema" in schema else {}
@@ -213,7 +213,7 @@ def _schema_in_words(schema: Mapping[str, Any]) -> str:
 
 
 def _range_in_words(schema: Mapping[str, Any]) -> str:
-    """Return what stands behind a type: `` >= 1``, `` in [0, 1)``, ``, not empty``, or nothing."""
+    """Return the text of a range, to follow a type: `` >= 1``, `` in [0, 1)``, ``, not empty``, or nothing."""
     low, high = (schema.get(f"{end}imum", schema.get(f"exclusive{end.title()}imum")) for end in ("min", "max"))
     if low is not None and high is not None:
         return f" in {'[' if 'minimum' in schema else '('}{low:g}, {high:g}{']' if 'maximum' in schema else ')'}"
@@ -280,7 +280,7 @@ def values_of(component: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON gives it back."""
+    """Return a value in the form that it has after it was written to and read from JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return values_of(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""One site's data, opened, and the batches of it."""
+"""Define the interface of one site's opened data, and of batches of these data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPLIT_GLOBAL = "test_global"
 
 
 class Batches(Protocol):
-    """Batches of (inputs, targets) on the CPU that can be gone through any number of times."""
+    """Represent batches of (inputs, targets) on the CPU that can be iterated any number of times."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -27,10 +27,10 @@ class Batches(Protocol):
 
 
 class PriorNetwork(Protocol):
-    """A frozen image encoder that a method compares with (Fed-MAS)."""
+    """Represent a frozen image encoder that a method (Fed-MAS) compares the network's features with."""
 
     name: str
-    width: int  # of the features
+    width: int  # number of features of an image
     fingerprint: str  # the same for the same weights anywhere
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -41,10 +41,10 @@ class PriorNetwork(Protocol):
 
 
 class SiteData(ABC):
-    """One site's data, opened.
+    """Define the interface of one site's opened data.
 
     Attributes:
-        synthetic: True when the data are made up; the log and the results say so.
+        synthetic: True when the data are synthetic; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
         num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
             class and one; ``None``: they have no classes, or do not tell.
@@ -101,7 +101,7 @@ class SiteData(ABC):
         return None
 
     def fingerprint(self, split: str) -> str | None:
-        """Return the same at all sites that have the same list (``test_global``), else another; ``None``: not known."""
+        """Return a fingerprint of a split's list, equal at all sites with the same list; ``None``: it is not known."""
         return None
 
     @abstractmethod
@@ -133,10 +133,10 @@ def shuffled(count: int, seed: int | None) -> list[int]:
 
 
 class Proxy:
-    """A site's data, or batches of them, of which a subclass does something else: all the rest is the inner one's.
+    """Wrap a site's data, or batches of them: a subclass changes some methods, all others are those of ``inner``.
 
     Args:
-        inner: what is behind it.
+        inner: the wrapped object.
     """
 
     def __init__(self, inner: Any) -> None:

@@ -1,4 +1,4 @@
-"""A task that is told to stop: heard deep inside its loops, without every function on the way handing the signal on.
+"""Stop a task from deep inside its loops, without handing FLARE's stop signal through every function on the way.
 
 Whoever performs a task opens :func:`stoppable`; whatever loops for long calls :func:`check_stop` in each step. Outside
 of a task nothing is asked. Threads that a step starts do not hear it; the step does, when they are done.
@@ -20,7 +20,7 @@ _asked: ContextVar[Callable[[], bool] | None] = ContextVar("fairflare_should_sto
 
 
 class TaskStopped(Exception):
-    """The job was stopped while a task was performed."""
+    """Report that the job was stopped while a task was performed."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def stoppable(should_stop: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Do nothing, or ends the task.
+    """End the current task if the job was stopped, else do nothing.
 
     Raises:
         TaskStopped: the job was stopped.
@@ -45,7 +45,7 @@ def check_stop() -> None:
 
 
 class StoppableData(Proxy):
-    """A site's data; going through their batches ends with :class:`TaskStopped` when the job is stopped.
+    """Wrap a site's data so that iterating over their batches ends with :class:`TaskStopped` when the job is stopped.
 
     So training, probes, evaluation and similarity hear it, those of methods and tasks to come too.
     """

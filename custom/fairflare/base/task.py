@@ -1,4 +1,4 @@
-"""What a site learns: the seam between a task and the parts that run it.
+"""Define what a site learns: the interface between a task and the parts that run the task.
 
 A :class:`Task` names model, loss, metric and data source. A :class:`SiteData` is one site's data, opened. The
 executor, the methods and the benchmarks use nothing else, so a new kind of task is one subclass of each.
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Task(ABC):
-    """Model, loss, metric and data source of what the sites learn together.
+    """Define the model, loss, metric and data source of what the sites learn together.
 
     Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
     the same attribute names, since the export of a job reads them back; a class made by
@@ -43,16 +43,16 @@ class Task(ABC):
     """
 
     primary_metric: ClassVar[str]
-    #: Metrics in the fairness table; empty: all. The results file has all of them.
+    #: Names of the metrics in the fairness table; empty: all metrics. The results file has all metrics in any case.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
     #: Whether the task brings its own optimizer, which a site half uses with ``optimizer="task"``.
     has_optimizer: bool = False
-    #: Whether a sample has one of several classes; ``None``: not known.
+    #: Whether each sample has exactly one of several classes; ``None``: this is not known.
     has_classes: ClassVar[bool | None] = None
 
     @property
     def classes(self) -> int | None:
-        """Number of classes that the network tells; ``None``: it tells none, or this is not known."""
+        """Return the number of classes that the network predicts; ``None``: there is none, or it is unknown."""
         return None
 
     def groups(self) -> Mapping[str, Sequence[int]]:
@@ -60,7 +60,7 @@ class Task(ABC):
         return {}
 
     def check(self) -> None:
-        """Look, where a run is put together, whether the task can be learned at all.
+        """Check, where a run is put together, whether the task can be learned at all.
 
         Raises:
             ValueError: it cannot.
@@ -107,7 +107,7 @@ class Task(ABC):
         return self
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
-        """Look, at a site and before any training, whether network and loss can do with the site's images.
+        """Check, at a site and before any training, whether network and loss can process the site's images.
 
         Raises:
             DataError: they cannot.
@@ -194,7 +194,7 @@ class Task(ABC):
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
-        """Return what the model makes of each sample of a split, for sums by group of people.
+        """Return the model's result for each sample of a split, for sums by group of people.
 
         Nothing of it leaves a site.
 
@@ -223,7 +223,7 @@ class Task(ABC):
 
     @property
     def primary(self) -> Metric:
-        """The primary metric, declared."""
+        """Return the declaration of the primary metric."""
         own = {metric.name: metric for metric in self.declared_metrics()}
         return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
 

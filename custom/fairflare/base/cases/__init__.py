@@ -1,1 +1,1 @@
-"""What may be said of a site's cases: chance, draws, the smallest group."""
+"""Compute what a site may report of its cases: sampling error, bootstrap draws, and the smallest group."""

@@ -1,4 +1,4 @@
-"""How few cases are too few to be told about: a privacy floor under every split, and under every class in it."""
+"""Withhold values of too few cases: a privacy floor for every split, and for every class in a split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Floor:
-    """Which splits and classes of a site have enough cases (patients where the data know them) to be told about.
+    """Decide which splits and classes of a site have enough cases (patients where known) to be reported.
 
     Args:
         data: of the site.
@@ -23,7 +23,7 @@ class Floor:
         self.data, self.least = data, least
 
     def holds(self, split: str) -> bool:
-        """Return whether a split has enough cases."""
+        """Return whether a split of the site has enough cases to be reported."""
         return self.least <= 1 or self.data.num_cases(split) >= self.least
 
     def classes(self, split: str) -> torch.Tensor | None:
@@ -32,7 +32,7 @@ class Floor:
         return None if cases is None else cases >= self.least
 
     def counts(self, split: str) -> torch.Tensor | None:
-        """Return samples of each class that has enough cases, 0 of every other one.
+        """Return the number of samples of each class that has enough cases, and 0 for every other class.
 
         ``None``: there are no such numbers.
         """
@@ -43,7 +43,7 @@ class Floor:
         return None if enough is None else counts * enough
 
     def hidden(self, split: str) -> tuple[frozenset[int], bool] | None:
-        """Return classes whose values stay at home, and whether one of them has a few cases (not none).
+        """Return the classes whose values are withheld, and whether one of these classes has a few cases (not 0).
 
         See :func:`hidden_classes`; ``None``: samples have no class.
         """
@@ -52,7 +52,7 @@ class Floor:
 
 
 def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int], bool]:
-    """Give the classes with fewer than ``least`` cases, none included, and those that must go with them.
+    """Return the classes with fewer than ``least`` cases, even 0, and those that must be withheld with them.
 
     The mean over all classes leaves the site: of one hidden class it would tell the value, the others taken away. So
     the classes with the fewest cases join it until two with ``least`` cases together are hidden.
@@ -95,7 +95,7 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: tuple[frozenset[int], bool] | None) -> bool:
-    """Tell whether a metric by class may leave.
+    """Return whether a metric by class may leave the site.
 
     Args:
         of_classes: numbers of its classes; ``None``: it does not say; none: every image counts in it.

@@ -1,4 +1,4 @@
-"""Draws of a site's test patients or images with replacement: the same in every run, which are compared on them."""
+"""Draw a site's test patients or images with replacement: the same draws in every run, so that runs can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fairflare.base import checks
 
-MOST = 10_000  # draws that a site makes
+MOST = 10_000  # largest number of bootstrap draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
 #: Units that the bootstrap draws. `cases`: patients where an image names its patient, else volumes or single images.
 UNITS = (PATIENTS, VOLUMES, IMAGES, CASES)
@@ -22,7 +22,7 @@ Drawn = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Units:
-    """What of a split is independent of each other, so that it is drawn as a whole.
+    """Store the independent units of a split, each of which is drawn as a whole: patients, volumes or images.
 
     Attributes:
         kind: one of :data:`UNITS`.
@@ -45,7 +45,7 @@ class Units:
 
 
 def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
-    """Put images together by the patient or volume that they are of.
+    """Group a split's images by the patient or volume that they show.
 
     Args:
         cases: of each image of a split ``(kind, name)``, see :meth:`fairflare.base.task.SiteData.cases`; ``None``: each
@@ -85,6 +85,6 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
 
 
 def seeded(site: str, num_units: int) -> np.random.Generator:
-    """Make the random generator of a site's units: the same in every run."""
+    """Return the random generator that draws a site's units; it is the same in every run."""
     digest = hashlib.sha256(f"{site}/{num_units}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "little"))

@@ -1,4 +1,4 @@
-"""How far chance moves a site's metric: its standard error over the site's own test cases, and how these score.
+"""Measure how far chance moves a site's metric: its standard error over the site's own test cases, and how these score.
 
 A *case* is what is drawn independently: a patient where the data say whose an image is, else an image.
 """
@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from fairflare.base import checks
 
-SHARES = ("accuracy", "recall")  # metrics that are the share of images whose class was told
-MEAN_RECALL = "balanced_accuracy"  # the one that is the mean recall of the classes that occur
-BINS = 20  # of a metric's range, in which cases are counted
-MOST_GROUPS = 100  # of cases that are left out in turn
+SHARES = ("accuracy", "recall")  # metrics that are the share of images whose class was predicted correctly
+MEAN_RECALL = "balanced_accuracy"  # the metric that is the mean recall of the classes that occur
+BINS = 20  # number of equal bins of a metric's range, in which cases are counted
+MOST_GROUPS = 100  # largest number of groups of cases that the jackknife leaves out in turn
 
 Cases = Sequence[Hashable]
 
@@ -29,7 +29,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
 
     Args:
         influence: u, (images,): how far an image moves the metric; they sum to 0. Of a mean (x - mean) / images.
-        cases: of each image; ``None``: each is one by itself, and of a mean this is s / sqrt(n).
+        cases: the case of each image; ``None``: each image is its own case, and for a mean the result is s / sqrt(n).
 
     Returns:
         ``>= 0``; NaN with fewer than two cases.
@@ -46,7 +46,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
 
 
 def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cases: Cases | None = None) -> float:
-    r"""Give the standard error of any metric: what it is without each case in turn.
+    r"""Compute the standard error of any metric by the jackknife: from its values without each case in turn.
 
     .. math:: \sqrt{\frac{G - 1}{G} \sum_{g=1}^{G} (m_{-g} - \bar m)^2}
 
@@ -95,7 +95,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
 def of_mean(
     scores: Sequence[float] | npt.NDArray[np.floating], cases: Cases | None, low: float, high: float
 ) -> dict[str, Any]:
-    """Give what a site says of a metric that is the mean of its images' scores.
+    """Return what a site reports of the sampling of a metric that is the mean of its images' scores.
 
     Args:
         scores: by image; NaN: the image does not count.
@@ -120,7 +120,7 @@ def of_mean(
 
 
 def num_cases(images: int, cases: Cases | None) -> int:
-    """Count the cases behind so many images."""
+    """Return the number of cases that a site's images belong to."""
     return _numbered(images, cases)[0]
 
 

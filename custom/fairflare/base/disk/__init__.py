@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, locks, a log of records, temporary folders."""
+"""Write files whole or not at all, hold locks, save a log of records, and make temporary folders."""

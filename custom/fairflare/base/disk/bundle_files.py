@@ -16,7 +16,7 @@ LEFT_OUT = ("models", "__pycache__")
 
 
 class BundleError(ValueError):
-    """A MONAI bundle cannot be used; the text names it, the file and the key."""
+    """Report that a MONAI bundle cannot be used; the text names the bundle, the file and the key."""
 
 
 def bundle_files(folder: Path) -> list[str]:
@@ -60,7 +60,7 @@ def grouped(checksum: str) -> str:
 
 
 def copy_bundle(folder: Path, target: Path) -> None:
-    """Return a copy of :func:`bundle_files`; what was at ``target`` is gone."""
+    """Copy the files that :func:`bundle_files` lists to ``target``; what was at ``target`` is removed."""
     names = bundle_files(folder)
     if target.exists():
         shutil.rmtree(target)

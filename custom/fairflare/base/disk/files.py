@@ -92,7 +92,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
 
 
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
-    """Remove what :func:`write_whole` of processes that are gone left in a folder; how many.
+    """Remove what :func:`write_whole` of processes that are gone left in a folder, and return their number.
 
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
 
@@ -127,7 +127,7 @@ def lies_in(path: Path, folders: Iterable[Path]) -> bool:
 
 
 def to_disk(path: Path) -> None:
-    """Let a file's bytes, or a folder's names, outlive a power cut."""
+    """Flush a file's bytes, or a folder's list of names, to disk, so that they outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

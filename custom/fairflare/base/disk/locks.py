@@ -1,4 +1,4 @@
-"""Files and folders that one process at a time holds. One that ends, however it ends, holds nothing any more."""
+"""Lock files and folders for one process at a time. A process that ends, however it ends, frees its locks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fairflare.base.stopping import check_stop
 
 log = logging.getLogger(__name__)
 
-POLL = 0.2  # seconds between two tries
+POLL = 0.2  # seconds between two attempts to take a lock
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 MAX_HOLDER = 400  # characters that are read of who holds a lock
 LOCK_FILE = "lock"
 
 
 class Held(RuntimeError):
-    """Another process holds the lock; the text is what it said of itself."""
+    """Report that another process holds the lock; the text is what that process wrote about itself."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) 
 
 
 class FolderInUse(RuntimeError):
-    """Somebody else holds the folder.
+    """Report that another process, or another lock of this process, holds the folder.
 
     Attributes:
         holder: what the holder wrote into the lock: ``pid``, ``host``, ``since`` and its own words; may be empty.
@@ -74,7 +74,7 @@ class FolderInUse(RuntimeError):
 
 
 class FolderLock:
-    """Holds a folder from :meth:`take` to :meth:`release`, or to the end of the process, whatever ends it.
+    """Hold a folder from :meth:`take` to :meth:`release`, or to the end of the process, whatever ends it.
 
     Two locks of one process exclude each other too.
 
@@ -89,7 +89,7 @@ class FolderLock:
         self._held = ExitStack()
 
     def take(self) -> None:
-        """Take the lock or refuses at once.
+        """Take the lock on the folder, or raise at once where the lock is held.
 
         Raises:
             FolderInUse: somebody else has it.

@@ -1,4 +1,4 @@
-"""A file of text records that only grows: one compressed piece a record, so that a cut end is seen and left out."""
+"""Write text records to a file that only grows: each record is compressed by itself, so a cut end can be left out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _HEAD = bz2.compress(b" ")[:10]  # that every record begins with: level, and the
 
 
 class DamagedLog(ValueError):
-    """A record is not what was written; the text names file and record."""
+    """Report that a record of a log is not as it was written; the text names file and record."""
 
 
 class RecordLog:
-    """Records in a bzip2 file of many streams, which ``bzcat`` and every bzip2 library read as one text.
+    """Store records in a bzip2 file of many streams, which ``bzcat`` and every bzip2 library read as one text.
 
     Appending costs the size of the record, whatever is there already. What an interrupted append left behind the last
     whole record is overwritten by the next one.
@@ -39,11 +39,11 @@ class RecordLog:
 
     @property
     def sha256(self) -> str:
-        """Of the whole records as they are on disk."""
+        """Return the SHA-256 checksum of the log's whole records as they are on disk."""
         return self._hash.hexdigest()
 
     def append(self, text: str) -> None:
-        """Add a record.
+        """Append a record to the log.
 
         Raises:
             OSError: the disk is full or cannot be written; the log is then as it was.
@@ -51,7 +51,7 @@ class RecordLog:
         self._add(bz2.compress(text.encode()))
 
     def take_over(self, other: RecordLog) -> None:
-        """Copy what another log, which begins with all of this one's records, has more."""
+        """Append the further records of another log, which begins with all records of this log."""
         if not other.path.exists():
             return
         with other.path.open("rb") as file:
@@ -79,7 +79,7 @@ class RecordLog:
         self.size, self._hash = size, found
 
     def salvage(self, size: int) -> int:
-        """Take the undamaged records among the first ``size`` bytes for the whole log; how many these are.
+        """Keep only the undamaged records among the log's first ``size`` bytes, and return their number.
 
         Raises:
             OSError: the disk is full or cannot be written.
@@ -97,7 +97,7 @@ class RecordLog:
         return len(kept)
 
     def clear(self) -> None:
-        """Make an empty file."""
+        """Empty the log: write a file without records."""
         self.open_at(0)
         write_whole(self.path, lambda path: path.write_bytes(b""), durable=self.durable)
 

@@ -1,4 +1,4 @@
-"""Temporary folders that tell whether their owner is alive, so that what a killed process left can be removed."""
+"""Make temporary folders that show whether their owner is alive, so that what a killed process left can be removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNER = ".owner"  # in the folder; locked as long as a process that uses it live
 
 
 class OwnedFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that holds a lock in itself until it is removed, or until its owner is dead.
+    """Make a temporary folder that contains a held lock until the folder is removed or its owner process is dead.
 
     Args:
         kind: a word of its name.

@@ -1,1 +1,1 @@
-"""How a network computes on the site's machine: precision, threads, memory."""
+"""Control how a network computes on the site's machine: its precision, threads and memory."""

@@ -1,4 +1,4 @@
-"""Work in a process of its own that ends, so that its memory and its imports do not stay in this one."""
+"""Do work in a process of its own that ends, so that the work's memory and its imports do not stay in this one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None]
 
 
 def _plainly(work: Callable[..., T], *arguments: Any) -> T:
-    """Return errors as such that can travel."""
+    """Raise a child process's errors as ``ValueError``, which can be sent to the parent process."""
     try:
         return work(*arguments)
     except Exception as error:

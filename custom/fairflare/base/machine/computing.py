@@ -1,4 +1,4 @@
-"""How a network computes: the precision of its passes, the order of its tensors in memory, compiled or not."""
+"""Set how a network computes: the precision of its passes, the order of its tensors in memory, compiled or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = "_fairflare_lowered"
 
 @dataclass(frozen=True)
 class Computing:
-    """What is to be done to a network.
+    """Declare how a network computes, and prepare a network accordingly.
 
     Args:
         precision: of the passes: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"``. Weights, what the
@@ -84,7 +84,7 @@ class Computing:
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 
     def __str__(self) -> str:
-        """Return what is chosen, for people; empty: nothing."""
+        """Return the chosen ways to compute as readable text; empty: none is chosen."""
         chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
         lower = [] if self.precision == "fp32" else [self.precision]
         return ", ".join(lower + [name for name, on in chosen.items() if on])
@@ -136,11 +136,11 @@ def full_precision() -> Iterator[None]:
 
 
 class NoSuchForm(RuntimeError):
-    """An operation (its name) has no deterministic form."""
+    """Report that an operation, named in the text, has no deterministic form."""
 
 
 class Overflow(ArithmeticError):
-    """A gradient was too large for float16 at the scale in use; the step is to be left out.
+    """Report that a gradient was too large for float16 at the loss scale in use; the step is to be left out.
 
     Attributes:
         loss: of the batch, detached.
@@ -152,7 +152,7 @@ class Overflow(ArithmeticError):
 
 
 class LossScale:
-    """Scales losses up before they are backpropagated in float16, and gradients down again (torch's ``GradScaler``).
+    """Scale losses up before they are backpropagated in float16, and gradients down again (torch's ``GradScaler``).
 
     Args:
         device_type: ``"cpu"``, ``"cuda"``.
@@ -177,12 +177,12 @@ class LossScale:
 
     @property
     def exhausted(self) -> bool:
-        """Whether gradients overflow whatever the scale is."""
+        """Return whether gradients overflow at any loss scale."""
         return self.scaler.get_scale() < LEAST_SCALE
 
 
 class _Lowered:
-    """Hooks that let a network run under autocast, and give out float32.
+    """Run a network under autocast by hooks, which turn the network's output into float32.
 
     Hooks, and not another ``forward``: a copy of the network has copies of them, while a wrapped ``forward`` would go
     on to compute with the weights of the first one.

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process while it computes, in place of going back to the kernel after every layer."""
+"""Let freed memory stay with the process while it computes, in place of going back to the kernel after every layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
-MOST = 2**31 - 1  # bytes; mallopt takes an int
+MOST = 2**31 - 1  # bytes; largest limit, since mallopt takes an int
 AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
 
 
@@ -41,7 +41,7 @@ def reused_memory(device: str) -> Iterator[None]:
 
 @cache
 def _adjusted() -> ctypes.CDLL | None:
-    """Return the C library with its limits set; ``None``: they are left as they are."""
+    """Return the C library, after setting its limits; ``None``: its limits are left as they are."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if chosen or platform.libc_ver()[0] != "glibc":
         return None

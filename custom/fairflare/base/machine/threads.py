@@ -1,4 +1,4 @@
-"""The number of threads of one process."""
+"""Set the number of threads of one process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run is to do, before it begins."""
+"""Plan a run before it begins: its method, task, settings and bounds."""

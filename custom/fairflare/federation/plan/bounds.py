@@ -57,7 +57,7 @@ class Bounds:
 
     @property
     def how(self) -> Aggregate:
-        """What is made of the sites' models."""
+        """Return how the sites' models are aggregated."""
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
 
     def check_aggregate(self, rule: Rule) -> None:

@@ -1,4 +1,4 @@
-"""Every setting of a method in words, for ``fairflare describe`` and the docs."""
+"""Describe every setting of a method in words, for ``fairflare describe`` and the docs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FOUND_OUT: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Listed:
-    """A method in ``fairflare list`` and the README.
+    """Describe a method as ``fairflare list`` and the README show it.
 
     Attributes:
         name, title, summary, source: see :class:`fairflare.methods.base.catalog.Method`.
@@ -107,7 +107,7 @@ def sections(name: str) -> dict[str, list[Setting]]:
 
 
 def page(name: str) -> str:
-    """Return the same as Markdown.
+    """Return the settings of a method, as :func:`sections` gives them, as a Markdown page.
 
     Raises:
         ValueError: unknown method.
@@ -117,7 +117,7 @@ def page(name: str) -> str:
 
 @dataclass(frozen=True)
 class InUse:
-    """A setting as a run without any further word has it.
+    """Describe a setting with the value that a run uses when the user gives none.
 
     Attributes:
         setting: its default is the value of the quick job, also where a preset puts it there.

@@ -52,13 +52,13 @@ def published_setting(method: Method, name: str | None = None) -> Paper | None:
 
 @cache
 def experiments() -> tuple[str, ...]:
-    """Return what ``--paper`` may name."""
+    """Return the names of experiments that ``--paper`` accepts."""
     return tuple(name for content in contents().values() for name in content["experiments"])
 
 
 @cache
 def contents() -> dict[str, dict[str, Any]]:
-    """Return what the files say, by their names."""
+    """Return the contents of the papers' YAML files, by the files' names."""
     import yaml
 
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times quicker where it is there

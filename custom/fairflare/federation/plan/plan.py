@@ -45,7 +45,7 @@ OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "mi
 
 @dataclass(frozen=True)
 class Script:
-    """A training script of the sites' own, run by FLARE's Client API executor.
+    """Describe a training script of the sites' own, which FLARE's Client API executor runs.
 
     Args:
         path: of the script; it goes with the job, or lies there at every site.
@@ -60,16 +60,16 @@ class Script:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, ready to go.
+    """Store all parts of a run that is ready to start.
 
     Attributes:
         method: of the catalog.
         task, rule, training: its parts.
         run: rounds, quorum, seed, timeouts.
-        sites: names; ``None``: every connected site.
+        sites: names of the sites; ``None``: every connected site.
         task_file: where the class of ``task`` comes from.
         lacks: what a paper's setting still has to be given by hand.
-        paper: whose setting it is; ``None``: a quick job, or there is none.
+        paper: the paper whose published setting the run has; ``None``: a quick job, or no setting is published.
         script: of the sites, where they train with their own.
         monai_bundle: folder of the MONAI bundle that is learned, where one is.
         brought: what the task says of local training, a line each.
@@ -349,7 +349,7 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
-    """Return what a paper's setting still has to be given by hand."""
+    """Return the values that a paper's published setting lacks and that the user has to give."""
     if paper is None:
         return (f"a published setting: {model.title} has none, so a quick job's training and its own defaults hold",)
     if sites is None:

@@ -1,4 +1,4 @@
-"""What a run is told: how it goes, and where it keeps its things."""
+"""Declare the settings of a run, and the folders in which a run saves its files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ OF_RECIPES, TIMEOUT = ByOption(), ByOption(("--timeout",))
 
 @settings
 class RunSettings(Bounds):
-    """How a run goes, whatever the method.
+    """Declare the settings of a run that do not depend on the method.
 
     Args:
         num_rounds: communication rounds.
@@ -203,7 +203,7 @@ class RunSettings(Bounds):
 
     @property
     def rounds_in_all(self) -> int:
-        """With those that train the classifier alone."""
+        """Return the number of all rounds, with those that retrain the classifier alone."""
         return self.num_rounds + self.crt_rounds
 
     def tests(self, current_round: int) -> bool:
@@ -225,7 +225,7 @@ BY_OPTION: Mapping[str, ByOption] = {
     for mark in getattr(hint, "__metadata__", ())
     if isinstance(mark, ByOption)
 }
-#: Settings of the run that are given like a method's.
+#: Settings of the run that users give in the same way as a method's settings.
 LIKE_SETTINGS = tuple(name for name in field_names(RunSettings) if name not in BY_OPTION)
 
 
@@ -241,7 +241,7 @@ def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None
 
 @dataclass
 class Place:
-    """Where a run keeps its things, and what the server's private file says.
+    """Store the folders of a run, and the settings of the server's private file.
 
     Args:
         run_dir: of this job; results, models and staging.
@@ -264,7 +264,7 @@ class Place:
 
     @property
     def models_in_memory(self) -> float | None:
-        """Bytes of local models that may wait in the server's memory; ``None``: a quarter of what is free.
+        """Return how many bytes of local models may wait in the server's memory; ``None``: a quarter of what is free.
 
         Raises:
             ValueError: the server's file says something else than a number of bytes.

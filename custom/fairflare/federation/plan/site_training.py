@@ -31,7 +31,7 @@ TRAINING_BY_TASK: dict[str, dict[str, Any]] = {
 
 
 class HalvesDiffer(ValueError):
-    """Server and sites are configured with different values for the same thing."""
+    """Report that the server and the sites are configured with different values for the same setting."""
 
 
 def training_by_task(kind: str, method: Method) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
 
 @dataclass(frozen=True)
 class AtHome:
-    """What the server knows of it.
+    """Store what the server knows of tensors that stay at the sites.
 
     Attributes:
-        tensors: that no site sends; the common model has them as they were in the beginning.
+        tensors: names of tensors that no site sends; in the common model they keep their initial values.
         measured: ``"personal"`` or ``"common"``; ``None``: the site half is not known here, and the sites say.
         own_everywhere: no model is the same at all sites; not so where a site has one of its own besides.
     """
@@ -120,12 +120,12 @@ class AtHome:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What the files of the common model say of it: that the sites have more, without which it was not measured."""
+        """Return a note for the common model's files: sites hold further tensors, with which the model was measured."""
         return {"measured": PERSONAL, "stays_at_sites": len(self.tensors)} if self.measured == PERSONAL else {}
 
 
 def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
-    """Ask the job's training what stays at the sites, and say it in the log.
+    """Ask the job's training which tensors stay at the sites, and log them.
 
     Args:
         site_half: as in :class:`fairflare.federation.plan.run_settings.Place`.

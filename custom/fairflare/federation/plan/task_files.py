@@ -27,7 +27,7 @@ TASKS_BY_KIND = {
 
 
 class TaskFileError(ValueError):
-    """A task file cannot be used; the text names it."""
+    """Report that a task file cannot be used; the text names the file."""
 
 
 def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
@@ -61,7 +61,7 @@ def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
 
 
 def of_bundle(folder: Path, **others: Any) -> type[Task]:
-    """Return the class of a bundle's task, which is not beside its file yet."""
+    """Return the class of a MONAI bundle's task, before the bundle is copied beside the task file."""
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")

@@ -1,1 +1,1 @@
-"""What the server keeps and writes of a run."""
+"""Save a run at the server: checkpoints, models, results, journal and curves."""

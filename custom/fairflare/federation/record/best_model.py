@@ -1,4 +1,4 @@
-"""Which of a run's models is the best by its validation metric."""
+"""Choose the best of a run's models by their validation metric."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fairflare.core.fairness import summarize
 from fairflare.core.statistics.outliers import unlike_itself
 from fairflare.federation.plan.run_settings import RunSettings
 
-FAR = 0.2  # of the metric's range
+FAR = 0.2  # share of the metric's range; a score farther from a site's other scores is doubtful
 SELDOM = 4  # models for each that a site scores unlike its others
 MOST_TOLD = 5  # rounds in a sentence
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
 
 class BestModel:
-    """Compares a run's models, always over the same sites.
+    """Compare a run's models by their validation scores, always over the same sites.
 
     A site *counts* from its first score on; one that gave none in more than ``max_missed`` models running counts no
     longer, until it is back. A model that a counting site did not score is passed over, so that a round without the
@@ -49,7 +49,7 @@ class BestModel:
 
     @property
     def value(self) -> float | None:
-        """The best model's criterion over the sites that scored it."""
+        """Return the best model's criterion over the sites that scored this model."""
         return self._criterion(self.scores) if self.scores else None
 
     def offer(self, scores: Mapping[str, float], made: int, *, last: bool = False) -> bool:
@@ -127,6 +127,6 @@ class BestModel:
         return {"made": self.made, "scores": self.scores, "missed": self._missed, "rank": self._rank}
 
     def load_state_dict(self, state: Any) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.made, self._rank = state["made"], int(state["rank"])
         self.scores, self._missed = dict(state["scores"]), dict(state["missed"])

@@ -35,7 +35,7 @@ from fairflare.reporting.reading import read_part
 
 BY_SITES = f"task.{DEALT_TO}"  # a setting that follows the number of sites
 ROUNDS_FILE = "rounds.jsonl.bz2"
-MEMORY_FOLDER = "memory"  # what the rule keeps on disk
+MEMORY_FOLDER = "memory"  # folder of the files that the rule keeps on disk
 KEPT = 2
 _STATE = re.compile(r"state-(\d{6,})\.json")
 _CHANGED = "is not what was written: its checksum differs"
@@ -43,26 +43,26 @@ _REMEDY = "remove the checkpoint folder to start anew, or use another experiment
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be gone on from; the text says which, why, and what to do."""
+    """Report that no run can be resumed from a checkpoint; the text says which, why, and what to do."""
 
 
 class _Damaged(Exception):
-    """One checkpoint is not what was written; the text names the file."""
+    """Report that the files of one checkpoint are not as they were written; the text names the file."""
 
 
 @dataclass
 class Checkpoint:
-    """What is known after a round.
+    """Store the state of a run after a round.
 
     Attributes:
         next_round: the first round that is not done.
         model: global model.
         rule: the rule's own state.
         results: the results store's state.
-        config: what the run was configured with; compared on resume.
+        config: settings of the run; they are compared when the run is resumed.
         extra: the run's small state; ``extra["best_round"]``: the round that received the best model, which is the
             model of the checkpoint with that ``next_round``.
-        passed_over: why newer checkpoints are not the one that was loaded.
+        passed_over: why newer checkpoints were not loaded.
     """
 
     next_round: int
@@ -75,23 +75,23 @@ class Checkpoint:
 
 
 class LogHead(BaseModel):
-    """The first bytes of the log of rounds, which a checkpoint has all of."""
+    """Describe the first bytes of the log of rounds: the part that belongs to a checkpoint."""
 
     bytes: NonNegativeInt
     sha256: str
 
 
 class Head(BaseModel):
-    """``state-NNNNNN.json``, as it is written and read: what a checkpoint is, and the checksums of its files.
+    """Declare the content of ``state-NNNNNN.json``: what a checkpoint is, and the checksums of its files.
 
     Attributes:
-        format: of an older one nothing is read.
-        next_round: as its name says.
-        files: model and rule's state.
-        memory: what the rule keeps on disk.
-        best: the best model, where there is one.
-        rounds, results: of the results' log, and their state.
-        config, extra: see :class:`Checkpoint`.
+        format: version of the file's layout; files of another version are not read.
+        next_round: the first round that is not done.
+        files: checksums of the files of the model and of the rule's state, by name.
+        memory: checksums of the files that the rule keeps on disk, by name.
+        best: checksum of the best model's file, by the file's name; empty: there is none.
+        rounds: the part of the log of rounds that belongs to the checkpoint.
+        results, config, extra: see :class:`Checkpoint`.
     """
 
     format: Literal[2] = 2
@@ -110,7 +110,7 @@ Check = Callable[[Mapping[str, Any]], None]  # of a state's ``extra``; may refus
 
 
 class CheckpointFolder:
-    """Reads and writes :class:`Checkpoint` in one folder; the last two are kept.
+    """Read and write each :class:`Checkpoint` in one folder; the last two are kept.
 
     Nobody else may write there meanwhile (:class:`fairflare.base.disk.locks.FolderLock`).
 
@@ -212,12 +212,12 @@ class CheckpointFolder:
     # -- writing
 
     def _put(self, name: str, write: Callable[[Path], object]) -> str:
-        """Write a file; its checksum."""
+        """Write a file of a checkpoint, and return the file's checksum."""
         write_whole(self.folder / name, write)
         return sha256_of(self.folder / name)
 
     def _memory_sums(self) -> dict[str, str]:
-        """Return checksums of what the rule keeps on disk; a file that is as it was is not read again."""
+        """Return checksums of the files that the rule keeps on disk; an unchanged file is not read again."""
         known, self._memory = self._memory, {}
         for path in sorted(p for p in (self.folder / MEMORY_FOLDER).rglob("[!.]*") if p.is_file()):
             status = path.stat()
@@ -227,7 +227,7 @@ class CheckpointFolder:
         return {str(path.relative_to(self.folder)): found for path, (_, found) in self._memory.items()}
 
     def _remove_all_but(self, newest: int) -> None:
-        """Remove what the two newest checkpoints do not name."""
+        """Remove the files that the two newest checkpoints do not name."""
         needed: set[str] = set()
         for number in self._numbers():
             if not newest - KEPT < number <= newest:
@@ -318,7 +318,7 @@ def _sum_of(content: Mapping[str, Any]) -> str:
 
 
 def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
-    """Return what a file holds, once its checksum is right."""
+    """Return the content of a checkpoint's file, after its checksum was found right."""
     try:
         if sha256_of(path) != wanted:
             raise _Damaged(f"{path.name} {_CHANGED}")
@@ -328,7 +328,7 @@ def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a run that are not as they were, with both values.
+    """Return the settings of a run that differ from those of the experiment's earlier job, with both values.
 
     The number of rounds and settings that follow the number of sites are checked elsewhere: a site may join or leave.
     """

@@ -28,7 +28,7 @@ class Curves(Listener):
         self.directions = directions
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Take one finite value; the step is a round."""
+        """Take one finite value of a curve; the step is the round's number."""
         raise NotImplementedError
 
     def _write(self, curves: Iterable[tuple[str, Any]], step: int) -> None:
@@ -54,7 +54,7 @@ class Curves(Listener):
     def _of_split(
         self, split: str, metric: str, measured: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[str, float]]:
-        """Yield tag and value of a metric: of each site, and what summarizes them."""
+        """Yield a tag and a value of a metric: for each site, and for each summary over the sites."""
         scores = {site: values[metric] for site, values in measured.items() if metric in values}
         tag = f"{split}_{metric}"
         yield from ((f"{tag}/{site}", value) for site, value in scores.items())

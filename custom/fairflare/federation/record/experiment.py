@@ -1,4 +1,4 @@
-"""What of a run outlives its job: where it begins, what is kept after each round, and how it goes back a round."""
+"""Resume a run from an earlier job's checkpoint, save it after each round, and take it back by one round."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """The checkpoints of a run, and its lock; without an experiment id nothing is kept.
+    """Manage the checkpoints of a run, and the lock on them; without an experiment id nothing is saved.
 
     Args:
         run, place: settings and folders.
@@ -70,7 +70,7 @@ class Experiment:
         self._sites: list[str] = []
 
     def open(self) -> None:
-        """Take the experiment for this run alone, and clears away what dead processes left.
+        """Lock the experiment for this run alone, and remove files that dead processes left.
 
         Raises:
             CheckpointError: another run has it (names job, process, host and since when).
@@ -89,7 +89,7 @@ class Experiment:
         remove_partials(self.place.run_dir)
 
     def close(self) -> None:
-        """Let go of the experiment; without one, removes the rule's memory: nobody can go on with this run."""
+        """Release the experiment's lock; without an experiment, remove the rule's memory: the run cannot be resumed."""
         if self.lock is not None:
             self.lock.release()
         else:
@@ -133,7 +133,7 @@ class Experiment:
         check_same_config(found.config, self._config, run.experiment)
         following = [*following_rounds(self.rule, self.place.site_half), *(["crt_rounds"] if run.crt_rounds else [])]
         was = found.config["num_rounds"]
-        # The rounds behind the method's own are not counted in either.
+        # The retraining rounds after the method's own rounds are not counted in the earlier number of rounds either.
         done = found.next_round if not run.crt_rounds else min(found.next_round, was)
         check_same_rounds(was, run.num_rounds, done, following, run.experiment)
         self.run_id = str(found.extra["run"])
@@ -148,7 +148,7 @@ class Experiment:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 
     def _differences(self, found: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what is not as it was and may change the figures."""
+        """Yield each difference from the experiment's earlier job that may change the results."""
         was, now = found.extra["versions"], info["versions"]
         for name in sorted(set(was) | set(now)):
             if was.get(name) != now.get(name):
@@ -167,7 +167,7 @@ class Experiment:
             yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
     def _take_back(self, found: Checkpoint, like: State) -> State:
-        """Take rule, best model and model files back from a checkpoint.
+        """Restore the rule, the best model and the model files from a checkpoint.
 
         Returns:
             The global model in the network's own order.
@@ -190,7 +190,7 @@ class Experiment:
     # -- after a round
 
     def save(self, next_round: int, state: State) -> None:
-        """Keep the model that ``next_round`` begins with, and all that belongs to it.
+        """Save a checkpoint: the model that ``next_round`` begins with, and all state that belongs to this model.
 
         Raises:
             ServerFault: the disk is full or cannot be written; the checkpoints before are still there.
@@ -238,7 +238,7 @@ class Experiment:
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Turn a disk's error into the server's fault, in words for whoever runs it."""
+    """Raise a disk's error as a ``ServerFault``, with a text for whoever runs the server."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run says while it goes: results, event log, the server's log, and whoever listens."""
+"""Report a run while it goes: in the results, the event log and the server's log, and to listeners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fairflare.reporting.table import fairness_table
 
 
 class Journal:
-    """Writes down one run.
+    """Write the results and the logs of one run.
 
     Args:
         folder: for ``results.json`` and its like.
@@ -53,17 +53,17 @@ class Journal:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the results say of the run."""
+        """Return the ``info`` section of the run's results."""
         return self.store.info
 
     def tell(self, kind: str, **details: Any) -> None:
-        """Write an event into the log file and tell it to the listeners."""
+        """Write an event into the log file, and report it to the listeners."""
         self.store.event(kind, **details)
         for listener in self.listeners:
             listener.event(kind, details)
 
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
-        """Record what the sites said of their data before the first round, and what they may measure."""
+        """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
         if self.info.get("measured") is None:  # the site half is not known at the server
             own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
@@ -86,7 +86,7 @@ class Journal:
             self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
 
     def training(self, phase: Phase, record: RoundRecord) -> None:
-        """Record what the sites said of their training."""
+        """Record what the sites reported of their training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
@@ -121,7 +121,7 @@ class Journal:
         return said
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
-        """Record an exchange of the round, and who is not in it."""
+        """Record one exchange of a round, and the sites that were left out of the exchange."""
         record.phases.append(phase.record())
         for site, reason in sorted(phase.left_out.items()):
             record.left_out.append(LeftOut(site=site, phase=phase.name, reason=reason))
@@ -151,13 +151,13 @@ class Journal:
             self.say(f"round {record.current_round}{phase}: {who}{one.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
-        """Record a whole round."""
+        """Record a completed round."""
         self.store.add_round(record)
         for listener in self.listeners:
             listener.round_done(record, self.metric)
 
     def new_best(self, state: Mapping[str, Any], best: BestModel) -> None:
-        """Record that the best model so far is another one."""
+        """Log that another model is now the best so far, and notify the listeners."""
         if best.made is None or best.made < 0:
             return
         about = "no site scored it" if best.value is None else f"{best.run.best_by} {self.metric} {best.value:.4f}"
@@ -270,7 +270,7 @@ class Journal:
 
 
 def _data_in_words(found: Mapping[str, Any]) -> str:
-    """Return what a site said of its data."""
+    """Return a sentence with what a site reported of its data."""
     lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
     told = {
         f"{lists} images": lists,

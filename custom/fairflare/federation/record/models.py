@@ -16,7 +16,7 @@ BEST_MODEL_FILE = "best_FL_global_model.pt"
 
 
 class ModelFiles:
-    """Writes the current and the best global model.
+    """Write the files of the current and of the best global model.
 
     Args:
         folder: run directory.
@@ -38,7 +38,7 @@ class ModelFiles:
         self.learned = learned
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
-        """Replace the file atomically."""
+        """Replace a global model's file, by default the current model's, atomically."""
         unscored = name == BEST_MODEL_FILE and self.best.value is None
         conf: dict[str, Any] = {
             "round": current_round, "method": self.method, "task": dict(self.learned()), **self.noted,
@@ -57,7 +57,7 @@ class ModelFiles:
         *,
         last: bool = False,
     ) -> bool:
-        """Keep the model if it is the best so far; whether it is.
+        """Save the model if it is the best so far, and return whether it is.
 
         Args:
             state: what the sites validated.
@@ -73,7 +73,7 @@ class ModelFiles:
         return True
 
     def load_best(self) -> dict[str, torch.Tensor]:
-        """Return the best model, from its file."""
+        """Load the best global model from its file, and return it."""
         content = torch.load(self.folder / BEST_MODEL_FILE, map_location="cpu", weights_only=True)
         return cast(dict[str, torch.Tensor], content["model"])
 

@@ -1,4 +1,4 @@
-"""What a run is: its settings as they are compared on resume, what its results say of it, and the versions at work."""
+"""Describe a run: its settings as they are compared on resume, what its results say of it, and the versions at work."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, t
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
-    """Give which metrics are better high, and their units, where they have one."""
+    """Return whether a higher value is better, for each metric, and the unit of each metric that has one."""
     units = {name: metric.unit for name, metric in metrics.items() if metric.unit}
     higher = {name: metric.higher_is_better for name, metric in metrics.items()}
     return {"higher_is_better": higher, **({"units": units} if units else {})}

@@ -20,7 +20,7 @@ PACKAGE = "fairflare."
 
 
 class TaskRecorder:
-    """Says what a run's models are for.
+    """Describe the task of a run's models, for the files that hold the models.
 
     Args:
         task: what is learned.
@@ -32,7 +32,7 @@ class TaskRecorder:
         self.task, self.info, self.folder = task, info, folder
 
     def __call__(self) -> dict[str, Any]:
-        """Return plain values, see ``docs/predict.md``."""
+        """Return the description of the task as plain values, see ``docs/predict.md``."""
         task, info = self.task, self.info()
         packaged, own = origin(type(task))
         found: dict[str, Any] = {

@@ -27,7 +27,7 @@ from fairflare.methods.parts.group_sums import ACTED_ON
 
 MAX_LISTS = 100  # of images, at a site
 MAX_WORDS = 100_000  # characters of all names in a report together
-#: What a site says in the report of ``check``. A site of the user's own script may say nothing of it.
+#: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
 FIELDS = (
     Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
     Field("suppressed", "names", required=False, doc="names of those of its lists with fewer cases than `min_cases`"),
@@ -108,14 +108,14 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     return {"images": images, **found}
 
 
-#: What is made of a value of a site's report, by the kind of its field.
+#: Functions that convert a value of a site's report, by the kind of the value's field.
 SHOWN: dict[str, Callable[[Any], Any]] = {
     "whole": int, "text": printable, "names": lambda names: [printable(name) for name in names],
 }  # fmt: skip
 
 
 class _Said(SiteData):
-    """A site's data as far as it speaks of them: what its task needs to name the classes as the site does."""
+    """Represent a site's data by its report, from which the server's task takes the site's class names."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.synthetic = bool(found["synthetic"])
@@ -134,7 +134,7 @@ class _Said(SiteData):
 
 
 class Check:
-    """Asks every site before the first round of a job, also of one that goes on with an experiment.
+    """Run the ``check`` exchange with every site before a job's first round, also when an experiment is resumed.
 
     Args:
         task: what is learned.
@@ -207,7 +207,7 @@ class Check:
         return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
-        """Refuse the training of a site whose data are made up where the others' are not, or the reverse.
+        """Refuse a site's training where its data are synthetic and other sites' data are real, or the reverse.
 
         Raises:
             ReportError: it is one.
@@ -221,7 +221,7 @@ class Check:
         return {}
 
     def _unready(self, phase: Phase) -> Iterator[str]:
-        """Yield sites that cannot take part."""
+        """Yield the sites that cannot take part in the run."""
         refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
         if len(phase.good) < self.settings.min_sites:
             yield (
@@ -337,7 +337,7 @@ class Check:
         del self.facts[site]
 
     def _of_kind(self, synthetic: bool) -> list[str]:
-        """Return sites that say that their data are made up, or that they are not."""
+        """Return the sites that report synthetic data, or the sites that report real data."""
         return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
 
 
@@ -350,18 +350,18 @@ def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
 
 
 def _ended(text: str) -> str:
-    """Return a sentence; a reason may end with a question."""
+    """Return a reason as a complete sentence; the reason may already end with a question mark."""
     return text if text.endswith((".", "?")) else f"{text}."
 
 
 def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int, say: Callable[..., None]) -> None:
-    """Check that a run can begin with the sites that are there; log which sites of the job are not.
+    """Check that a run can begin with the connected sites, and log which sites of the job are not connected.
 
     Args:
         named: sites that the job names.
-        connected: those that are there.
-        min_sites: so many it needs.
-        say: a line for the server's log.
+        connected: sites that are connected.
+        min_sites: number of connected sites that the run needs.
+        say: writes a line into the server's log.
 
     Raises:
         RoundFailed: it cannot.

@@ -35,17 +35,17 @@ AVERAGED = (*TRAINED, torch.float16)
 
 @dataclass
 class FirstModel:
-    """What the server knows of the task's network.
+    """Store what the server knows of the task's network.
 
     Attributes:
-        state: the tensors that travel; all others stay where the sites build them.
+        state: the tensors that are sent between server and sites; the sites build all others themselves.
         parameters: names of those that are trained.
         frozen: names of those that travel and that no training changes.
-        rest: fingerprint of what does not travel; empty: all does.
-        at_home: what the method keeps at the sites.
+        rest: fingerprint of the tensors that are not sent; empty: all tensors are sent.
+        at_home: describes the tensors that the method keeps at the sites.
         numbers, nbytes, tensors: of the whole model: floating numbers, bytes, tensors.
         still: names of the norms' statistics that do not travel.
-        said: lines for the log, each with whether it is a warning.
+        said: lines for the server's log, each with a flag that is true for a warning.
     """
 
     state: dict[str, torch.Tensor]
@@ -192,7 +192,7 @@ def _made(
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
-    """Return the name, the rest, and the tensors as bytes; for another process."""
+    """Return the tensors as bytes, with the name and the remaining fields, to send them to another process."""
     torch.set_num_threads(1)
     first = make()
     return list(first.state), replace(first, state={}), save_bytes(first.state)

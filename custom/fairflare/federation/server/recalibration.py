@@ -33,20 +33,20 @@ from fairflare.methods.base.reports import read_report, shortened
 from fairflare.methods.base.rule import State, Weighing
 from fairflare.reporting.documents import RoundRecord, Warned
 
-BYTES = 8  # of a number in a report
+BYTES = 8  # bytes of one number in a site's report
 KINDS = (MEAN, VARIANCE)
-SHOWN = 5  # names of norms in a line
+SHOWN = 5  # largest number of batch norms that one line names
 
 
 @dataclass(frozen=True)
 class NormReport:
-    """A site's checked answer.
+    """Store a site's checked answer to the ``norms`` task.
 
     Attributes:
-        values: of a channel, by norm, in the site's order.
+        values: number of values of a channel, by norm, in the site's order.
         state: the norms' means and (biased) variances, float64, under the names that the model has for them. Under
             these names ``max_update_norm`` sees statistics as it sees those of an update.
-        images: that the site says it measured on.
+        images: number of images that the site reports to have measured on.
         more: whether further norms come later.
     """
 
@@ -57,7 +57,7 @@ class NormReport:
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
-        """What all sites must agree on: which norms, and whether there are more."""
+        """Return what all sites must agree on: the norms that were measured, and whether further norms follow."""
         return tuple(sorted(self.values)), self.more
 
 
@@ -99,7 +99,7 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
 
 
 class Recalibration:
-    """Brings the running statistics of a new global model in order.
+    """Recompute the running statistics of a new global model's batch norms from all sites' training images.
 
     Args:
         task: builds the network, which says what is a batch norm.
@@ -156,7 +156,7 @@ class Recalibration:
             reports.clear()
             sent = new if exchanges else whole
             _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=told))
-            # What most sites say; of as many, what the first of them by name says.
+            # Take the answer that most sites give; on a tie, the answer of the first such site by name.
             said_by = Counter(reports[site].group for site in sorted(reports)).most_common(1)
             agreed = said_by[0][0] if said_by else ((), False)
             for site, said in sorted(reports.items()):
@@ -254,7 +254,7 @@ def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> s
 
 
 def _add(total: Phase, phase: Phase) -> None:
-    """Add an exchange to those before; a site must be in all of them."""
+    """Add one exchange's answers to those of earlier exchanges; a site that is not in all exchanges is left out."""
     total.good = dict(phase.good)
     total.left_out |= phase.left_out
     total.unheard = sorted({*total.unheard, *phase.unheard})

@@ -18,7 +18,7 @@ from fairflare.methods.parts.classifier_retraining import of_classifier
 
 
 class Retraining:
-    """Which rule weighs in a round, and which tensors it is about. With ``crt_rounds=0`` always the method's, and all.
+    """Choose the rule and the trained tensors of a round; with ``crt_rounds=0`` the method's rule and all tensors.
 
     Args:
         rule: the method's server half.
@@ -49,12 +49,12 @@ class Retraining:
             raise ValueError(problem)
 
     def rule_at(self, current_round: int) -> Rule:
-        """Return the server half of a round; of the final test the method's."""
+        """Return the rule (server half) of a round; for the final test the method's rule."""
         behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
         return self.classifier if behind else self.rule
 
     def trained(self, state: State, current_round: int) -> State:
-        """Begin a round: the tensors that it is about."""
+        """Begin a round, and return the tensors that the round trains."""
         rule = self.rule_at(current_round)
         if isinstance(rule, SeesModel):
             rule.begin_round(state)
@@ -64,11 +64,11 @@ class Retraining:
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
-        """Take the method's weights of a round, for ``crt_weights="method"``."""
+        """Store the weights that the method gave in a round, for ``crt_weights="method"``."""
         if self.rule_at(current_round) is self.rule:
             self.classifier.remember(weighing)
 
-    # -- what outlives a round, of both rules
+    # -- state of both rules that is saved in checkpoints
 
     def follows_num_rounds(self) -> list[str]:
         return self.rule.follows_num_rounds() if isinstance(self.rule, FollowsNumRounds) else []

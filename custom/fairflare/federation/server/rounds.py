@@ -48,7 +48,7 @@ from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 
 class Rounds:
-    """One run.
+    """Lead one run at the server: the check, all rounds, and the final test.
 
     Args:
         task: what is learned; builds the initial model.
@@ -56,7 +56,7 @@ class Rounds:
         run: settings.
         transport: to the sites.
         place: folders.
-        listeners: are told how it goes.
+        listeners: objects that are notified of the run's progress.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Rounds:
             self.experiment.close()
 
     def _start(self) -> tuple[int, State]:
-        """Return the first round to do, and initial or checkpointed model."""
+        """Return the first round to do, and the initial or the checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
         self.task.permit(place.settings)
@@ -207,7 +207,7 @@ class Rounds:
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
-        """Do the second phase; the anchor's memory is free again afterwards."""
+        """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
         number, form, timeout = record.current_round, self.settings.anchor_as, self.settings.anchor_timeout
         anchor = lighter(clean_state(self.collector.anchor_model()), received, form)
         sites = self.roster.willing(record.accepted, TASK_ANCHOR, number)

@@ -1,4 +1,4 @@
-"""What the shell offers after TAB: names of methods, settings and runs."""
+"""Complete names of methods, settings and runs in the shell after TAB."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LOCK = RLock()
 
 
 class Later(ModuleType):
-    """A package that is imported, in its place, by the first use of anything in it."""
+    """Stand in for a package that is imported at the first use of anything in it."""
 
     def __getattr__(self, name: str) -> Any:
         with LOCK:
@@ -26,7 +26,7 @@ class Later(ModuleType):
 
 
 class ModulesOfLater:
-    """Finds a module of a package that is not imported yet: with the package, which may import the module too."""
+    """Find a module of a package that is not imported yet: with the package, which may import the module too."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Import the package; say where the module is only if it is there now, which else would be run again."""

@@ -117,7 +117,7 @@ class AsSent:
 
 @settings
 class FairAggregator(Bounds, ModelAggregator):
-    """A single-phase rule as FLARE's ``ModelAggregator``.
+    """Offer a single-phase rule as FLARE's ``ModelAggregator``.
 
     What the results must look like is what most of them do: sites whose names or shapes of tensors, kind of parameters
     or round differ from the majority's are left out by name.
@@ -163,7 +163,7 @@ class FairAggregator(Bounds, ModelAggregator):
 
     @property
     def accepted(self) -> list[str]:
-        """Sites of the round so far."""
+        """Return the sites of the round so far."""
         return self._collector.accepted
 
     @property

@@ -48,7 +48,7 @@ _UNKNOWN = ReturnCode.TASK_UNKNOWN
 
 @settings
 class RoundsController(RunSettings, ModelController):
-    """Runs a method's rounds over FLARE.
+    """Run a method's rounds over FLARE.
 
     Args:
         task: what is learned; builds the initial model.

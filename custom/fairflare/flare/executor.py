@@ -40,7 +40,7 @@ from fairflare.methods.base.training import LocalTraining, SiteError
 
 @settings
 class SiteExecutor(Executor):
-    """Answers the server's tasks with the method's site half on the task's data.
+    """Answer the server's tasks with the method's site half on the task's data.
 
     Args:
         task: what is learned; see :class:`fairflare.tasks.base.Task`.

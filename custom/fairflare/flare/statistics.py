@@ -91,7 +91,7 @@ class ImageStatistics(Intensities, Statistics):
 
     @property
     def sums(self) -> SiteSums:
-        """What was counted, once for all questions."""
+        """Return the site's counts, measured once and reused for every question of FLARE."""
         if self._sums is None:
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
@@ -228,7 +228,7 @@ def _whole(name: str, value: Any) -> int:
 
 @settings
 class StatisticsPage(StatisticsWriter):
-    """Writes ``stats.json``, ``stats.csv`` and ``stats.html`` into the folder ``fairflare`` of the run.
+    """Write ``stats.json``, ``stats.csv`` and ``stats.html`` into the folder ``fairflare`` of the run.
 
     Args:
         intensities: what 0 and 1 of the intensities are, in words.

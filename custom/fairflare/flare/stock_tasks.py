@@ -25,7 +25,7 @@ SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
 
 
 class NotServed(Exception):
-    """A task that this site does not do; the text is for its own log.
+    """Signal a task that this site does not do; the error's text is for the site's own log.
 
     Args:
         code: what FLARE is told.

@@ -25,7 +25,7 @@ if find_spec("tensorboard"):
 else:
 
     class TBAnalyticsReceiver(AnalyticsReceiver):  # type: ignore[no-redef]
-        """Stands for FLARE's receiver where TensorBoard is not installed: the curves are not written."""
+        """Replace FLARE's receiver where TensorBoard is not installed: the curves are not written."""
 
         def __init__(self, tb_folder: str = "tb_events", events: list[str] | None = None) -> None:
             super().__init__(events=events)

@@ -1,4 +1,4 @@
-"""The figures of a run as CSV files, one row a figure."""
+"""Write the figures of a run to CSV files, one row for each figure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CSV_DIGITS = 7  # of the values by layer and site
 
 
 class CsvFiles:
-    """Appends to the CSV files of a folder; the one by layer and site, by far the largest, is compressed.
+    """Append to the CSV files of a folder; the one by layer and site, by far the largest, is compressed.
 
     Args:
         folder: made by whoever writes first.

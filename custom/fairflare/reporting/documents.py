@@ -40,7 +40,7 @@ TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", E
 
 
 class ByKey:
-    """Lets a part of a document be read by key, as its JSON is, besides by attribute."""
+    """Let a part of a results document be read by key, like its JSON, as well as by attribute."""
 
     def __getitem__(self, key: str) -> Any:
         if not hasattr(self, key):
@@ -91,7 +91,7 @@ Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its t
 
 @dataclass(frozen=True)
 class LeftOut(ByKey):
-    """A site that a round went on without."""
+    """Describe a site that a round was continued without."""
 
     site: str
     phase: str
@@ -100,7 +100,7 @@ class LeftOut(ByKey):
 
 @dataclass(frozen=True)
 class PhaseRecord(ByKey):
-    """One exchange with the sites: wall time, bytes on the wire, how many sites were asked and answered."""
+    """Describe one exchange with the sites: wall time, bytes on the wire, numbers of sites asked and answering."""
 
     name: str
     seconds: Number
@@ -112,7 +112,7 @@ class PhaseRecord(ByKey):
 
 @dataclass(frozen=True)
 class Warned(ByKey):
-    """Something that one site could do to a round, or would have done without a bound.
+    """Describe an effect that one site could have on a round, or would have had without a bound.
 
     Attributes:
         site: whose; empty: nobody's.
@@ -132,7 +132,7 @@ class Warned(ByKey):
 
 @dataclass
 class RoundRecord(ByKey):
-    """What is kept of one round.
+    """Store the record of one round.
 
     Attributes:
         current_round: from 0.
@@ -199,7 +199,7 @@ class Part(ByKey, BaseModel, extra="allow"):
 
 
 class Info(Part):
-    """What was run; a run may record more than is named here."""
+    """Describe what was run; a run's record may have more fields than this class declares."""
 
     experiment: str = ""
     method: str = ""
@@ -226,7 +226,7 @@ class Info(Part):
 
 
 class Best(Part):
-    """Which model is the best by the validation splits."""
+    """Describe which model of a run is the best by the validation splits."""
 
     round: Whole | None = None
     is_last: Flag = False
@@ -249,7 +249,7 @@ class LastRounds(Part):
 
 
 class Units(Part):
-    """What a site's draws are of, and how many there are."""
+    """Describe the unit of a site's resampling draws, and the number of such units."""
 
     unit: Annotated[str, Field(pattern=f"^({'|'.join(UNITS)})$")]
     count: Annotated[Whole, Field(ge=1)]
@@ -259,7 +259,7 @@ Drawn = Annotated[Units, _or_none("does not say what was drawn; it is in no inte
 
 
 class SiteStanding(Part):
-    """A site's value, and how sure it is."""
+    """Store a site's value and its certainty."""
 
     value: MaybeFigure = None
     low: MaybeFigure = None
@@ -274,7 +274,7 @@ class SiteStanding(Part):
 
 
 class Inequality(Part):
-    """Who is behind in the primary metric, and by how much more than chance."""
+    """Describe the sites that are behind in the primary metric, and whether by more than chance."""
 
     metric: str = ""
     level: MaybeFigure = None
@@ -304,7 +304,7 @@ class Inequality(Part):
 
 
 class GlobalList(Part):
-    """One list of images that belong to no site alone."""
+    """Describe one list of images that belong to no site alone."""
 
     measured_at: str = ""
     sites: list[str] = []
@@ -333,7 +333,7 @@ class Within(Part):
 
 
 class OfGroups(Part):
-    """An attribute's groups at one site, or pooled; intervals are ``[low, high]``."""
+    """Describe an attribute's groups of people at one site, or pooled; intervals are ``[low, high]``."""
 
     groups: dict[str, dict[str, MaybeFigure]] = {}
     all: dict[str, MaybeFigure] = {}
@@ -348,7 +348,7 @@ class OfGroups(Part):
 
 
 class Groups(Part):
-    """Metrics by group of people; see :func:`fairflare.reporting.groups.by_group`."""
+    """Store a run's metrics by group of people; see :func:`fairflare.reporting.groups.by_group`."""
 
     attributes: dict[str, list[str]] = {}
     group_bins: Whole | None = None

@@ -28,7 +28,7 @@ Plain: TypeAlias = str | int | float | None
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over seeds and its population standard deviation; NaN with one seed."""
+    """Store a mean over seeds and its population standard deviation, which is NaN with one seed."""
 
     mean: float
     sd: float = math.nan
@@ -127,7 +127,7 @@ def p_value(value: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; the first cell of a row names it.
+    """Represent a table as rows under columns; the first cell of a row names the row.
 
     Attributes:
         name: of its file.
@@ -191,18 +191,18 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """The rows of the page, with the columns of the page."""
+        """Return the table's cells that the page shows: its first rows and columns."""
         return [row[:MAX_COLUMNS] for row in self.rows[:MAX_ROWS]]
 
     @property
     def numeric(self) -> Sequence[bool]:
-        """Which columns of the page hold numbers, more than words."""
+        """Return, for each column, whether it holds numbers more often than words."""
         held = [[isinstance(row[i], str) for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return [2 * sum(words) < len(words) for words in held]
 
     @property
     def cut(self) -> str:
-        """What the page leaves out of it; empty: nothing."""
+        """Return words for the rows and columns of the table that the page leaves out; empty if it leaves out none."""
         parts = []
         if len(self.rows) > MAX_ROWS:
             parts.append(f"the first {MAX_ROWS} of {len(self.rows)} rows")

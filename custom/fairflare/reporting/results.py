@@ -49,7 +49,7 @@ _KEPT = ("started", "resumed", "went_back")  # of the document by a checkpoint
 
 
 class ResultsStore:
-    """Writes the results of one run into a folder.
+    """Write the results of one run into a folder.
 
     While the run goes on, ``results.json`` holds everything but the rounds and says ``"running"``, and a round is
     appended to a log; :meth:`finish` makes ``results.json`` whole. :func:`read_results` gives the same view at any
@@ -95,7 +95,7 @@ class ResultsStore:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the run is, as JSON types."""
+        """Return the description of the run, as JSON types."""
         return dict(self._head["info"])
 
     def update_info(self, **values: Any) -> None:

@@ -86,7 +86,7 @@ def standing(
 
 
 class Site:
-    """A site's value, and what it says of it."""
+    """Store a site's value together with the figures that the site reported about it."""
 
     def __init__(self, name: str, value: float, said: Said, metrics: Mapping[str, float], metric: str) -> None:
         self.name, self.value, self.said, self.metric, self.metrics = name, value, said, metric, metrics

@@ -1,4 +1,4 @@
-"""The fairness table of one run: for logs and for the terminal."""
+"""Build the fairness table of one run, for logs and for the terminal."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ TOTALS = ("average", "std", "std if equal", "worst", "worst site", "range", "glo
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of a run's table.
+    """Describe a column of a run's table.
 
     Attributes:
         head: over it.

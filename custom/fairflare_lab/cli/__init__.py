@@ -1,1 +1,1 @@
-"""Commands that a researcher adds to ``fairflare``."""
+"""Define commands for researchers that extend the command line ``fairflare``."""

@@ -1,1 +1,1 @@
-"""What compares runs."""
+"""Compare runs of different methods or settings."""

@@ -17,7 +17,7 @@ from fairflare_lab.compare.rows import Row, complete_runs, rows_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every table, sentence and picture of a comparison is made of.
+    """Store the material for every table, sentence and picture of a comparison.
 
     Attributes:
         rows: in the order of the runs.

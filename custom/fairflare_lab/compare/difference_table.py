@@ -1,4 +1,4 @@
-"""Differences of rows as text, Markdown or CSV, and how to read them."""
+"""Show differences of rows as text, Markdown or CSV, and explain how to read them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fairflare.reporting.values import measured
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 from fairflare_lab.statistics.seed_intervals import Estimate, holm, of_sites
 
-#: Of a run's sites; each is better when higher but the standard deviation (and all are turned for a loss).
+#: Measures over a run's sites; higher is better for each except the standard deviation (reversed for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
 NOT_KNOWN = "not known"  # nothing scatters, or nothing says how far the test patients move it

@@ -39,7 +39,7 @@ Key: TypeAlias = tuple[str, str, str]  # label, attribute, measure
 
 @dataclass(frozen=True)
 class Value:
-    """A measure of one run.
+    """Describe a measure of one run.
 
     Attributes:
         value: over all cases.

@@ -12,7 +12,7 @@ from fairflare.base.disk.files import write_whole
 
 
 class Unseen(BaseModel, extra="forbid"):
-    """What a run's common model is worth at a site that was not there.
+    """Describe the performance of a run's common model at a site that was no part of the run.
 
     Attributes:
         site: name.

@@ -1,4 +1,4 @@
-"""Runs in the columns of a paper's table."""
+"""Show runs in the columns of a paper's table."""
 
 from __future__ import annotations
 

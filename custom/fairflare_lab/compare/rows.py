@@ -27,7 +27,7 @@ R = TypeVar("R")  # a document, or what the page makes of it
 
 @dataclass
 class Row(Generic[R]):
-    """Runs of one configuration.
+    """Represent the runs of one configuration.
 
     Attributes:
         label: different from all others'.

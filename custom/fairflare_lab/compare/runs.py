@@ -26,7 +26,7 @@ Figure: TypeAlias = Callable[[Array], Array]  # (rows, seeds, sites, 1 + draws) 
 
 
 class Contrast(NamedTuple):
-    """A figure over the seeds, and how far the test patients move it.
+    """Store a figure over the seeds, and how far the choice of test patients moves the figure.
 
     Attributes:
         values: by seed, all finite.
@@ -51,7 +51,7 @@ class Contrast(NamedTuple):
 
 @dataclass(frozen=True)
 class Runs:
-    """Values of several rows, paired by seed and site.
+    """Store the values of several rows, paired by seed and site.
 
     Attributes:
         values: (rows, seeds, sites, 1 + draws), as measured and then on the draws of the test patients; NaN where there

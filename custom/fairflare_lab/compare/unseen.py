@@ -1,4 +1,4 @@
-"""Models at sites that were no part of their training: the table of a comparison."""
+"""Build a comparison's table of models at sites that were no part of their training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at th
 
 @dataclass(frozen=True)
 class Certainty:
-    """How sure a figure is: half the width of its interval, and its p-value against 0; NaN where nothing scatters."""
+    """Store a figure with half the width of its interval, and its p-value against 0; NaN where nothing scatters."""
 
     mean: float
     half: float = math.nan
@@ -36,7 +36,7 @@ class Certainty:
 
 @dataclass
 class UnseenRow:
-    """A method at sites that it saw and at sites that it did not.
+    """Describe a method at sites that it saw in training and at sites that it did not see.
 
     Attributes:
         label: of the method.
@@ -62,7 +62,7 @@ class UnseenRow:
 
 @dataclass
 class UnseenSites:
-    """What table and page are made of."""
+    """Store the material for the table and the page of models at unseen sites."""
 
     metric: str
     higher: bool

@@ -1,4 +1,4 @@
-"""Methods against two figures at once: the average over the sites and the worst site."""
+"""Draw methods against two figures at once: the average over the sites and the worst site."""
 
 from __future__ import annotations
 

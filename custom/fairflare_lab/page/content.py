@@ -27,7 +27,7 @@ def extremes(values: Mapping[str, float | None]) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is drawn when it is needed.
+    """Represent a figure that is drawn when it is needed.
 
     Attributes:
         name: of its files.
@@ -44,7 +44,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading; pictures and tables in this order."""
+    """Represent a part of the page with a heading; its pictures and tables come in this order."""
 
     name: str
     title: str
@@ -55,7 +55,7 @@ class Section:
 
 NOTHING = Section("", "")  # which the page leaves out
 
-#: What the words of a run's page mean.
+#: Meanings of the words of a run's page.
 OF_RUNS = (
     ("Spread", "The standard deviation of the metric between sites: 0 when all sites get the same."),
     ("Worst site", "The site with the worst value; a fair method has none far behind."),
@@ -84,10 +84,10 @@ class Lead:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole of it.
+    """Represent a whole page.
 
     Attributes:
-        title: heading.
+        title: heading of the page.
         facts: below it, what was run: a word and what it is, each.
         synthetic: which of the data are generated, a sentence; empty: none is known to be.
         summary: sentences.

@@ -1,4 +1,4 @@
-"""Groups of people: what each of them gets at every site, in one picture for each attribute."""
+"""Draw each group of people's metrics at every site, in one picture for each attribute."""
 
 from __future__ import annotations
 

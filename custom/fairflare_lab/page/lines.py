@@ -1,4 +1,4 @@
-"""Values over the rounds as frames, each drawn as lines and written as a table."""
+"""Hold values over the rounds as frames; draw each frame as lines and write each as a table."""
 
 from __future__ import annotations
 

@@ -28,17 +28,17 @@ from fairflare_lab.compare.rows import Row, complete_runs
 from fairflare_lab.compare.unseen import UnseenSites, unseen_of
 
 LAYERS = ["round", "layer", "site", "weight", "dissimilarity"]
-#: What a run's folder may hold above its results: a simulator's workspace, or a FLARE download.
+#: Path names that may lie between a run's folder and its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
 
 class PageRun(Results):
-    """What can be used of a run's document, without the values by layer.
+    """Represent the usable part of a run's results document, without the values by layer.
 
     Attributes:
-        layers: these, a frame with the columns of :data:`LAYERS`.
-        place: where it was found.
-        problems: what was wrong in its file.
+        layers: the values by layer, a frame with the columns of :data:`LAYERS`.
+        place: where the document was found.
+        problems: errors in the document's file.
     """
 
     layers: Any = None
@@ -86,7 +86,7 @@ class Material:
 
     @property
     def by_label(self) -> dict[str, list[PageRun]]:
-        """The runs of each row."""
+        """Return the runs of each row, by the row's label."""
         return {row.label: row.runs for row in self.rows}
 
     @cached_property
@@ -106,7 +106,7 @@ class Material:
 
     @property
     def over_seeds(self) -> str:
-        """What captions add where a figure is of several runs."""
+        """Return the words that captions add where a figure is of several runs."""
         return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
 
     @property

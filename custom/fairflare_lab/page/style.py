@@ -37,7 +37,7 @@ MAX_NAME = 28
 
 @dataclass(frozen=True)
 class Look:
-    """How one line or bar is told from the others."""
+    """Describe the look that distinguishes one line or bar of a figure from another."""
 
     colour: str
     marker: str

@@ -1,4 +1,4 @@
-"""What models are worth at sites that were no part of their training."""
+"""Show the performance of models at sites that were no part of their training."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How sure differences between methods are."""
+"""Compute how certain differences between methods are."""

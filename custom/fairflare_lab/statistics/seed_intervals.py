@@ -40,7 +40,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean difference and how sure it is; arrays of one shape.
+    """Store mean differences and their certainty; the fields are arrays of one shape.
 
     Attributes:
         mean: over the seeds.

@@ -32,12 +32,12 @@ COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Describe the outcome of one check of ``fairflare doctor``.
 
     Args:
-        what: its name.
+        what: name of the check.
         state: ``"problem"``: a run cannot work like this.
-        text: what was found, and what to do about it.
+        text: what the check found, and what the user should do about that.
     """
 
     what: str

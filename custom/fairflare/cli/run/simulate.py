@@ -1,4 +1,4 @@
-"""Runs a recipe in FLARE's simulator as a process group of its own."""
+"""Run a recipe in FLARE's simulator as a process group of its own."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ OF_ALL = {"check": "open their data", "validate": "measure a final model"}
 
 
 class RunView(Listener):
-    """Shows the events of a run; a context manager.
+    """Show the events of a run, as a context manager.
 
     Args:
         console: default: standard error, so that standard output has the table alone.

@@ -1,4 +1,4 @@
-"""What is said of a run before it begins and after it was stopped."""
+"""Write the messages about a run before the run begins and after the run was stopped."""
 
 from __future__ import annotations
 

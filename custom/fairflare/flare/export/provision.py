@@ -44,7 +44,7 @@ AUTHORIZATION: dict[str, Any] = {
 
 @settings
 class SitePolicyBuilder(Builder):
-    """Writes ``local/`` of the server and of every site; goes before the SignatureBuilder.
+    """Write ``local/`` of the server and of every site; this builder must precede the SignatureBuilder.
 
     ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server. The same in
     ``resources.json.default``: ``nvflare deploy prepare`` goes by that file and removes the other.

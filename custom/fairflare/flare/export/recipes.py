@@ -1,4 +1,4 @@
-"""A FLARE Recipe for every method; the job folders in ``jobs/`` are their export with default settings."""
+"""Define a FLARE Recipe for every method; the job folders in ``jobs/`` are their export with default settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A FLARE Recipe for sites that train with a script of their own, with any method."""
+"""Define a FLARE Recipe for sites that train with a script of their own, with any method."""
 
 from __future__ import annotations
 

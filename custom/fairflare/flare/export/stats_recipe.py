@@ -77,7 +77,7 @@ class StatsRecipe(Recipe):
 
 
 class _WithPackage(FedJobConfig):
-    """Carries the whole package."""
+    """Carry the whole package."""
 
     def generate_job_config(self, job_root: str) -> None:
         super().generate_job_config(job_root)

@@ -25,7 +25,7 @@ REPORT = "report"
 
 
 class OnDisk:
-    """A tensor that FLARE's disk offload keeps in a file; it says how large it is without being read."""
+    """Represent a tensor that FLARE's disk offload saved to a file; its size is known without reading the file."""
 
     def __init__(self, reference: Any) -> None:
         self._reference = reference

@@ -37,7 +37,7 @@ class _Part(BaseModel, extra="forbid", ser_json_inf_nan="null"):
 
 
 class Bin(_Part):
-    """Records with a value in [low, high); the last bin of an axis has all above, too."""
+    """Describe a histogram's bin of records with a value in [low, high); an axis's last bin also counts all above."""
 
     low: float
     high: float
@@ -45,11 +45,11 @@ class Bin(_Part):
 
 
 class Histogram(_Part):
-    """Of one axis.
+    """Store a histogram of one axis.
 
     Attributes:
-        records: all of them, also those of bins that are not told.
-        bins: those with records that may be told, in order.
+        records: number of all records, also those of bins that are withheld.
+        bins: the bins whose records may be reported, in order.
     """
 
     records: int = Field(ge=0)
@@ -61,12 +61,12 @@ class Histogram(_Part):
 
     @property
     def suppressed(self) -> int:
-        """Records of bins that are not told."""
+        """Return the number of records in bins that are withheld."""
         return self.records - sum(of.count for of in self.bins)
 
 
 class Figures(_Part):
-    """Of one site, or of all sites together.
+    """Store the figures of one site, or of all sites together.
 
     Attributes:
         counts: by the names of :data:`fairflare.core.statistics.site_figures.COUNTS`.
@@ -127,7 +127,7 @@ class StatsDocument(_Part):
 
     @property
     def synthetic(self) -> list[str]:
-        """Sites whose images are made up."""
+        """Return the sites whose images are synthetic."""
         return [site for site, of in self.sites.items() if of.counts.get("synthetic")]
 
     def class_name(self, label: int) -> str:

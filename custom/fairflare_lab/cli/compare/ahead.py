@@ -1,4 +1,4 @@
-"""Imports what most runs need, once, in the process that the runs of a comparison are forked from."""
+"""Import the modules that most runs need, once, in the process that the runs of a comparison are forked from."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""A comparison as one Markdown page: the command, what its runs were made with, and its tables."""
+"""Write a comparison as one Markdown page: the command, what its runs were made with, and its tables."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # in a run's 
 
 @dataclass
 class Progress:
-    """Where one run is.
+    """Describe the state of one run of a comparison.
 
     Attributes:
-        state: one of those above.
-        started: on the clock of this process; 0: it did not begin here.
-        seconds: it has taken here; 0: it did not end here.
-        reason: why it failed.
+        state: one of this module's constants for a run's state.
+        started: when the run began, on the clock of this process; 0: the run did not begin here.
+        seconds: time that the run took in this process; 0: the run did not end here.
+        reason: why the run failed.
     """
 
     run: Run
@@ -50,7 +50,7 @@ class Progress:
 
 
 class Runner:
-    """Does what is missing of a series.
+    """Do the runs of a series that are still missing.
 
     A pool of `concurrent.futures` does not do: one run that is killed would end all others with it, and a worker that
     does several runs one after the other keeps the memory and the random state of the first.

@@ -19,7 +19,7 @@ OWN = "own"  # train_like: every method with its own training
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of a comparison.
+    """Describe one row of a comparison.
 
     Args:
         method: of ``fairflare list``.
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a series: the arguments of :func:`fairflare.federation.plan.plan.make_plan`, JSON-able."""
+    """Describe one run of a series: the arguments of :func:`fairflare.federation.plan.plan.make_plan`, JSON-able."""
 
     entry: Entry
     seed: int
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Series:
-    """What is compared, and under which conditions.
+    """Describe the runs that are compared, and their conditions.
 
     Args:
         entries: the rows; the first one is what the others are compared with unless ``reference`` says otherwise.

@@ -1,4 +1,4 @@
-"""One run of a comparison in a process of its own; ends when its parent does."""
+"""Run one run of a comparison in a process of its own, which ends when its parent process does."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@ r"""FedMRL's aggregation weights from a self-organizing map of the sites' models
 Neurons, points in the space of the models, are pulled towards the local models round by round. A site's weight
 follows from how far its model lies from all neurons and from its cosine with the received model.
 
-A neuron only moves towards local models, so it stays an affine combination of its start and of these; all the rules
-ask for are distances, and these follow from inner products. One pass over the models, block by block, adds up the
+A neuron only moves towards local models, so it stays an affine combination of its start and the local models. The rules
+need only distances, and distances follow from inner products. One pass over the models, block by block, adds up the
 inner products of all local models and all starts (a 45 x 45 matrix for 20 sites and 25 neurons); the map is then
-trained on coefficients alone. Random starts are not stored: a counter-based generator makes the block that is needed
-from (seed, round, tensor, block). What must outlive a round are 25 points in general position, which nothing shorter
-than 25 vectors describes: they go tensor by tensor to ``keep`` and come back as ``kept``.
+trained on coefficients alone. Random starts are not stored: a counter-based generator computes each block of them from
+(seed, round, tensor, block). The 25 trained neurons must be stored between rounds as 25 full vectors; they are passed
+tensor by tensor to the function ``keep`` and are given to the next round as ``kept``.
 
-No result depends on what the sites are called: they pull together (:func:`pull`), not one after the other.
+No result depends on the sites' names or order: all sites pull the neurons at once (:func:`pull`).
 """
 
 from __future__ import annotations
@@ -65,11 +65,14 @@ class SomResult:
     """Store the results of one round of the self-organizing map.
 
     Attributes:
-        weights: alpha_h by site, ``> 0`` or ``>= 0`` where the similarity is 0; sum 1. Without the excluded sites.
-        similarity: s_h by site, in [0, 1].
-        bmu: (row, column) of the neuron nearest to the site's model, after training.
-        sq_distances: squared distance of the site's model to every neuron, (rows, columns), after training.
-        u_matrix: (rows, columns), mean distance of a neuron to its up to eight neighbours; 0 for a grid of one.
+        weights: aggregation weight alpha_h by site, ``> 0`` (0 is possible where the similarity is 0), sum 1; excluded
+            sites have no entry.
+        similarity: similarity s_h of each site's model to the received model, by site, in [0, 1].
+        bmu: by site, the (row, column) of the neuron nearest to the site's model after the map's training.
+        sq_distances: by site, the squared distance of its model to every neuron after the map's training, (rows,
+            columns).
+        u_matrix: mean distance of each neuron to its up to eight neighbours, (rows, columns); 0 for a grid of one
+            neuron.
         sigma: radius of the neighbourhood in this round.
         excluded: sites whose model is not finite.
     """
@@ -95,12 +98,12 @@ class MapSettings:
         init: where neurons start: "sample", around the mean of the first local models, or "uniform", U[0, 1) as in the
             paper: every real model is then nearly equally far from all neurons.
         sigma_0: radius of the neighbourhood in the first round.
-        kappa: decay of the radius per round.
-        sigma_min: least radius.
+        kappa: rate of the exponential decay of the radius per round.
+        sigma_min: lower bound of the radius of the neighbourhood.
         eta: learning rate of the map.
         epochs: passes over the sites in a round.
-        sigma_w: width of the weights.
-        seed: of the neurons' starts; ``None``: the run's.
+        sigma_w: width of the Gaussian that turns distances to neurons into aggregation weights (:func:`som_weights`).
+        seed: seed of the neurons' random starts; ``None``: the seed of the run.
     """
 
     grid: tuple[PositiveInt, PositiveInt] = (5, 5)
@@ -122,10 +125,10 @@ class SelfOrganizingMap(MapSettings):
     :math:`H \hat s_h`, then :func:`som_weights` of the distances to the trained neurons.
 
     Args:
-        grid, more: as in :class:`MapSettings`; without a ``seed`` it is 0.
+        grid, more: settings as in :class:`MapSettings`; the default of ``seed`` is 0 here.
 
     Attributes:
-        rounds: number of rounds that are done.
+        rounds: number of rounds that the map has been trained for.
 
     Source:
         Sahoo et al., section 3.3, read as (MRL-3) to (MRL-9) of our specification. The paper gives no formula for the
@@ -156,21 +159,23 @@ class SelfOrganizingMap(MapSettings):
         """Run one round: train the map on the local models and weigh the sites.
 
         Args:
-            states: local model by site, after training; its floating tensors count but for the statistics of batch
-                norms. Read side by side, one tensor of each at a time, and once more with ``keep``.
+            states: local model by site, after training. All floating tensors count except the statistics of batch
+                norms. The models are read side by side, one tensor of each at a time; they are read a second time if
+                ``keep`` is given.
             received: the model the sites started from.
-            kept: neurons to begin with, ``{tensor name: (rows * columns, *shape)}``; in every round after the first
-                what went to ``keep`` in the round before.
-            keep: called with the name of each tensor and the trained neurons' part of it, (rows * columns, *shape),
-                float32. Must not overwrite ``kept`` while a round may still be repeated.
+            kept: neurons at the start of the round, ``{tensor name: (rows * columns, *shape)}``; in every round after
+                the first, the tensors that ``keep`` was given in the round before.
+            keep: function that stores the trained neurons. It is called with the name of each tensor and the neurons'
+                values of it, (rows * columns, *shape), float32. It must not overwrite ``kept`` while a round may still
+                be repeated.
 
         Returns:
-            Weights and what a picture of the map needs. A site whose model is not finite is left out.
+            The sites' weights, and the data for a picture of the map. A site whose model is not finite is left out.
 
         Raises:
-            ValueError: no (usable) site, tensors that differ from the received model's (names site and tensor), a
-                received model that is not finite, or neurons that are missing or of another shape. The map is then
-                unchanged.
+            ValueError: there is no (usable) site, a site's tensors differ from the received model's (the message names
+                site and tensor), the received model is not finite, or neurons are missing or of another shape. The map
+                is then unchanged.
         """
         if self.rounds and kept is None:
             raise ValueError(f"the map needs the neurons that it handed to keep in round {self.rounds - 1}")
@@ -180,7 +185,7 @@ class SelfOrganizingMap(MapSettings):
         excluded = tuple(site for site, square in zip(models, sums.squares, strict=True) if not math.isfinite(square))
         if len(excluded) == len(models):
             raise ValueError(f"no site has a finite model: {', '.join(map(repr, excluded))}")
-        if excluded:  # rare: once more without them
+        if excluded:  # rare: read the models once more without the excluded sites
             models = {site: model for site, model in models.items() if site not in excluded}
             sums = self._add_up(models, received, kept)
 
@@ -211,20 +216,20 @@ class SelfOrganizingMap(MapSettings):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the map's state between rounds, without the neurons, as plain values."""
-        settings = {"grid": list(self.grid), "seed": self.seed}  # say what kept neurons mean
+        settings = {"grid": list(self.grid), "seed": self.seed}  # settings that stored neurons depend on
         return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: the state is of a map with other settings (names the first).
+            ValueError: the state is of a map with other settings; the message names the first setting that differs.
         """
         checks.same_settings("a map", state["settings"], self.state_dict()["settings"])
         self.rounds = int(state["rounds"])
 
     def _trained(self, sums: _Sums, strengths: Array, *, start_at_mean: bool) -> Array:
-        """Return the neurons after this round, as coefficients of the sites' points and the starts."""
+        """Return the neurons after this round, each as coefficients of the sites' models and the neurons' starts."""
         num_sites, num_neurons = len(strengths), len(self._sq_steps)
         neurons = np.eye(num_neurons, num_sites + num_neurons, k=num_sites)
         if start_at_mean:
@@ -283,8 +288,8 @@ class SelfOrganizingMap(MapSettings):
         return neurons.reshape(len(neurons), -1)
 
     def _random(self, t: int, b: int, length: int) -> Tensor:
-        """Return random numbers for block b of tensor t of all neurons, the same ones whenever they are asked for."""
-        # The two upper words of the counter say where: no block can run into the numbers of another one.
+        """Return the random start of all neurons for block b of tensor t; every call returns the same numbers."""
+        # The two upper words of the counter identify the block, so that no two blocks share random numbers.
         counter = np.array([0, 0, b, t], dtype=np.uint64)
         rng = np.random.Generator(np.random.Philox(counter=counter, key=np.array([self.seed, self.rounds], np.uint64)))
         draw = rng.standard_normal if self.init == "sample" else rng.random
@@ -295,15 +300,15 @@ class SelfOrganizingMap(MapSettings):
 
 
 class _Block(NamedTuple):
-    """Store the same stretch of parameters of every model and neuron, in float64."""
+    """Store the same block of parameters of every model and neuron, in float64."""
 
-    received: Tensor  # (n,)
+    received: Tensor  # (n,): the received model
     vectors: Tensor  # (sites, n): the local models
-    basis: Tensor  # (sites + neurons, n): the sites' points, the starts; random ones before they are scaled and moved
+    basis: Tensor  # (sites + neurons, n): sites' points, then neurons' starts (random ones still unscaled)
 
 
 class _Sums:
-    """Store the sums over all parameters that are enough to train the map without the models."""
+    """Accumulate the inner products over all parameters, from which the map is trained without the models."""
 
     def __init__(self, num_sites: int, num_neurons: int) -> None:
         self.sites, self.count, self.sq_received = num_sites, 0, 0.0
@@ -322,12 +327,11 @@ class _Sums:
     def sq_distances(self, others: Array, ones: Array | None = None) -> Array:
         r"""Return the squared distances of points from other points, (ones, others), all given by their coefficients.
 
-        Computed as :math:`|x|^2 - 2 x y + |y|^2`: all differences at once would be the sites' square times the neurons
-        in memory.
+        The distance is computed as :math:`|x|^2 - 2 x y + |y|^2`, since an array of all differences would be too large.
 
         Args:
-            others: coefficients of the other points.
-            ones: coefficients of the points; ``None``: the sites' points.
+            others: coefficients of the points that distances are measured to.
+            ones: coefficients of the points that distances are measured from; ``None``: the sites' points.
         """
         rows = self.products[: self.sites] if ones is None else ones @ self.products
         squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)
@@ -335,7 +339,7 @@ class _Sums:
         return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
 
     def spread(self) -> float:
-        """Return the standard deviation over all numbers of all vectors on the map."""
+        """Return the standard deviation over all parameters of all local models on the map."""
         mean = self.totals.mean() / self.count
         return math.sqrt(max(self.squares.mean() / self.count - mean**2, 0.0))
 
@@ -347,7 +351,7 @@ class _Sums:
 
 def _side_by_side(models: Mapping[str, State], received: State) -> Iterator[tuple[str, Tensor, list[Tensor]]]:
     """Yield name, received tensor and each site's tensor, for every floating tensor that is not empty."""
-    known = {site: set(model) for site, model in models.items()}  # asking a lazy model itself may read the tensor
+    known = {site: set(model) for site, model in models.items()}  # asking a lazy model for a name may read a tensor
     for name in received:
         base = received[name].detach().cpu()
         if is_statistic(name) or not base.is_floating_point() or not base.numel():

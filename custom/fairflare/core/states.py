@@ -32,9 +32,9 @@ from fairflare.core.aggregation.tensor_mean import blocks as blocks
 from fairflare.core.aggregation.tensor_mean import sq_norm as sq_norm
 
 States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
-WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # of a tensor: weight by site
+WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # maps a tensor name to the weights by site
 
-_LARGEST_WHOLE = 2.0**53  # above it a floating number is no exact integer
+_LARGEST_WHOLE = 2.0**53  # above this limit a floating-point number no longer holds every integer exactly
 
 
 def weighted_average(
@@ -51,7 +51,7 @@ def weighted_average(
 
     Floating tensors are accumulated in float64 and cast back; where sites differ in precision, the result has
     the promoted dtype. Integer and boolean tensors (``num_batches_tracked``) are the maximum over the sites,
-    a ``running_var`` is floored at 0, and a spectral norm's vectors are those of the averaged weight
+    a ``running_var`` is floored at 0, and a spectral norm's running vectors are computed anew from the averaged weight
     (:mod:`fairflare.core.aggregation.spectral`).
 
     Args:
@@ -61,17 +61,18 @@ def weighted_average(
             accumulator. Both forms give equal bits for the same order of sites.
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
-        updates: the states are updates (DIFF); then a ``running_var`` may be negative and is not floored.
-        how: aggregate of the sites' values, number by number. All but the mean hold one tensor of all sites, and of
-            integers the plain lower median is taken: a site alone cannot move a counter.
+        updates: whether the states are updates (DIFF). In an update a ``running_var`` may be negative and is not
+            floored.
+        how: how the sites' values are combined, number by number. Every aggregate but the mean holds one tensor of all
+            sites in memory and takes the plain lower median of integers, so that one site alone cannot move a counter.
         movement: transformation of the mean change of trained tensors; only with a mapping of states.
 
     Returns:
         The averaged state; keys in the order of the first site.
 
     Raises:
-        ValueError: no site, other sites in ``weights`` than in ``states``, a weight out of range, or a tensor
-            that is missing, unexpected, not finite, or of another shape or kind than at the first site (names
+        ValueError: there is no site, ``weights`` has other sites than ``states``, a weight is out of range, or a tensor
+            is missing, unexpected, not finite, or of another shape or kind than at the first site (the message names
             the site and the tensor).
     """
     checked = others = checks.shares(weights)
@@ -109,7 +110,7 @@ def layerwise_average(
         as in :func:`weighted_average`.
 
     Raises:
-        ValueError: as :func:`weighted_average`, or a tensor without an owner, or an owner without weights.
+        ValueError: as for :func:`weighted_average`; or a tensor has no owner, or an owner has no weights.
 
     Source:
         Yan et al., MICCAI 2024 (Fed-LWR), Eq. (6); batch-norm buffers follow the layer that owns them.
@@ -131,18 +132,18 @@ def layerwise_average(
 
 
 def difference(local: State, received: State, site: str = "local") -> dict[str, torch.Tensor]:
-    """Return the update of a site: local minus received, what travels as a DIFF.
+    """Return a site's update: its local state minus the state it received. A site sends the update as a DIFF.
 
     Args:
         local: state after local training.
-        received: state that the training started from; same keys, shapes and kinds.
+        received: state that the training started from, with the same keys, shapes and kinds as ``local``.
         site: named in errors.
 
     Returns:
         ``w_k - w^r`` with the dtype of ``local`` for floating tensors and int64 for integer and boolean ones.
 
     Raises:
-        ValueError: keys, shapes or kinds differ, or ``local`` is not finite.
+        ValueError: keys, shapes or kinds of the two states differ, or ``local`` is not finite.
     """
     check_state(local, received, site)
     update = {}
@@ -157,15 +158,15 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
 
     Args:
         state: the global state that the site received.
-        update: ``w_k - w^r``, same keys and shapes. Integer tensors may have become floating in a privacy
-            filter; they are rounded to the nearest integer.
+        update: ``w_k - w^r``, with the same keys and shapes as ``state``. Integer tensors may have become floating in a
+            privacy filter; they are rounded to the nearest integer.
         site: named in errors.
 
     Returns:
         ``w^r + update`` in the dtypes of ``state``; neither argument is changed.
 
     Raises:
-        ValueError: keys or shapes differ, a floating tensor came back as integer, or the sum is not finite.
+        ValueError: keys or shapes of the two differ, a floating tensor became integer, or the sum is not finite.
     """
     _check_names(update, state, site, "the global model")
     return {
@@ -178,15 +179,15 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
     """Return one tensor of a site's local model, in the shape and dtype of the one that the site received.
 
     Args:
-        value: what the site sent, in any precision. Integers may have become floating in a privacy filter; they are
-            rounded to the nearest.
+        value: tensor that the site sent, in any precision. A privacy filter may have turned integers into floating
+            numbers; these are rounded to the nearest integer.
         received: the tensor of the global model; not changed.
-        where: named in errors.
-        is_update: ``value`` is the difference to ``received``, else the tensor itself.
+        where: name of the tensor and site for error messages.
+        is_update: whether ``value`` is the difference to ``received``; if False, it is the local tensor itself.
 
     Raises:
-        ValueError: another shape, a floating tensor that came back as integer, a value that is not finite or does not
-            fit.
+        ValueError: the shape differs, a floating tensor became integer, or a value is not finite or does not fit the
+            dtype.
     """
     checks.same_shape(where, value, "the global model", received)
     if value.is_complex() or (received.is_floating_point() and not value.is_floating_point()):
@@ -207,15 +208,15 @@ def local_tensor(value: torch.Tensor, received: torch.Tensor, where: str, *, is_
 
 
 def check_state(state: State, like: State, site: str) -> None:
-    """Check the state of a site against another one: same keys, shapes and kinds, and every value finite.
+    """Check that a site's state has the keys, shapes and kinds of another state, and that every value is finite.
 
     Args:
         state: the state to check.
-        like: what it must look like, as a rule the global model.
+        like: state whose keys, shapes and kinds are required; as a rule the global model.
         site: named in errors.
 
     Raises:
-        ValueError: the first disagreement, with site and tensor.
+        ValueError: the states disagree; the message names the site and the first tensor that differs.
     """
     _check_names(state, like, site, "the global model")
     for name, expected in like.items():
@@ -232,10 +233,10 @@ def check_state(state: State, like: State, site: str) -> None:
 def _average(
     states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate, movement: Movement | None
 ) -> dict[str, torch.Tensor]:
-    """Return the mean of every tensor, for either form of the states (by site, or a stream).
+    """Return the average of every tensor, with the states given as a mapping by site or as a stream.
 
-    All tensors in one pass over the sites, or a pass for every tensor. ``floor``: it is of models, and what belongs
-    together in a model does so again.
+    A stream is read in one pass over the sites, a mapping in one pass per tensor. ``floor``: the states are models, not
+    updates; tensors of a model that depend on each other are then made consistent after averaging.
     """
     if not isinstance(states, Mapping):
         if movement is None:
@@ -251,9 +252,9 @@ def _average(
     def mean(name: str, wide: bool = False) -> torch.Tensor:
         column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            # A non-finite value shows up in a mean, but a median may hide it: check every tensor then.
+            # A non-finite value shows up in a mean, but a median may hide it: for a median, check every site's tensor.
             return _one_pass(column, sites, weights_of, floor, how.kind != "mean", how, wide)[name]
-        except NotFinite:  # seen in the sum, which is cheaper than at every site: now look which site it is
+        except NotFinite:  # testing the sum is cheaper than testing every site; now find the site
             for site, state in opened.items():
                 check_finite(state[name], f"site {site!r}: tensor {name!r}")
             raise
@@ -280,8 +281,9 @@ def _one_pass(
 ) -> dict[str, torch.Tensor]:
     """Return the averages of all tensors.
 
-    ``look``: at every tensor that comes, as it cannot be looked at again; ``wide``: in
-    float64."""
+    ``look``: check every tensor for finite values as it arrives, since a stream cannot be read twice. ``wide``: return
+    the averages in float64.
+    """
     means: dict[str, WeightedMean | RobustMiddle] = {}
     seen: set[str] = set()
     first_site = ""
@@ -314,7 +316,7 @@ def _one_pass(
             # Integer tensors are not averaged and need no weight.
             means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
         seen.add(site)
-        del state  # before the next one is made
+        del state  # free this state before the next one is loaded
     if not seen or seen != sites:
         _check_sites(seen, sites)
     return {name: means.pop(name).result(floor, wide) for name in list(means)}
@@ -338,7 +340,7 @@ def _check_kind(tensor: torch.Tensor, like: torch.Tensor, where: str, whose: str
 
 
 def _whole(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    """Return a tensor as int64, rounded."""
+    """Return a tensor rounded to the nearest integers, as int64."""
     if not tensor.is_floating_point():
         return tensor.long()
     if bool((tensor.abs() > _LARGEST_WHOLE).any()):

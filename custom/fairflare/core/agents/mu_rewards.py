@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 
-#: The proximal coefficient before an agent has chosen one.
+#: Proximal coefficient mu that a site uses until an agent has chosen one.
 INITIAL_MU = 1e-5
-#: Actions of the specification.
+#: Values of the proximal coefficient mu among which an agent chooses.
 MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-CAPACITY = 1000  # transitions that the agents remember
-REWARD_DELAY = 2  # mu chosen in round r is used in r + 1, and what came of it is measured at the start of r + 2
-#: A loss counts as this one at most.
+CAPACITY = 1000  # number of transitions in the agents' replay memory
+REWARD_DELAY = 2  # a mu chosen in round r is used in r + 1; its effect is measured at the start of r + 2
+#: Largest loss that an agent's observation distinguishes; a larger loss counts as this one.
 LOSS_CAP = 10.0
-#: Scaled entropy of a site that does not report it. It is constant, so any value serves the site's own network.
+#: Scaled label entropy assumed for a site that withholds it. A site's entropy is constant, so any constant will do.
 UNKNOWN_ENTROPY = -0.5
 #: Accuracy assumed for a site that withholds it.
 UNKNOWN_ACCURACY = 0.5
@@ -52,7 +52,8 @@ def label_entropy(counts: Sequence[int]) -> float:
 def told_entropy(counts: Sequence[int]) -> float:
     """Return :func:`label_entropy` rounded to :data:`ENTROPY_DECIMALS` decimals, as a site reports it.
 
-    What an agent sees of it, E / log C, moves by at most 0.05 / log C; it is a constant of the site.
+    Rounding changes the scaled entropy E / log C that an agent sees by at most 0.05 / log C. The entropy of a site is
+    the same in all rounds.
     """
     return round(label_entropy(counts), ENTROPY_DECIMALS) + 0.0
 
@@ -60,24 +61,25 @@ def told_entropy(counts: Sequence[int]) -> float:
 def observation(
     entropy: float | None, share: float, accuracy: float, loss: float, *, num_classes: int
 ) -> tuple[float, float, float, float]:
-    r"""Return what an agent sees of its site, scaled for a network.
+    r"""Return an agent's observation of its site: four numbers scaled for a neural network.
 
     .. math:: o_h = (E_h / \log C,\; P_h,\; acc_h,\; \min(loss_h, 10) / 10)
 
     Args:
-        entropy: E_h as :func:`label_entropy` gives it; None where the site withholds it: then -0.5.
+        entropy: label entropy E_h of :func:`label_entropy`; None where the site withholds it: its scaled value is then
+            -0.5.
         share: P_h, share of the site in all training images, in [0, 1].
-        accuracy: of the local model after training, on the site's validation images, in [0, 1]; NaN where the site
-            withholds it: then 0.5.
-        loss: mean training loss of the last local epoch, ``>= 0``. Where it is not finite, it counts as the
-            largest and the accuracy as 0.
-        num_classes: C, ``>= 1``.
+        accuracy: accuracy of the local model after training, on the site's validation images, in [0, 1]; NaN where the
+            site withholds it, which counts as 0.5.
+        loss: mean training loss of the last local epoch, ``>= 0``. A loss that is not finite counts as the largest one,
+            and the accuracy as 0.
+        num_classes: number of classes C, ``>= 1``.
 
     Returns:
         Four numbers in [-1, 1].
 
     Raises:
-        ValueError: a value out of range (names it).
+        ValueError: a value is out of range; the message names the value.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), Eqs. (5) to (7); the scaling is our specification's.
@@ -105,9 +107,9 @@ def global_accuracy(
     .. math:: acc = \sum_h n^{val}_h gacc_h / \sum_h n^{val}_h
 
     Args:
-        accuracies: of the *received* model at each site, before local training, in [0, 1]. None or NaN where a site
-            has no validation images; it is left out.
-        num_validation: n_val by site, ``>= 0``; None: every site counts the same.
+        accuracies: by site, accuracy of the *received* model before local training, in [0, 1]. None or NaN: the site
+            has no validation images and is left out.
+        num_validation: number of validation images n_val by site, ``>= 0``; None: every site counts the same.
 
     Returns:
         The accuracy, or None where no site measured one.
@@ -135,15 +137,15 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
     .. math:: R = e^{acc - \zeta} - 1
 
     Args:
-        accuracy: of the global model, in [0, 1] (:func:`global_accuracy`). Validation images: the paper's test
-            images would leak into the training.
+        accuracy: accuracy of the global model, in [0, 1] (:func:`global_accuracy`), on validation images. The paper
+            uses test images, which would leak into the training.
         zeta: target accuracy, in [0, 1].
 
     Returns:
-        R, ``> 0`` where the target is surpassed.
+        The reward R, ``> 0`` where the accuracy surpasses the target.
 
     Raises:
-        ValueError: a value out of range; percentages are refused on purpose.
+        ValueError: a value is outside [0, 1]; percentages are refused on purpose.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1. The authors' code has zeta = 95 and no exponential.
@@ -158,7 +160,7 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
 
 
 def warmup_in(num_rounds: int, most: int) -> int:
-    """Return the number of transitions before the first update: ``most`` or a quarter of the rounds, if that is less.
+    """Return how many transitions precede the first update: ``most``, or a quarter of the rounds if that is less.
 
     The number is at least 1.
     """
@@ -166,5 +168,5 @@ def warmup_in(num_rounds: int, most: int) -> int:
 
 
 def learning_rounds(num_rounds: int, most: int) -> int:
-    """Return rounds of federated learning in which something is learnt, with :func:`warmup_in`."""
+    """Return the number of federated rounds in which the agents learn, after the warm-up of :func:`warmup_in`."""
     return max(num_rounds - REWARD_DELAY - warmup_in(num_rounds, most) + 1, 0)

@@ -1,4 +1,4 @@
-r"""Networks that value the action of every agent and, through a monotonic mixer, all of them; and their training."""
+r"""Define and train networks that value each agent's action, and a monotonic mixer that values all actions jointly."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fairflare.base import checks
 from fairflare.core.agents.mu_rewards import CAPACITY
 
-OBSERVATION_SIZE = 4  # numbers that an agent sees
-EMBED = 32  # width of the mixer
-BATCH, TARGET_EVERY = 32, 10  # transitions: per gradient step, between target copies
+OBSERVATION_SIZE = 4  # numbers in an agent's observation
+EMBED = 32  # width of the mixer's hidden layer
+BATCH, TARGET_EVERY = 32, 10  # transitions per gradient step, and between copies to the target networks
 CLIP = 10.0  # largest norm of the gradient
-MANY_AGENTS = 8  # with more: one network for all by default, and a mixer that does not grow with their square
-INDEX = torch.int16  # of an action, where it is remembered
+MANY_AGENTS = 8  # above it, agents share one network by default and the mixer is SummaryMixer
+INDEX = torch.int16  # dtype of an action's index in the replay memory
 
 
 def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
@@ -28,9 +28,9 @@ def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
     .. math:: Q_{tot} = \mathrm{ELU}(q^T |W_1| + b_1) \cdot |W_2| + V
 
     Args:
-        q: value of each agent's action, (..., H).
-        w1, b1, w2, v: what the hypernetworks make of the state, before the absolute value: (..., H, E), (..., E),
-            (..., E), (...).
+        q: value of each of the H agents' actions, (..., H).
+        w1, b1, w2, v: weights and biases that the hypernetworks compute from the state, before the absolute value is
+            taken: (..., H, E), (..., E), (..., E), (...).
 
     Returns:
         Q_tot, (...).
@@ -43,18 +43,20 @@ def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
 
 
 def td_target(rewards: Tensor, next_q_tot: Tensor, done: Tensor, gamma: float) -> Tensor:
-    r"""Return what Q_tot should have been, :math:`y = R + \gamma (1 - done)\, Q_{tot}^{target}(s', a')`.
+    r"""Return the temporal-difference target of the joint value Q_tot.
+
+    .. math:: y = R + \gamma (1 - done)\, Q_{tot}^{target}(s', a')
 
     Args:
-        rewards, next_q_tot: (n,).
+        rewards, next_q_tot: rewards of n transitions and the target networks' joint value after them, (n,) each.
         done: (n,), 1 where the episode ended with this reward.
-        gamma: discount in [0, 1].
+        gamma: discount of future rewards, in [0, 1].
     """
     return rewards + gamma * (1.0 - done) * next_q_tot
 
 
 class _Linear(nn.Module):
-    """``nn.Linear``, drawn from a generator of our own; with ``copies``, so many side by side, for (copies, n, in)."""
+    """Apply a linear layer whose start is drawn from a given generator; ``copies``: as many layers side by side."""
 
     def __init__(self, fan_in: int, fan_out: int, generator: torch.Generator, copies: int | None = None) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class _Linear(nn.Module):
 
 
 class Mixer(nn.Module):
-    """:func:`mix`, with weights that hypernetworks compute from the state, the agents' observations in a row."""
+    """Mix the agents' values by :func:`mix`, with weights that hypernetworks compute from all agents' observations."""
 
     def __init__(self, num_agents: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -89,10 +91,11 @@ class Mixer(nn.Module):
 
 
 class SummaryMixer(nn.Module):
-    """:class:`Mixer` for many agents: its size does not depend on their number (ours; the paper has few sites).
+    """Mix the values of many agents, like :class:`Mixer`, with a size that does not depend on their number.
 
-    The state is mean and spread of the observations, (8,). An agent's row of W_1 is what one network for all makes of
-    the state and its own observation, divided by the number of agents, so that Q_tot keeps its scale.
+    The state is mean and spread of the observations, (8,). One network for all agents computes each agent's row of W_1
+    from the state and the agent's own observation; the row is divided by the number of agents, so that Q_tot keeps
+    its scale. This mixer is ours; the paper has few sites.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -111,11 +114,11 @@ class SummaryMixer(nn.Module):
 
 
 class _Networks(nn.Module):
-    """Q_h(o_h, a) of every agent, two hidden layers with ReLU and linear output, and the mixer over them.
+    """Compute every agent's values Q_h(o_h, a) by networks with two hidden ReLU layers, and mix them.
 
-    The first layer's inputs are the four numbers seen; with one network for all, who is asked and its action before,
-    one-hot. One-hot inputs pick rows of the weights, so that a step grows with the
-    number of agents and not with its square.
+    The first layer's inputs are the four numbers of the observation. A network shared by all agents also gets the agent
+    and its previous action, one-hot. One-hot inputs pick rows of the weights, so that the work of a step grows with
+    the number of agents and not with its square.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class _Networks(nn.Module):
         return q
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
-        """Return Q_tot of the agents' actions: (n, H, actions), (n, H) and (n, H, 4) to (n,)."""
+        """Return Q_tot, (n,), from values (n, H, actions), chosen actions (n, H) and observations (n, H, 4)."""
         taken = q.gather(2, action.unsqueeze(2)).squeeze(2)
         total: Tensor = taken.sum(dim=-1) if self.mixer is None else self.mixer(taken, seen)
         return total
@@ -158,10 +161,10 @@ class Step(NamedTuple):
     """Store one decision of all agents; agents are in sorted order.
 
     Attributes:
-        observation: (H, 4); all of them are what the mixer sees.
-        present: (H,); an absent agent can only do again what it did before.
-        previous: (H,), index of the actions before.
-        action: (H,), index of the actions chosen.
+        observation: observations of the H agents, (H, 4); the mixer sees all of them.
+        present: whether each agent is present, (H,); an absent agent can only repeat its previous action.
+        previous: index of each agent's previous action, (H,).
+        action: index of each agent's chosen action, (H,).
     """
 
     observation: Tensor
@@ -174,8 +177,8 @@ def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
     """Return which actions each agent may choose: a present agent all, an absent one only its previous action.
 
     Args:
-        present: (..., H), True where one of the H agents is present.
-        previous: (..., H), index of each agent's action before.
+        present: whether each of the H agents is present, (..., H).
+        previous: index of each agent's previous action, (..., H).
         num_actions: from which each of them chooses.
 
     Returns:
@@ -192,10 +195,10 @@ class Learner:
     .. math:: y = R + \gamma (1 - done)\, Q_{tot}^{target}\bigl((\max_a Q_h^{target}(o'_h, a))_h, s'\bigr)
 
     Args:
-        num_agents: H.
+        num_agents: number of agents H.
         num_actions: from which each of them chooses.
-        generator: of weights and batches.
-        mixer, shared, gamma, lr, hidden, warmup, updates: of :class:`fairflare.core.qmix.QMix`.
+        generator: random generator for initial weights and for batches.
+        mixer, shared, gamma, lr, hidden, warmup, updates: settings that :class:`fairflare.core.qmix.QMix` describes.
     """
 
     def __init__(
@@ -236,13 +239,13 @@ class Learner:
 
     @torch.no_grad()
     def values(self, step: Step) -> Tensor:
-        """Return Q_h of each action, (H, actions)."""
+        """Return the value Q_h of each action of each agent, (H, actions)."""
         q: Tensor = self._online(step.observation[None], step.previous[None])[0]
         return q
 
     @torch.no_grad()
     def joint_value(self, step: Step) -> float:
-        """Return Q_tot of a decision."""
+        """Return the joint value Q_tot of a decision of all agents."""
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:

@@ -1,4 +1,4 @@
-r"""Local losses of the baselines and lead methods: losses for imbalanced classes, and terms added to a loss.
+r"""Compute local training losses of the methods: losses for imbalanced classes, and terms added to a loss.
 
 The losses for imbalanced classes take logits (n, C) or (n, C, d1, ...), targets (n,) or (n, d1, ...) of class
 indices, and ``counts``: the site's own number of training samples (pixels) of each class. They change the logits
@@ -182,7 +182,7 @@ def ldam_loss(
         cosines: (n, C, ...), output of a cosine classifier (normalised features and class vectors, no bias).
         targets: (n, ...), class indices.
         counts: (C,), as in :func:`class_log_prior`.
-        max_margin: of :func:`ldam_margins`.
+        max_margin: margin of the rarest class, as in :func:`ldam_margins`.
         scale: s, finite and ``> 0``.
         weights: v, (C,), finite and ``>= 0``, for instance :func:`drw_weights`; None: 1.
         reduction: ``"mean"`` (over the samples, divided by the sum of their weights, as in PyTorch; 0 when that is

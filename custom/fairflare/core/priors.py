@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NORM_FLOOR = 1e-12  # with this floor a feature vector of zeros has the distance 2 to every vector
-MIN_SUM = 1e-12  # divergences that sum to this or less have no shares
+MIN_SUM = 1e-12  # divergences whose sum is at most this are not divided by it
 RF_MODES = ("paper", "code", "class_mean")
 #: Names of timm models, but no other source: "hf-hub:" would download from the network, "local-dir:" read a folder.
 TIMM = r"^timm:[A-Za-z0-9_.-]+$"
@@ -81,7 +81,7 @@ class RunningClassMean:
         self.num_classes = num_classes
         self.counts = torch.zeros(num_classes, dtype=torch.int64)
         self._sums = torch.zeros(num_classes, dtype=torch.float64)
-        self._epochs: list[tuple[Tensor, Tensor]] = []  # closed ones: means, and which classes were seen
+        self._epochs: list[tuple[Tensor, Tensor]] = []  # class means of each closed epoch, and which classes it had
 
     def add(self, values: Tensor, targets: Tensor) -> None:
         """Add a batch, which may be empty: values (n,), and the samples' classes (n,) in [0, C).
@@ -138,9 +138,9 @@ def class_means(values: Tensor, targets: Tensor, num_classes: int) -> Tensor:
     .. math:: w_c = \frac{1}{M_c} \sum_{i: \text{label } c} \ell_i
 
     Args:
-        values: (n,), one for each sample.
-        targets: (n,), their classes in [0, C).
-        num_classes: C.
+        values: one value for each sample, (n,).
+        targets: class of each sample, (n,), in [0, C).
+        num_classes: number of classes C.
 
     Returns:
         (C,) float64 on the CPU; NaN for a class without samples.

@@ -1,6 +1,6 @@
-r"""Sharpness: how flat a model is on a data set, and the optimizers that look for flat minima.
+r"""Measure a model's sharpness on a data set: how much its loss grows at a small distance uphill.
 
-All ask how much the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
+All measures here ask how much the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
 :math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.
 :class:`SAM` and :class:`GSAM` (:mod:`fairflare.core.objectives.sam`) do so for every mini-batch while a site trains,
 :func:`sharpness` once for the whole local data set and the received model.

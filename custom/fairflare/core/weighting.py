@@ -1,4 +1,4 @@
-"""Rules that turn what the sites report into aggregation weights.
+"""Compute aggregation weights from the sites' reports, by one rule for each method.
 
 Every rule is a pure function of dicts keyed by site name. The weights it returns are in sorted order of the
 sites, ``>= 0`` and sum to 1 unless it says otherwise; no argument is changed.

@@ -30,7 +30,8 @@ class Clip:
         site: name of the site.
         what: ``PARAMETERS`` or ``STATISTICS``: L2 norm of the change; ``COUNTERS``: largest change of an integer;
             ``VARIANCES``: lowest running variance, which counts as 0.
-        value, used: as sent; as it counts (infinite where float64 cannot hold the norm).
+        value, used: the quantity as the site sent it, and as it counts after limiting (infinite where float64 cannot
+            hold the norm).
     """
 
     site: str
@@ -62,7 +63,7 @@ def clipped_states(
         The states, a changed one as a lazy view and the others as they are; and what was cut, sites in sorted order.
 
     Raises:
-        ValueError: factor out of range.
+        ValueError: the factor is out of range.
 
     Source:
         Norm clipping at a quantile of the sites' norms: Andrew et al., "Differentially Private Learning with Adaptive

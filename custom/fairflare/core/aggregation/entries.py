@@ -14,14 +14,14 @@ WHICH = "/which"  # behind a tensor's name: one bit for each of its numbers; wit
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return which entries have the largest magnitude.
+    """Return a mask of a tensor's entries with the largest magnitudes.
 
     Args:
-        values: finite, of any shape.
-        count: how many, ``>= 0``; at most all.
+        values: tensor of finite numbers, of any shape.
+        count: number of entries to select, ``>= 0``; a larger number than there are selects all.
 
     Returns:
-        A flat boolean mask with exactly so many; of equal ones the first.
+        A flat boolean mask with exactly that many True; among equal magnitudes the first entries win.
     """
     return _largest(values.detach().reshape(-1).abs(), count)
 
@@ -72,7 +72,8 @@ def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, 
         like: the model.
 
     Raises:
-        ValueError: a tensor that the model does not have, or another number of entries than it says (names it).
+        ValueError: the model lacks a tensor, or a tensor has another number of entries than its mask says (the message
+            names the tensor).
     """
     for name in (name for name in download if not name.endswith(WHICH)):
         if name not in like:
@@ -98,11 +99,11 @@ def with_entries(
     Args:
         state: w.
         download: see :func:`unpacked`.
-        minus: m, what the change holds of this model's own; tensors of the same names.
-        weight: a.
+        minus: m, this site's own part of the change, to be subtracted; tensors of the same names.
+        weight: a, factor of the site's own part.
 
     Returns:
-        A new state, summed in float64; tensors of which nothing came are those of ``state``.
+        A new state, summed in float64; tensors without downloaded entries are those of ``state``.
 
     Raises:
         ValueError: as :func:`unpacked`.
@@ -122,8 +123,8 @@ def change_between(now: State, before: State, names: Collection[str]) -> State:
     """Return the change between two models, each tensor made when it is asked for.
 
     Args:
-        now, before: the models.
-        names: tensors to look at; integer ones are left out.
+        now, before: the model after and before the change.
+        names: names of the tensors to compare; integer tensors are left out.
     """
     floating = [name for name in now if name in names and now[name].is_floating_point()]
     return Made(floating, lambda name: (now[name].double() - before[name].double()).to(now[name].dtype))

@@ -18,7 +18,7 @@ from fairflare.core.states import State
 from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
 
 K = TypeVar("K", bound=Hashable)
-LEAST_VARIANCE = 1e-5  # of a batch norm in a model from which another was taken away
+LEAST_VARIANCE = 1e-5  # lower bound of a batch norm's variance after one model was subtracted from another
 
 # ------------------------------------------------------------------------------------------------ what several share
 
@@ -96,8 +96,8 @@ def nova_weights(
               \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
 
     Args:
-        shares: p by site, sum 1.
-        norms: of a by site, ``> 0``.
+        shares: share p of each site in the average, by site, sum 1.
+        norms: norm :math:`\lVert a_k \rVert_1` by site, ``> 0``.
         steps: in place of the norms in :math:`\tau_{eff}` (the authors, with a proximal term).
 
     Returns:

@@ -105,8 +105,8 @@ def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]
     With both rows of A and columns of B at 0 their gradients are 0 too: training leaves them there.
 
     Args:
-        state: of a model; not changed.
-        rank: to keep, ``>= 1``; what has no more stays as it is.
+        state: state dict of a model; not changed.
+        rank: rank to retain, ``>= 1``; adapters of at most this rank stay unchanged.
     """
     found = dict(state)
     for name_a, name_b in pairs_of(state).values():
@@ -134,7 +134,7 @@ class Products:
     """Average adapters by their products, in place of the mean of each factor (:mod:`fairflare.core.states`).
 
     Attributes:
-        made: by layer, of the last average; without the factors.
+        made: result of the last average by layer, without the factors.
     """
 
     made: dict[str, tuple[float, float]] = field(default_factory=dict)

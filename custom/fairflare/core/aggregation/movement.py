@@ -25,14 +25,15 @@ class Movement:
         move: is given the mean change, ``names -> w - w^r`` in float64, and gives back the change to apply: the same
             names and shapes, finite. The mean of a tensor is made when it is asked for, each time anew, so that
             nothing of the model's size waits. The mapping itself given back: the plain average.
-        types: of the tensors that it is about, by name.
-        start: gives what the sites started from; ``None``: the states are changes themselves. Called when the first
+        types: dtype of each tensor that is transformed, by name.
+        start: function that returns the model the sites started from; ``None``: the states are changes themselves.
+            Called when the first
             tensor is asked for.
         buffers: weight by site of the other floating tensors, as in :func:`weighted_average`; default: as the rest.
         products: averages low-rank adapters, of models, where ``move`` gives ``change`` itself.
 
     Attributes:
-        length: of the change that was applied, as a factor of the mean change's; 1 where either is not known.
+        length: length of the applied change divided by the length of the mean change; 1 where either is unknown.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Movement:
         """Make the new tensors by name; ``None``: the change stays as it is.
 
         Args:
-            mean: of the sites' tensors of a name, float64.
+            mean: function that returns the mean of the sites' tensors with a given name, in float64.
 
         Raises:
             ValueError: what ``move`` gives has other names, or (when a tensor is made) another shape, or is not finite.

@@ -21,9 +21,9 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
     scaled so that they sum to what these sites had together before (to 1 where that was 0).
 
     Args:
-        before: r by site, of the round's sites, ``>= 0``; 0 for all in the first round.
-        cosines: phi by site, in [-1, 1].
-        alpha: in [0, 1].
+        before: reputation r of each site of the round before this round, ``>= 0``; 0 for all in the first round.
+        cosines: phi by site, cosine of the site's change with the mean change, in [-1, 1].
+        alpha: share of the old reputation that is retained, in [0, 1].
 
     Source:
         Xu et al., NeurIPS 2021, Eq. 3; the least value: the authors' code.
@@ -35,12 +35,12 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
 
 
 def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""Return the part of the change that a site is sent; 1 where all are 0.
+    r"""Return the part of the model's change that each site is sent; 1 for all where all reputations are 0.
 
     .. math:: q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
     Args:
-        reputations: by site, ``>= 0``.
+        reputations: reputation r of each site, ``>= 0``.
         beta: ``> 0``.
     """
     values = {site: math.tanh(beta * value) for site, value in reputations.items()}

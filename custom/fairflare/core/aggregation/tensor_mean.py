@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-HELD = 2**27  # bytes of one tensor at the sites that are read before they are added
+HELD = 2**27  # bytes of the sites' copies of one tensor that are read before they are summed
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
@@ -39,7 +39,7 @@ MEAN = Aggregate()
 
 
 class NotFinite(ValueError):
-    """Report that an average is not finite: a tensor is not, or the weights sum to slightly more than 1."""
+    """Report that an average is not finite, because a tensor is not or the weights sum to slightly more than 1."""
 
 
 class RobustMiddle:
@@ -91,9 +91,9 @@ class WeightedMean:
         """Begin a weighted mean with the first site's tensor.
 
         Args:
-            name: of the tensor.
-            first_site: whose tensor is ``first``.
-            first: gives shape and dtype.
+            name: name of the tensor.
+            first_site: name of the site that sent ``first``.
+            first: tensor of the first site; it defines shape and dtype of the result.
             hold: bytes of tensors that may wait, to be added together: the sum then stays in the cache.
         """
         self.name, self.first_site = name, first_site
@@ -116,7 +116,7 @@ class WeightedMean:
             self._add_waiting()
 
     def _add_waiting(self) -> torch.Tensor:
-        """Return the sum so far, flat, in float64."""
+        """Add the waiting tensors and return the weighted sum so far, flat, in float64."""
         if self.total is None:
             self.total = torch.zeros(self.like.numel(), dtype=torch.float64, device=self.like.device)
         scratch = self._room()
@@ -127,7 +127,7 @@ class WeightedMean:
         return self.total
 
     def _blocks(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """Yield the tensor block by block, beside those of what waits."""
+        """Yield each block of the tensor together with the same block of every tensor that waits to be added."""
         for block, *parts in zip(flat.split(_BLOCK), *(part.split(_BLOCK) for part, _ in self._waiting), strict=True):
             yield block, parts
 
@@ -185,7 +185,7 @@ def sq_norm(update: Mapping[str, torch.Tensor], names: Iterable[str] | None = No
     """Return the squared L2 norm over the tensors of an update, accumulated in float64.
 
     Args:
-        update: any state.
+        update: state whose tensors are measured.
         names: tensors to include; every floating tensor when None (integer counters are not part of a norm).
 
     Returns:

@@ -36,12 +36,12 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
     r"""Return the squared L2 norm of every site's change, :math:`\lVert w_k - w^r \rVert^2`.
 
     Args:
-        states: by site, finite.
-        received: what they started from; ``None``: the states are changes.
-        names: tensors to look at; integer ones are left out.
+        states: finite state of each site, by site.
+        received: model that the sites started from; ``None``: the states are changes already.
+        names: names of the tensors to include; integer tensors are left out.
 
     Returns:
-        By site, sorted; infinite where float64 cannot hold it.
+        The squared norm by site, sites sorted; infinite where float64 cannot hold it.
     """
     found: dict[str, float] = {}
     for site in sorted(states):
@@ -70,10 +70,10 @@ def cosines(
     Args:
         states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
         weights: c by site, finite, ``>= 0``; the sites of ``states``. Their sum does not matter.
-        leave_out: the site's own part is not in the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
+        leave_out: whether the site's own part is left out of the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
 
     Returns:
-        By site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
+        The cosine by site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
     """
     sites = sorted(states)
     checks.same_names("weights", weights, "states", states)

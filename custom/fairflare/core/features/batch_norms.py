@@ -23,7 +23,7 @@ from fairflare.core.features.norms import lone_samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WIDE = 2**22  # numbers that are held in float64 at once
+WIDE = 2**22  # most numbers that are held in float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"
 Forward = Callable[["torch.Tensor"], object]
 
@@ -99,9 +99,9 @@ def next_group(
     Args:
         model: in any mode; is as before afterwards.
         images: a batch, on the model's device.
-        done: names of norms that have their new statistics.
-        all_at_once: every norm that the pass reaches.
-        forward: the pass; default: ``model(images)``.
+        done: names of norms that have their new statistics already.
+        all_at_once: return every norm that the pass reaches.
+        forward: function that runs the forward pass; default: ``model(images)``.
     """
     pending = {name: module for name, module in running_norms(model).items() if name not in set(done)}
     calls: Counter[str] = Counter()
@@ -184,7 +184,7 @@ def measure(
         group: of :func:`next_group`; a pass ends behind its last norm.
         by_batch: all norms normalise by the batch, as in training, and not by their running statistics, which stay as
             they are; the rest of the network is in evaluation mode.
-        forward: as there.
+        forward: as in :func:`next_group`.
 
     Raises:
         Unmeasurable: an input is not finite (names the norm).

@@ -31,12 +31,12 @@ class GroupAdapter(nn.Module):
     group is not known the mean of all S.
 
     Args:
-        layer: linear, or a convolution without groups; what it holds stays as it is.
-        name: of the layer, for an error.
-        groups: G, ``>= 2``.
-        rank: r, even.
+        layer: linear layer, or convolution without groups; its weights stay unchanged.
+        name: name of the layer, for error messages.
+        groups: number of groups G, ``>= 2``.
+        rank: rank r of the adapter, an even number.
         alpha: numerator of the scale s = alpha / rank.
-        own: lambda, in (0, 1].
+        own: lambda, weight of the group's own singular values, in (0, 1].
 
     Source:
         Li et al., "FairFedMed", IEEE TMI 2025; start, lambda and the mean for an unknown group as in the authors' code.

@@ -1,4 +1,4 @@
-"""Two models over the same images: the features of each layer side by side, some images at a time."""
+"""Run two models on the same images, some at a time, and hand over the features of each layer side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms by the type of their module: which tensors are theirs; and batch norms with a batch of one sample."""
+"""Find the norm layers of a model and their tensors, and let batch norms accept a batch of one sample."""
 
 from __future__ import annotations
 

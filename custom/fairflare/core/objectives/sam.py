@@ -1,4 +1,4 @@
-r"""Optimizers that look for flat minima: SAM and GSAM.
+r"""Define the optimizers SAM and GSAM, which look for flat minima of the loss.
 
 They ask for every mini-batch how the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
 :math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.

@@ -1,4 +1,4 @@
-"""Lists of tensors (parameters, gradients) as one long vector.
+"""Compute with a list of tensors (parameters, gradients) as with one long vector.
 
 The tensors of a list may differ in device and type, and are not copied together.
 """

@@ -26,7 +26,7 @@ CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) 
 BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
 WIDE = 20000  # columns of a block that is a part of one channel
 GPU_BLOCK = 2**18  # as many that what waits for the host is little
-LEAST_PIXELS = 64  # of a channel, from which its products serve the batch norm behind, too: of fewer they cost more
+LEAST_PIXELS = 64  # pixels of a channel from which its products are reused for the batch norm after it
 PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
 LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
 CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
@@ -176,7 +176,7 @@ class _Rows:
 
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
-        self.n = 0  # rows in the store
+        self.n = 0  # number of rows in the store
         self.pieces: list[list[Callable[[], Tensor]]] = []  # of some rows each: block by block, (2, rows, columns)
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]

@@ -1,4 +1,4 @@
-"""Products of rows of features, in strips where they are symmetric, on a CPU by oneDNN."""
+"""Multiply rows of features: symmetric products in strips, and on a CPU by oneDNN."""
 
 from __future__ import annotations
 

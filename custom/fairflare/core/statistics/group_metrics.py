@@ -31,10 +31,10 @@ from fairflare.core.statistics.group_sums import (
 )
 
 K = TypeVar("K", bound=Hashable)
-STEPS = 51  # of a ROC curve
+STEPS = 51  # number of points of a ROC curve
 #: Metrics for which the worst group is named and an equity-scaled value is computed.
 SCALED = ("accuracy", "auc", "dice")
-WITHIN = "_within"  # behind a gap's name: within the sites, see :func:`gap_within`
+WITHIN = "_within"  # suffix of a gap's name for the gap within the sites, see :func:`gap_within`
 LABELS: Mapping[str, str] = {
     "equalised_odds": "largest gap in sensitivity or in false positives",
     "equal_opportunity": "largest gap in sensitivity",
@@ -215,7 +215,7 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
 
     Args:
         sites: ``{site: {group: figures}}``, metrics and the number of ``cases``; without those who are not known.
-        name: of the metric.
+        name: name of the metric.
 
     Returns:
         the gap, the group that is the lower one, and the sites; NaN and none where no site has a value of two groups.
@@ -255,7 +255,7 @@ def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: f
     Args:
         weights: q by group, sum 1; a new group enters with the mean, all alike where there are none.
         losses: L by group, finite; a group without one keeps its weight, and those with one share what they hold.
-        rate: eta.
+        rate: step size eta.
     """
     mean = sum(weights.values()) / len(weights) if weights else 1.0
     before = {**weights, **{key: mean for key in losses if key not in weights}}

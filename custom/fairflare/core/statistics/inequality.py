@@ -16,9 +16,9 @@ from fairflare.base import checks
 from fairflare.core.statistics.intervals import LEVEL, wilson
 
 DRAWS = 9_999
-WORK = 4_000_000  # numbers to draw in one test; many sites are compared with fewer deals
-SEED = 20_260_101  # of the draws: the same figures from the same results
-MOST_CASES = 10**9 - 1  # that NumPy draws from
+WORK = 4_000_000  # random numbers that one test may draw; with many sites it uses fewer deals, at least 999
+SEED = 20_260_101  # fixed seed of the random deals, so that equal results give equal figures
+MOST_CASES = 10**9 - 1  # largest number of cases that NumPy's sampling accepts
 _TIE = 1e-9  # difference by which two equal statistics may differ through rounding
 
 Counts = npt.NDArray[np.int64]

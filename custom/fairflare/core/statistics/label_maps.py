@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 Array = npt.NDArray[np.floating]
-_CELLS = 8  # of a picture, in each direction
+_CELLS = 8  # cells into which a picture is divided in each direction
 _CLEAR = 0.2  # more of the labels that it moves, balanced, that another map must explain
 _EVIDENCE = 16.0  # of z squared for two classes
 
@@ -124,7 +124,7 @@ def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes
 
     Args:
         looks_like: class that each label looks like.
-        names: of the classes, where there are any.
+        names: names of the classes, if they have any.
         classes: number of classes.
     """
     steps = {(label - other) % classes for label, other in looks_like.items()}

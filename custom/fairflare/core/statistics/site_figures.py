@@ -18,10 +18,10 @@ class Axis:
     """Define bins of equal width from 0; values above the last bin are counted in it.
 
     Attributes:
-        width: of a bin, in ``unit``.
-        bins: their number.
-        unit: of the values.
-        doc: what is counted.
+        width: width of a bin, in ``unit``.
+        bins: number of bins.
+        unit: unit of the values.
+        doc: description of the quantity that is counted.
         whole: values are whole numbers, a bin holds ``width`` of them.
     """
 
@@ -39,7 +39,7 @@ class Axis:
         """Return the number of the bin with this lower end.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no bin has this lower end.
         """
         found = round(low / self.width)
         if not 0 <= found < self.bins or abs(found * self.width - low) > 1e-4 * self.width + 1e-6:

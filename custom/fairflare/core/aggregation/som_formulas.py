@@ -56,9 +56,9 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
     itself that their steps in turn would leave it, but no site has the advantage of the last one.
 
     Args:
-        sq_distances: of every site to every neuron, (sites, neurons).
+        sq_distances: squared distance of every site's model to every neuron, (sites, neurons).
         strengths: t_h, ``>= 0``, (sites,): number of sites times s-hat.
-        sq_steps: of :func:`grid_sq_steps`, (neurons, neurons).
+        sq_steps: squared grid distances of :func:`grid_sq_steps`, (neurons, neurons).
         eta: learning rate, ``> 0``.
         sigma: radius of the neighbourhood, ``> 0``.
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 
 LEFT, RIGHT = "_u", "_v"
-ITERATIONS = 15  # as torch makes when it begins
+ITERATIONS = 15  # power iterations; torch makes as many when a spectral norm is created
 
 
 def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return new running vectors for every weight under torch's spectral norm.
 
-    By power iteration from the averaged ones.
+    The vectors are found by power iteration from the averaged vectors.
 
     A weight is divided by u^T W v. A mean of the sites' vectors is shorter than 1 and belongs to no matrix, so that the
     network would divide by too little until it has trained on.

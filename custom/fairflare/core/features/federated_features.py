@@ -25,9 +25,9 @@ def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tens
     .. math:: \frac1n \sum_i (\mathrm{softmax}(W h_i + b) - e_c) [h_i^\top, 1]
 
     Args:
-        features: (n, d), n at least 1; the result can be differentiated by them.
-        label: c.
-        weight, bias: (C, d) and (C,).
+        features: features h, (n, d), n at least 1; the result can be differentiated by them.
+        label: class index c of all the features.
+        weight, bias: parameters W and b of the classifier, (C, d) and (C,).
 
     Returns:
         (C, d + 1); the last column belongs to the bias.
@@ -100,9 +100,9 @@ def retrained_classifier(
     """Return a linear classifier trained from scratch on features of classes in equal parts.
 
     Args:
-        features: (C, n, d).
+        features: n features of each class, (C, n, d).
         epochs, learning_rate, batch_size: of plain SGD on the cross-entropy.
-        seed: of the start (PyTorch's for a linear layer) and of the order.
+        seed: seed of the initial parameters (PyTorch's for a linear layer) and of the order of the batches.
 
     Returns:
         Weight (C, d) and bias (C,).

@@ -1,6 +1,7 @@
 """Test whether sites are more unequal than chance explains, find which sites are, and give each an interval.
 
-Equal means: all test cases are draws from one, whoever has them. Nothing here knows a message or a file.
+Sites are equal if the test cases of all sites are draws from one distribution. The functions take and return plain
+numbers.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def mean_interval(
     too often (ten cases of Dice .93: 0.90 in place of 0.95).
 
     Args:
-        value: of the metric.
-        error: its standard error over ``cases`` cases.
-        cases: independent ones.
+        value: value of the metric.
+        error: standard error of the value over ``cases`` cases.
+        cases: number of independent cases.
         low, high: range of the metric; one that is not finite: the interval is symmetric, and cut to the range.
 
     Returns:

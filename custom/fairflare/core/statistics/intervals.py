@@ -18,8 +18,8 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     """Return shares with Wilson's interval.
 
     Args:
-        hits, count: (parts,) of how many, and out of how many.
-        error: 1 minus the level.
+        hits, count: number of hits and number of trials of each share, (parts,).
+        error: error probability, 1 minus the confidence level.
 
     Returns:
         (parts, 3): share, lower and upper end; NaN where ``count`` is 0.
@@ -55,7 +55,7 @@ def degrees_of_folds(parts: int, cases: float) -> float:
     methods are then called different in less than 5 of 100 comparisons (``benchmarks/bench_group_verdicts.py``).
 
     Args:
-        parts: number of parts.
-        cases: of the smallest group, above 1.
+        parts: number of parts into which the cases are divided.
+        cases: number of cases of the smallest group, above 1.
     """
     return min(parts // 2, cases - 1)

@@ -17,8 +17,8 @@ def unlike_itself(values: Mapping[int, Mapping[str, float]], margin: float) -> d
               |e_{kr} - \mathrm{med}_{s \neq r} e_{ks}| > \max(3 \cdot 1.4826\,\mathrm{MAD},\; \text{margin})
 
     Args:
-        values: by round and site; those that are not finite are left out.
-        margin: least distance that counts.
+        values: a site's value by round and site; values that are not finite are left out.
+        margin: smallest distance that counts as unlike.
 
     Returns:
         The rounds by site; none of a site with fewer than :data:`FEWEST` rounds, or without two others beside it.

@@ -137,7 +137,7 @@ def drw_weights(
         counts: (C,), as in :func:`class_log_prior`.
         current_round: ``0 <= current_round < num_rounds``.
         num_rounds: ``>= 1``.
-        beta: in [0, 1).
+        beta: constant of the effective number of samples, in [0, 1).
         start: share of the rounds with weights 1, in [0, 1]; at least the first round has them unless it is 0.
 
     Returns:
@@ -265,7 +265,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
             names to tensors, or tensors.
         reference: w^r: a model, or a mapping (a state dict, for instance) that has at least the names of
             ``params``, or as many tensors in the same order. Constant: no gradient.
-        mu: finite and ``>= 0``; 0 is FedAvg and costs nothing.
+        mu: strength of the pull, finite and ``>= 0``; 0 is FedAvg and costs nothing.
 
     Returns:
         A scalar on the device of the first parameter; 0 without parameters.

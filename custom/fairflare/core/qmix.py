@@ -22,7 +22,7 @@ from fairflare.core.agents.q_learning import OBSERVATION_SIZE, Learner, Step, av
 
 __all__ = ["QMix", "Step", "epsilon_at", "learning_rounds", "warmup_in"]
 
-EPS_START, EPS_END = 1.0, 0.05  # share of random actions at first and at last
+EPS_START, EPS_END = 1.0, 0.05  # share of random actions in the first decisions and after the decay
 
 
 def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
@@ -80,7 +80,7 @@ class QMix:
         initial = min(range(len(self.actions)), key=lambda a: abs(self.actions[a] - INITIAL_MU))
         self._last_observation = torch.zeros(len(self.agents), OBSERVATION_SIZE)
         self._last_action = torch.full((len(self.agents),), initial)
-        self._pending: list[Step] = []  # choices whose reward is not known yet
+        self._pending: list[Step] = []  # decisions whose reward is not known yet
 
     # -- acting
 

@@ -84,7 +84,7 @@ def layer_weights(
     A layer whose dissimilarities sum to ``MIN_SUM`` or less (all scores 1) has uniform weights.
 
     Args:
-        cka: ``{site: {layer: delta}}``, the CKA of the local model with the anchor on the site's own images,
+        cka: ``{site: {layer: delta}}``, similarity (CKA) of the local model with the anchor on the site's own images,
             measured after local training; the same layers at every site. The weights depend on ``1 - delta``,
             which loses its digits when delta is rounded near 1: :func:`dissimilarity_weights` takes it as
             measured.

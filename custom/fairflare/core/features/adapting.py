@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Adapting(ABC):
-    """Capability of a task, asked for by ``isinstance``; whoever needs its network asks :func:`network_of`."""
+    """Define a task that changes its network before training. Callers get the changed network by :func:`network_of`."""
 
     @property
     @abstractmethod

@@ -53,7 +53,7 @@ def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: model.get_submodule(name) for name in dict.fromkeys(layers_of(model.state_dict()).values())}
 
 
-#: Last part of the names of batch norm's buffers.
+#: Last component of the tensor names of a batch norm's running statistics.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 

@@ -25,7 +25,7 @@ class Store:
     """Store tensors in memory, and in a scratch file beyond a budget; closing the store removes the file.
 
     Args:
-        memory: bytes to keep in memory (of the device that the tensors are on).
+        memory: number of bytes that may be held in memory (of the device that the tensors are on).
         folder: existing folder for the scratch file (default: the system's temporary folder).
     """
 

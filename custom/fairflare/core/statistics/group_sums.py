@@ -55,9 +55,9 @@ def sums_of(
     """Return the sums of the images of a group.
 
     Args:
-        labels: (n,) class of each image; ``None``: of a task without classes.
+        labels: (n,) class of each image; ``None``: the task has no classes.
         scores: (n, parts) probabilities, rows of sum 1; without classes Dice of each structure.
-        chosen: (n,) the images of the group.
+        chosen: (n,) whether each image belongs to the group.
         bins, calibration_bins: see :func:`shapes`.
         cases: (n,) number of the case (patient) that each image is of; ``None``: each is of another.
     """
@@ -168,7 +168,7 @@ def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], gro
     :func:`fairflare.base.cases.floor.hidden_classes`.
 
     Args:
-        cases: case (patient) of each image.
+        cases: the case (patient) that each image belongs to.
         numbers: (n,) group of each image.
         groups: number of groups.
         least: least number of cases, ``>= 1``.

@@ -74,9 +74,9 @@ def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dic
     """Return counts by bin without bins of too few cases, and without bins that would reveal those by subtraction.
 
     Args:
-        counts: by bin.
-        cases: with a record in the bin, ``>= 1``; the same keys.
-        least: cases that a bin must have.
+        counts: number of records by bin.
+        cases: number of cases with a record in the bin, by bin, ``>= 1``; same keys as ``counts``.
+        least: smallest number of cases that a bin must have to be reported.
     """
     hidden, _ = hidden_classes(cases, least)
     return {number: counts[number] for number in sorted(counts) if number not in hidden}

@@ -1,1 +1,1 @@
-"""What is wrong with a site's images as a task reads them, for ``fairflare check-data``."""
+"""Find problems in the images of sites, read as a task reads them; behind the command ``fairflare check-data``."""

@@ -1,7 +1,7 @@
-"""Everything that is wrong with the images of one or several sites, found in one go: for ``fairflare check-data``.
+"""Find all problems in the images of one or several sites in one pass, for ``fairflare check-data``.
 
-Nothing is read in another way than in training: the datalist by :func:`fairflare.data.datalist.load_datalist`, each
-sample by the task, as a site with this one image.
+Everything is read as in training: the datalist by :func:`fairflare.data.datalist.load_datalist`, and each sample by
+the task, as if the site had this one image only.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
-BINS = 64  # of the histogram of intensities in [0, 1]
-SHOWN = 24  # images on a site's contact sheet
-CLEAR = 0.15  # above chance: so much a probe of the images must know to say anything
-PLACES = 3  # of one image that are named in a message
-COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # of an image that could be read
+BINS = 64  # number of bins in the histogram of intensities in [0, 1]
+SHOWN = 24  # largest number of images on a site's contact sheet
+CLEAR = 0.15  # a probe of the labels is trusted from this accuracy above chance
+PLACES = 3  # number of places of one image that a message names
+COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # one row an image
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Problem:
 
 @dataclass
 class SiteReport:
-    """What a site has.
+    """Store what was found in the images of one site.
 
     Attributes:
-        site: its name.
-        counts: images by split and class; of a task on masks the class is ``None``.
-        groups: images by attribute, split and group.
-        sizes: images by (height, width) in pixels, as they are in the files.
-        histogram: (channels, BINS) pixels by intensity, all readable images, as the network gets them.
-        shown: some of the images, (channels, height, width) in [0, 1], each with its target.
+        site: name of the site.
+        counts: number of images by split and class; for a task on masks the class is ``None``.
+        groups: number of images by attribute, split and group.
+        sizes: number of images by (height, width) in pixels, as stored in the files.
+        histogram: (channels, BINS) number of pixels by intensity in all readable images, as the network gets them.
+        shown: images for the contact sheet, (channels, height, width) in [0, 1], each with its target.
     """
 
     site: str
@@ -78,7 +78,7 @@ class SiteReport:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What all sites have, and what is wrong with it; ``labels``: whether they mean the same, as far as that shows."""
+    """Store the reports and problems of all sites; ``labels``: a line on whether class labels agree across sites."""
 
     sites: list[SiteReport]
     problems: list[Problem]
@@ -86,41 +86,41 @@ class DataReport:
 
     @property
     def grave(self) -> int:
-        """Number of problems with which training must not begin."""
+        """Return the number of problems that must be fixed before training begins."""
         return sum(problem.grave for problem in self.problems)
 
     @property
     def usable(self) -> int:
-        """Number of images that training can use, of all sites and splits."""
+        """Return the number of usable images, summed over all sites and splits."""
         return sum(sum(found.values()) for site in self.sites for found in site.counts.values())
 
 
 @dataclass
 class _Look:
-    """What one look at an image gave."""
+    """Store what was found in one image and its target."""
 
     size: tuple[int, ...] | None = None
-    content: str | None = None  # hash; None: all its pixels are the same
+    content: str | None = None  # hash of the image; None: all its pixels are the same
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     target_hash: str = ""
     histogram: npt.NDArray[np.int64] | None = None
-    empty: bool = False  # nothing in the mask
-    full: bool = False  # one structure covers all
-    features: npt.NDArray[np.floating] | None = None  # of a classification
+    empty: bool = False  # the mask has no structure
+    full: bool = False  # one structure covers the whole image
+    features: npt.NDArray[np.floating] | None = None  # only for classification
     errors: list[DataError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # of its place
+    notes: list[str] = field(default_factory=list)  # remarks on where the mask lies on the image
 
 
 def check_sites(
     task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
 ) -> DataReport:
-    """Look at every image of every site.
+    """Check every image of every site and return what was found.
 
     Args:
-        task: as which the images are read: sizes, values of masks, numbers of classes.
-        sites: the settings of each, as in its ``fairflare.json``.
-        done: is told how many images of how many were looked at.
+        task: the task that reads the images; defines their size, the values of masks and the number of classes.
+        sites: the settings of each site by its name, as in the site's ``fairflare.json``.
+        done: is called after each image with the number of images checked so far and the total.
     """
     problems: list[Problem] = []
     opened: list[tuple[SiteSettings, Datalist]] = []
@@ -163,22 +163,22 @@ def _listed(
 
 
 def _plain(site: str, error: DataError) -> str:
-    """Return the message without the site, which has a column of its own."""
+    """Return an error's message without the site's name, which the report shows in a column of its own."""
     return str(error).removeprefix(f"site '{site}': ")
 
 
 class _Looker:
-    """Looks at the images of one site, several at a time."""
+    """Check the images of one site, several at a time in threads."""
 
     def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist) -> None:
         self.task, self.own, self.listed = task, own, listed
         self.report = SiteReport(listed.site, groups=_groups(listed))
         self.problems: list[Problem] = []
-        self.seen: list[tuple[Any, ...]] = []  # see COLUMNS
+        self.seen: list[tuple[Any, ...]] = []  # rows with the columns COLUMNS
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
         self._values = ValueNotes()
-        self._misfits: dict[str, tuple[str, Misfit]] = {}  # told together, a line a kind
+        self._misfits: dict[str, tuple[str, Misfit]] = {}  # reported at the end, one line for each kind of misfit
         self._notes: list[str] = []
 
     def look(self) -> Iterator[None]:
@@ -199,7 +199,7 @@ class _Looker:
             self.say(line, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
-        """Return the image as it is in the file, and as the task gets it with its target."""
+        """Read one image, as stored and as the task prepares it with its target, and return what was found."""
         found = _Look()
         try:
             image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
@@ -213,7 +213,7 @@ class _Looker:
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             found.picture, found.target = flat_pair(image, target)
-            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # pixels of -1 do not count
             found.empty = not (structures > 0).any()
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
@@ -256,9 +256,9 @@ class _Looker:
             self.report.shown.append((found.picture, found.target))
 
     def finish(self, split: str) -> None:
-        """Add to the site's problems what is only known once all images of a split were looked at.
+        """Add the problems to the site that are known only after all images of a split were checked.
 
-        These are the counts of images whose mask is empty or full, and classes that have no training image.
+        These problems are images whose mask is empty or full, and classes that have no training image.
         """
         own = pd.DataFrame(self.seen, columns=COLUMNS).query("split == @split")
         for kind, what in (("empty", "with nothing in it"), ("full", "of which one structure covers all")):
@@ -280,7 +280,7 @@ class _Looker:
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
-    """Return how many listed images are of each declared group, also of ``unknown``, by attribute and split."""
+    """Return the number of listed images of each declared group, ``unknown`` included, by attribute and split."""
     return {
         name: {
             split: {**dict.fromkeys(of.groups, 0), **Counter(of.groups[sample.groups[name]] for sample in samples)}
@@ -290,7 +290,7 @@ def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ of all images
+# ------------------------------------------------------------------------------------------------ checks across sites
 
 
 def _hash(*arrays: npt.NDArray[Any]) -> str:
@@ -301,7 +301,7 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
 
 
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Yield sites that call or group the classes differently."""
+    """Yield a problem where the sites' datalists name or group the classes differently."""
     for what, key in (("names", "class_names"), ("groups", "class_groups")):
         by_value: dict[str, list[str]] = defaultdict(list)
         for _, listed in opened:
@@ -316,7 +316,10 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
 
 
 def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:
-    """Ask a simple probe of the others' images at each site; adds what it is certain of to ``problems``."""
+    """Check each site's labels with a probe trained on the other sites' images, and return a line on the result.
+
+    Sites whose labels certainly look different are added to ``problems``.
+    """
     given = {looker.report.site: looker.features for looker in lookers if looker.features}
     labels = {site: np.array([label for _, label in own]) for site, own in given.items()}
     features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items()}
@@ -346,9 +349,10 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
 
 
 def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
-    """Yield images that are there twice, pixel by pixel: in two splits, at two sites, in one split; labelled otherwise.
+    """Yield a problem for each image that occurs twice with equal pixels, in one split, several splits or several sites.
 
-    A test list that all sites share is meant, as is an image in ``test`` and in ``test_<name>``.
+    Copies with different labels are reported too. A test image at several sites is only noted, since sites may share a
+    test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.
     """
     shared: Counter[str] = Counter()
     otherwise = []
@@ -370,7 +374,10 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
 
 
 def _people(seen: pd.DataFrame) -> Iterator[Problem]:
-    """Yield each patient who is at several sites; inside one site the datalist itself is refused."""
+    """Yield a problem for each patient who is at several sites.
+
+    A patient in several splits of one site is not looked for: loading the datalist refuses that.
+    """
     for patient, sites in seen[seen["split"] != SPLIT_GLOBAL].groupby("patient")["site"].unique().items():
         if len(sites) > 1:
             text = f"patient '{patient}' is at {', '.join(sorted(sites))}: the same person, or the same number?"
@@ -378,7 +385,10 @@ def _people(seen: pd.DataFrame) -> Iterator[Problem]:
 
 
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Yield sites whose list names no patient, and whose files' names put some into training and test."""
+    """Yield a problem for sites whose datalist names no patient.
+
+    It says whether the file names suggest that the same patient is in training and test.
+    """
     unknown = []
     for _, listed in opened:
         if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):

@@ -1,4 +1,4 @@
-"""Pictures of a site's data for ``fairflare check-data``: a contact sheet, and a histogram of what the network gets."""
+"""Draw a site's data for ``fairflare check-data``: a contact sheet of images, and a histogram of intensities."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from fairflare.checking.images import BINS, SiteReport
 
-TILE = 96  # pixels
+TILE = 96  # side of one image on the contact sheet, in pixels
 COLUMNS = 8
 LINE = (255, 220, 0)
 COLOURS = {1: ("#444444",), 3: ("#c8382d", "#3c8c4a", "#3b6ea5")}
 
 
 def contact_sheet(report: SiteReport, path: Path) -> None:
-    """Write the images that the report shows as a PNG, masks outlined. They are images of patients: they stay here."""
+    """Write the report's ``shown`` images as one PNG with outlined masks; as patient data it must stay at the site."""
     from PIL import Image
 
     tiles = [_tile(picture, target) for picture, target in report.shown]
@@ -43,7 +43,7 @@ def _tile(picture: npt.NDArray[np.float32], target: npt.NDArray[Any]) -> npt.NDA
 
 
 def histogram(report: SiteReport, path: Path, class_names: Sequence[str] | None = None) -> None:
-    """Write how often each intensity and each class occurs as a PNG.
+    """Draw how often each intensity and each class occurs, and write the chart as a PNG.
 
     Raises:
         ImportError: matplotlib is not installed.

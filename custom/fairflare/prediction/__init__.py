@@ -1,1 +1,1 @@
-"""What a trained model says of new images; see :mod:`fairflare.prediction.predictor`."""
+"""Predict on new images with a trained model; see :mod:`fairflare.prediction.predictor`."""

@@ -1,7 +1,7 @@
-"""Norm statistics of a hospital that took no part in the training, from its own images without labels.
+"""Measure batch norm statistics for a hospital that took no part in the training, on its own unlabelled images.
 
-With ``norm_statistics=site`` each site keeps statistics of its own, so a site that comes later has none; and a common
-model has the statistics of others' scanners. ``docs/norm_statistics.md`` says what it gives.
+With ``norm_statistics=site`` each site has statistics of its own, so a site that joins later has none. A common model,
+in turn, has the statistics of other hospitals' scanners. ``docs/norm_statistics.md`` reports what adapting gains.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from fairflare.data.reading import slices_in
 from fairflare.prediction.predictor import BATCH, Predictor
 from fairflare.prediction.saved_model import SavedModel, read_model
 
-LEAST = 2  # pictures: statistics of one are that picture
-HELD = 2**29  # bytes of read pictures that stay in memory between the passes
+LEAST = 2  # fewest pictures: the statistics of a single one would only describe that picture
+HELD = 2**29  # largest size in bytes of the pictures that stay in memory between the passes
 
 
 @dataclass
 class Adapted:
-    """What was measured.
+    """Store a predictor with new batch norm statistics, and what they were measured on.
 
     Attributes:
-        predictor: its network has the new statistics.
+        predictor: the predictor, whose network has the new statistics.
         norms: names of the batch norms that were measured.
-        left: names of the modules whose running statistics are as they were.
-        files, pictures: that were read; a volume has several pictures.
-        unusable: why a file was not, by file.
+        left: names of the modules whose running statistics were not changed.
+        files, pictures: number of files and of pictures that were read; a volume has several pictures.
+        unusable: for each file that could not be read, the reason.
     """
 
     predictor: Predictor
@@ -54,18 +54,19 @@ class Adapted:
 
 
 def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
-    r"""Give the network's batch norms the statistics of these images: of all of them together, norm after norm.
+    r"""Replace the statistics of a network's batch norms by those of the given images, pooled, norm after norm.
 
-    Per channel of a norm's input, over all pictures and places: the mean, and the variance
+    For each channel of a norm's input, computed over all pictures and positions, these are the mean m and the variance
 
     .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
 
-    in float64. A norm is measured when those in front of it have their new statistics, as the server does it
+    in float64. A norm is measured after the norms in front of it have their new statistics, as on the server
     with ``norm_statistics=recalibrated``. No label is read, and no weight changes.
 
     Args:
-        predictor: of :func:`fairflare.prediction.predictor.load_predictor`, ``to_adapt``; its network is changed.
-        files: images and volumes.
+        predictor: result of :func:`fairflare.prediction.predictor.load_predictor` with ``to_adapt``; its network is
+            changed.
+        files: paths of images and volumes.
 
     Raises:
         ValueError: fewer than two pictures can be read, or a norm's input is not finite (named).
@@ -113,14 +114,14 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
 
 
 def save(found: Adapted, out: Path) -> SavedModel:
-    """Write the model with its new statistics, in the form of a run's model file, with what was measured in it.
+    """Write the model with its new statistics as a model file like a run's, with a record of the measurement.
 
     Args:
-        found: of :func:`adapt`.
-        out: the file; is replaced in one step.
+        found: result of :func:`adapt`.
+        out: path of the model file, which is replaced in one step.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     source = found.predictor.model
     state = {name: tensor.detach().cpu() for name, tensor in found.predictor.network.state_dict().items()}
@@ -148,16 +149,16 @@ def recalibrate(
     one_pass: bool = False,
     measured: list[str] | None = None,
 ) -> int:
-    """Set the running statistics of all norms that images reach, from data that are in one place.
+    """Set the running statistics of all norms that the images reach, when all images are in one place.
 
     Args:
-        model: its buffers are changed.
-        batches: gives the batches anew each time.
-        one_pass: as :func:`.batch_norms.measure`'s ``by_batch``, all norms in one pass.
-        measured: gets the names of the norms.
+        model: the network, whose buffers are changed.
+        batches: function that returns an iterable over all batches, called once for each pass.
+        one_pass: measure all norms in one pass, as ``by_batch`` of :func:`.batch_norms.measure` does.
+        measured: list to which the names of the measured norms are added.
 
     Returns:
-        Number of passes.
+        Number of passes over the images.
     """
     done = [] if measured is None else measured
     passes, more = 0, True

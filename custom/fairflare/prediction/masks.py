@@ -1,4 +1,4 @@
-"""Masks of the size, orientation and kind of file of the images that they are of, and pictures to look at them."""
+"""Write predicted masks with the size, orientation and file type of their images, and overlays for viewing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.shared.structures import StructureTask
 
-WHITE = 255  # in pictures, for the only structure: also what a datalist's masks of 0 and 255 mean
+WHITE = 255  # value of the only structure in a picture's mask, as in a datalist's masks of 0 and 255
 COLOURS = ((230, 60, 50), (60, 130, 230), (250, 190, 40), (60, 180, 90), (170, 90, 200), (0, 190, 190))
-OPACITY = 0.4  # of the overlay
+OPACITY = 0.4  # of the colours in an overlay, in [0, 1]
 
 
 def labels_of(task: StructureTask) -> dict[int, list[int]]:
-    """Return ``{label: structures that it belongs to}``, of labels with the same structures the smallest."""
+    """Return ``{label: numbers of its structures}``; of labels with equal structures only the smallest."""
     found: dict[int, list[int]] = {}
     for label in sorted(set().union(*task.structures)):
         having = [number for number, labels in enumerate(task.structures) if label in labels]
@@ -36,14 +36,14 @@ def labels_of(task: StructureTask) -> dict[int, list[int]]:
 
 
 def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], threshold: float) -> torch.Tensor:
-    r"""Return one label a pixel.
+    r"""Turn the probabilities of the structures into one label for each pixel.
 
-    Where exactly the structures of a label are above the threshold, it is that label; no structure, 0. Structures that
-    no label has together compete: the label with the largest sum of :math:`p_k - t` over its structures k.
+    A pixel gets the label whose structures are exactly those above the threshold, and 0 where no structure is. If no
+    label has exactly these structures, the label with the largest sum of :math:`p_k - t` over its structures k wins.
 
     Args:
         probabilities: (structures, height, width) in [0, 1].
-        labels: of :func:`labels_of`.
+        labels: the structures of each label, from :func:`labels_of`.
         threshold: t, in (0, 1); a structure is found where its probability is larger.
 
     Returns:
@@ -51,20 +51,20 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
     """
     above = probabilities.double() - float(np.float32(threshold))
     scores = torch.stack([torch.zeros_like(above[0]), *(above[list(having)].sum(0) for having in labels.values())])
-    return torch.tensor([0, *labels])[scores.argmax(0)]  # of equals the first: nothing before something
+    return torch.tensor([0, *labels])[scores.argmax(0)]  # argmax takes the first of equal scores: 0 is preferred to a label
 
 
 def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
-    """Return a label map of the image's own size: the nearest pixel's label, 0 where the image was cut off."""
+    """Resize a label map to the image's own size by nearest neighbour; 0 where preprocessing cut the image off."""
     return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 
 
 def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt.NDArray[Any]:
-    """Return the values that a file gets for its labels: those of the masks that the task learned from, small types."""
+    """Replace labels by the values that training masks have in files of this type, in the smallest integer type."""
     values = {label: label for label in labels_of(task)} | {0: 0}
     if task.mask_values is not None:
         for value, label in sorted(task.mask_values.items(), reverse=True):
-            values[label] = value  # the smallest of those that mean it
+            values[label] = value  # the smallest of the values with this meaning
     elif list(labels_of(task)) == [1] and suffix_of(file) not in (*VOLUMES, *ARRAYS):
         values[1] = WHITE
     found = np.zeros(labels.shape, np.int64)
@@ -74,7 +74,7 @@ def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt
 
 
 def stem_of(name: str) -> str:
-    """Return a name without the ending of a file that can be read; one that has no such ending stays."""
+    """Return a file name without its ending, if that is the ending of a readable image type."""
     ending = suffix_of(Path(name))
     return name[: len(name) - len(ending)] if ending in SUFFIXES else name
 
@@ -96,7 +96,7 @@ def overlay_name(name: str) -> str:
 
 
 def probability_file(mask: Path, part: int) -> Path:
-    """Return the file of a structure's probabilities beside its mask.
+    """Return the path of the file with a structure's probabilities, which lies beside the mask.
 
     ``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` for the first structure; beside a PNG a ``.npy``.
     """
@@ -111,21 +111,21 @@ def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: 
     Args:
         mask: file that :func:`write_mask` wrote.
         found: (structures, height, width), of a volume (structures, height, width, slices).
-        image, turn: as there.
+        image, turn: as in :func:`write_mask`.
     """
     for part, values in enumerate(found):
         write_mask(probability_file(mask, part), values.astype(np.float32), image, turn)
 
 
 def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
-    """Write a mask as a file like its image's.
+    """Write a mask as a file of the same type and geometry as its image.
 
     Args:
-        path: with the ending of :func:`mask_name`.
+        path: path of the mask, with an ending as from :func:`mask_name`.
         mask: (height, width), or (height, width, slices) of a volume, as the network saw it.
-        image: the file that it is a mask of; a NIfTI mask has its affine and its header, or those of the DICOM series.
-        turn: how the image was turned for the network; the mask is turned back. A picture that says how it is to be
-            turned has a mask that says the same.
+        image: the image's file; a NIfTI mask takes affine and header from it, or the affine of a DICOM series.
+        turn: how the image was turned for the network; the mask is turned back. If a picture file has an
+            orientation tag, the mask gets the same tag.
     """
     ending = suffix_of(path)
     tag = image_file(image).facts().grid.tag
@@ -155,7 +155,7 @@ def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
 
 
 def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
-    """Return where a DICOM volume lies, as NIfTI says it; frames that lie nowhere say nothing there either."""
+    """Return the mask of a DICOM series as a NIfTI image; without a known position, the NIfTI has none either."""
     import nibabel
 
     if affine is None:
@@ -165,7 +165,7 @@ def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
         return found
     found = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
     for form in (found.set_sform, found.set_qform):
-        form(affine[:, [1, 0, 2, 3]], 1)  # the scanner's; both, since programs differ in which they read
+        form(affine[:, [1, 0, 2, 3]], 1)  # 1: scanner coordinates; both forms are set, since programs differ in which they read
     found.header.set_xyzt_units("mm")
     return found
 
@@ -188,14 +188,14 @@ def write_overlay(
     path: Path, image: Path, number: int | None, labels: npt.NDArray[np.int64], known: Sequence[int],
     how: Reading = PLAIN,
 ) -> None:  # fmt: skip
-    """Write the image with each label in a colour of its own, as a PNG.
+    """Write a PNG of the image in which each label is overlaid in its own colour.
 
     Args:
-        path: of the picture.
-        image, number: its file and, of a volume, slice.
-        labels: (height, width) of that slice.
+        path: path of the PNG.
+        image, number: the image's file and, for a volume, the number of the slice.
+        labels: (height, width) labels of the picture or slice.
         known: all labels, in the order of the colours.
-        how: the image is read; the overlay is the right way up.
+        how: how the image is read; the overlay is drawn upright.
     """
     grey = read_image(Sample(image, 0, number), site="predict", split="none", how=how)
     picture = np.broadcast_to(grey, (*grey.shape[:2], 3)) * 255.0
@@ -209,7 +209,7 @@ def write_overlay(
 
 
 def _inner(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return pixels whose four neighbours are inside, too."""
+    """Return the mask's inner pixels: those inside whose four neighbours are inside, too."""
     framed = np.pad(inside, 1)
     found = framed[:-2, 1:-1] & framed[2:, 1:-1] & framed[1:-1, :-2] & framed[1:-1, 2:]
     return np.asarray(found & inside)

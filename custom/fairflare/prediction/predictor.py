@@ -1,4 +1,4 @@
-"""A trained model applied to images, by the preprocessing and the network of its training.
+"""Apply a trained model to images, with the preprocessing and the network of its training.
 
 .. code-block:: python
 
@@ -28,18 +28,18 @@ from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.shared.structures import StructureTask
 from fairflare.tasks.volumes.base import VolumeSettings
 
-BATCH = 8  # slices at once
+BATCH = 8  # slices that the network gets at once
 TRACKED = "num_batches_tracked"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the model says of one picture.
+    """Store the model's prediction for one picture.
 
     Attributes:
-        slice: its number in a volume; ``None``: the file is one picture.
-        probabilities: of each structure, (structures, height, width) of the network's size, or of each class,
-            (classes,) float64; on the CPU, as the evaluation takes them.
+        slice: number of the slice in a volume; ``None``: the file is one picture.
+        probabilities: for segmentation (structures, height, width) of the network's size, for classification
+            (classes,) float64; on the CPU, in the form that the evaluation uses.
     """
 
     slice: int | None
@@ -47,18 +47,18 @@ class Found:
 
 
 class Predictor:
-    """A network with its task.
+    """Predict on image files with a trained network and its task.
 
     Args:
-        task: segmentation or classification.
-        model: trained; its file is named in messages.
+        task: the segmentation or classification task of the training.
+        model: the trained model, whose file is named in messages.
         device: to compute on.
 
     Attributes:
-        notes: what may not be as it was in the training.
+        notes: remarks on what may differ from the training.
 
     Raises:
-        ValueError: the task is of another kind, or the model does not fit its network (says which tensors).
+        ValueError: the task is of another kind, or the model does not fit the task's network (names the tensors).
     """
 
     def __init__(self, recalled: Recalled, model: SavedModel, device: torch.device) -> None:
@@ -83,16 +83,16 @@ class Predictor:
 
     @property
     def kind(self) -> Literal["segmentation", "classification"]:
-        """What it tells."""
+        """Return the kind of prediction that the model makes."""
         return "segmentation" if isinstance(self.task, StructureTask) else "classification"
 
     @property
     def names(self) -> list[str]:
-        """Of the structures or classes."""
+        """Return the names of the structures or classes."""
         return self.task.names()
 
     def __call__(self, file: Path) -> Iterator[Found]:
-        """Yield what is found in a file: one entry for a picture, one for each slice of a volume, in their order.
+        """Yield the predictions for a file: one for a picture, or one for each slice of a volume, in order.
 
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
@@ -120,9 +120,9 @@ class Predictor:
         return outputs
 
     def _of_volume(self, file: Path) -> torch.Tensor:
-        """Return the probabilities of a volume: of each class, or of each structure in the volume's own grid.
+        """Return a volume's probabilities, one for each class, or a map for each structure.
 
-        Structures: (structures, rows, columns, slices).
+        The maps are on the volume's own grid: (structures, rows, columns, slices).
         """
         from monai.data import MetaTensor
         from monai.transforms import SpatialResample
@@ -145,19 +145,19 @@ def load_predictor(
     device: torch.device | str = "cpu",
     to_adapt: bool = False,
 ) -> Predictor:
-    """Return the model of a run, ready for images.
+    """Load the model of a run, ready to predict on images.
 
     Args:
         place: a run's folder or a model file; see :func:`fairflare.prediction.saved_model.find_model`.
-        which: default: the best by validation.
-        task_file: with the task's own code, where it has any.
+        which: the best or the last model of the run; default: the best by validation.
+        task_file: file with the task's own code, where the task has such code.
         device: to compute on.
-        to_adapt: for :func:`fairflare.prediction.adapt.adapt`: a model whose norm statistics, and nothing else, stayed
-            at the sites will do.
+        to_adapt: load for :func:`fairflare.prediction.adapt.adapt`; then a model may lack the norm statistics that
+            stayed at the sites, but nothing else.
 
     Raises:
-        ValueError: no model, one that lacks what stays at the sites, no record of its task, or the two do not fit;
-            ``to_adapt``, and the network has no batch norm with running statistics.
+        ValueError: there is no model, the model lacks tensors that stayed at the sites, its task is not recorded, or
+            model and task do not fit; with ``to_adapt``, the network has no batch norm with running statistics.
     """
     model = read_model(find_model(place, which)) if to_adapt else read_whole(place, which)
     found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
@@ -167,7 +167,7 @@ def load_predictor(
 
 
 def _check_statistics(found: Predictor) -> None:
-    """Raise ValueError where there are none to adapt, or more than they stayed at the sites."""
+    """Raise ValueError if the network has no norm statistics to adapt, or other tensors stayed at the sites too."""
     names, model = registered_names(found.network), found.model
     if not names:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A task made again from what its model's file says; see :mod:`fairflare.federation.record.task_record`."""
+"""Rebuild a task from the record in its model's file; see :mod:`fairflare.federation.record.task_record`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"
 
 @dataclass
 class Recalled:
-    """A task made from its record.
+    """Store a task that was rebuilt from its record.
 
     Attributes:
-        task: with the classes' names of the run.
-        own: what of it is not packaged code.
-        notes: what may not be as it was.
+        task: the task, with the class names of the run.
+        own: the parts of the task that are not FairFlare's own code.
+        notes: remarks on what may differ from the task of the run.
     """
 
     task: Task
@@ -34,12 +34,12 @@ class Recalled:
 
 
 def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = None) -> Recalled:
-    """Return the task of a record.
+    """Rebuild the task that a record describes.
 
     Args:
-        record: of a :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: there is none.
-        folder: of the model's file.
-        task_file: with the task's own code. It is run; without it only packaged code is.
+        record: the record, from :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: there is none.
+        folder: folder of the model's file.
+        task_file: file with the task's own code, which is run. Without it only packaged code is run.
 
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.

@@ -1,4 +1,4 @@
-"""A run's model, found and read again."""
+"""Find the model file of a run, and read it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fairflare.reporting.documents import Results
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import load_fitting, read_checkpoint
 
-#: Where a run's model files are: beside the given folder's own name, in a simulator's workspace, in a FLARE download.
+#: Folders, relative to the given one, in which a run's model file may be: itself, simulator or FLARE workspace.
 PLACES = (".", "server/simulate_job", "workspace", "..")
 MOST_NAMED = 5
 PERSONAL_NOTE = (
@@ -28,19 +28,19 @@ PERSONAL_NOTE = (
 
 @dataclass(frozen=True)
 class SavedModel:
-    """What a model file holds.
+    """Store the contents of a model file.
 
     Attributes:
-        path: of the file.
-        state: its tensors, on the CPU.
-        made: the round that made it, from 0; -1: none did; ``None``: the file does not say.
-        method: class of the rule; empty: it does not say.
-        record: of :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: there is none.
-        personal: the run was measured with what each site has of its own, not with this model.
-        at_sites: how many of its tensors no site sent: they are as they were in the beginning.
+        path: path of the file.
+        state: the model's tensors, on the CPU.
+        made: the round that made the model, from 0; -1: it is untrained; ``None``: the file does not tell.
+        method: class of the aggregation rule; empty: the file does not tell.
+        record: the task, by :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: not recorded.
+        personal: the run's figures are of the sites' personal models, not of this model.
+        at_sites: number of the model's tensors that no site sent; they still have their initial values.
         exchange: which of the model's tensors the file holds, and how the others are built; empty: all.
-        validated: whether a site told a validation figure of the best model; without one it is just the last.
-        adapted: pictures that its norm statistics were measured on afterwards; 0: they are the run's.
+        validated: whether a site reported a validation figure; without one the best model is just the last.
+        adapted: number of pictures on which norm statistics were measured after the run; 0: they are the run's.
     """
 
     path: Path
@@ -55,15 +55,15 @@ class SavedModel:
     validated: bool = True
 
     def network(self, task: Task, remedy: str = "") -> torch.nn.Module:
-        """Return the task's network with the model in it.
+        """Build the task's network and load the model's tensors into it.
 
         Raises:
-            ValueError: the two do not fit, or the task builds another frozen part than that of the run.
+            ValueError: model and network do not fit, or the task builds another frozen part than that of the run.
         """
         return network_with(task, self, self.state, f"{self.path} does not fit the network of its task", remedy)
 
     def in_words(self) -> str:
-        """Return where it comes from, in a line."""
+        """Describe in one line which model of the run this is."""
         which = {BEST_MODEL_FILE: "the best by validation", MODEL_FILE: "the last"}.get(self.path.name, "")
         which = which if self.validated else "the last, as no site told a validation figure"
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
@@ -76,7 +76,7 @@ class SavedModel:
 def network_with(
     task: Task, model: SavedModel, state: Mapping[str, torch.Tensor], refusal: str, remedy: str = ""
 ) -> torch.nn.Module:
-    """Return the task's network with a state of the run that ``model`` is of."""
+    """Build the task's network and load ``state``, which is of the same run as ``model``."""
     try:
         network, whole = rebuilt(task, state, model.exchange)
     except ValueError as error:
@@ -86,14 +86,14 @@ def network_with(
 
 
 def find_model(place: Path, which: Literal["best", "last"] | None = None) -> Path:
-    """Return the model file of a run.
+    """Find and return the path of a run's model file.
 
     Args:
         place: a model file; or the folder of a run, its workspace, a FLARE download, or anything that holds one run.
-        which: default: the best by validation where there is one, else the last.
+        which: the best or the last model; default: the best by validation if there is one, else the last.
 
     Raises:
-        ValueError: there is none, not this one, or several runs.
+        ValueError: there is no model, not the requested one, or several runs are found.
     """
     if place.is_file():
         if which is not None:
@@ -129,10 +129,10 @@ def _models(folder: Path) -> list[Path]:
 
 
 def read_model(path: Path) -> SavedModel:
-    """Return a model file.
+    """Read a model file.
 
     Raises:
-        ValueError: it cannot be read as plain tensors (nothing pickled in it is run), or holds no model.
+        ValueError: the file cannot be read as plain tensors (no pickled code is run), or holds no model.
     """
     state = read_checkpoint(path)
     content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
@@ -145,7 +145,7 @@ def read_model(path: Path) -> SavedModel:
         made if isinstance(made, int) else None,
         str(conf.get("method", "")),
         record if isinstance(record, Mapping) else {},
-        # Of a site half of its own the results alone say it.
+        # If a method's site half makes personal models, only the results file tells.
         personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),
@@ -155,13 +155,13 @@ def read_model(path: Path) -> SavedModel:
 
 
 def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> SavedModel:
-    """Return a run's model, when it is one by itself.
+    """Read a run's model, and refuse one that is incomplete without the sites.
 
     Args:
-        place, which: of :func:`find_model`.
+        place, which: as in :func:`find_model`.
 
     Raises:
-        ValueError: there is none, or it lacks what stays at the sites.
+        ValueError: there is no model, or it lacks tensors that stayed at the sites.
     """
     model = read_model(find_model(place, which))
     if model.at_sites:
@@ -170,7 +170,7 @@ def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> Sav
 
 
 def not_whole(model: SavedModel) -> str:
-    """Return why a model that lacks what stays at the sites is of no use, and what to do."""
+    """Explain why a model that lacks tensors which stayed at the sites cannot be used, and what to do."""
     return (
         f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
         "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
@@ -185,7 +185,7 @@ def _pictures(note: Any) -> int:
 
 
 def results_beside(path: Path) -> Results:
-    """Return the results of the run that a model file lies with; empty ones where there are none."""
+    """Return the results of the run whose folder holds the model file; empty results if there are none."""
     try:
         return read_results(path.parent / RESULTS_FOLDER / RESULTS_FILE)
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What of a network is trained: low-rank adapters (LoRA, by the library ``peft``), parts by name, or all but some."""
+"""Choose what of a network is trained: low-rank adapters (LoRA, by the library ``peft``), or parts by name."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_patte
 
 
 class Adapters(Part):
-    """What is put into a network; given as a kind, or as ``{"kind": ..., setting: value}``."""
+    """Define which adapters a network gets; given as a kind, or as ``{"kind": ..., setting: value}``."""
 
     average: str = "factors"
 
     def put_into(self, model: nn.Module) -> nn.Module:
-        """Return the network with its adapters, everything else of it frozen as the settings say."""
+        """Put the adapters into a network, freeze the rest as the settings demand, and return the network."""
         return model
 
     @classmethod
@@ -54,7 +54,7 @@ class Adapters(Part):
 
     @staticmethod
     def of(value: Any) -> Any:
-        """Return adapters from a kind, from ``{"kind": ...}``, or from what a model's file or a job holds."""
+        """Make adapters from a kind, from ``{"kind": ...}``, or from the form stored in a model file or job."""
         if isinstance(value, Adapters):
             return value
         kinds = choices(Adapters)
@@ -70,16 +70,16 @@ class Adapters(Part):
 
 @settings
 class NoAdapters(Adapters):
-    """None: the network is trained as it is."""
+    """Leave the network without adapters, so that it is trained as it is."""
 
     kind: ClassVar[str] = "none"
 
 
 @settings
 class Lora(Adapters):
-    """Low-rank adapters beside chosen layers, W + (alpha / rank) B A; needs the package ``peft``.
+    """Put low-rank adapters beside chosen layers, W + (alpha / rank) B A; needs the package ``peft``.
 
-    Everything else is frozen: its tensors keep their bits, and norms with running statistics take these in training.
+    All other tensors are frozen and stay unchanged. Norms use their running statistics in training, too.
 
     Args:
         rank: columns of B and rows of A, the same in the common model for all layers.
@@ -129,7 +129,7 @@ class Lora(Adapters):
 
 @settings
 class FairLora(Adapters):
-    """Low-rank adapters with singular values by group of people, for the method ``fair_lora``; needs no package.
+    """Put in low-rank adapters with singular values by group of people (method ``fair_lora``); needs no package.
 
     Everything else is frozen, as with ``lora``.
 
@@ -180,7 +180,7 @@ class FairLora(Adapters):
 
 @settings
 class Fitted(Adapting):
-    """Settings of a task: what of its network is trained, and what that starts from.
+    """Define the settings of a task on what of its network is trained, and from which weights.
 
     Args:
         adapters: what is trained in place of the network itself.
@@ -214,13 +214,13 @@ class Fitted(Adapting):
         return model
 
     def load_what_fits(self, model: nn.Module, path: str) -> str:
-        """See :func:`fairflare.tasks.pretrained.load_partial`."""
+        """Load the tensors of a file that fit, by :func:`fairflare.tasks.pretrained.load_partial`."""
         from fairflare.tasks.pretrained import load_partial
 
         return load_partial(model, Path(path), self.initial_keys or {})
 
     def check(self) -> None:
-        """Look at the network once where something is chosen in it: a name that fits nothing ends a run here."""
+        """Build the network once if settings select parts of it, so that a name that fits no part ends the run early."""
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
             outline_of(self)  # type: ignore[arg-type]

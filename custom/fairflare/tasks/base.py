@@ -1,4 +1,4 @@
-"""What a task is made of, to import from one place: the seam (:mod:`fairflare.base.task`), splits, data errors."""
+"""Collect what a task is written with, to import from one place: :mod:`fairflare.base.task`, splits, data errors."""
 
 from fairflare.base.task import LOSS, Batches, Metric, SiteData, Task, evaluating
 from fairflare.data.datalist import SPLITS, DataError

@@ -1,4 +1,4 @@
-"""Batches of a site's images through torch's loader, and MONAI's random changes of training."""
+"""Load batches of a site's images with torch's loader, and augment them with MONAI's random transforms."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from fairflare.base.task import Batch
     from fairflare.tasks.images import ImageData
 
-LUMA = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue (ITU-R 601)
+LUMA = torch.tensor([0.299, 0.587, 0.114])  # luminance weights of red, green and blue (ITU-R 601)
 
 
 class Split(Dataset[Any]):
-    """A split as the loader sees it; it asks for the samples of a batch at once."""
+    """Present a split to torch's loader, which asks for all samples of a batch at once."""
 
     def __init__(self, data: ImageData, split: str) -> None:
         self.data = data
@@ -50,8 +50,8 @@ class Split(Dataset[Any]):
 
 
 def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
-    """Return the samples of a split in this order; can be gone through again."""
-    # A generator of its own: the loader would draw from torch's global one, which belongs to the training.
+    """Return an iterable of batches of a split in this order; it can be iterated repeatedly."""
+    # The loader gets its own generator; else it would draw from torch's global one, which the training uses.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
 
 
@@ -60,17 +60,17 @@ def _whole(batch: Any) -> Any:
 
 
 class Augmented:
-    """Batches with random changes, the same for the same seed however they are cut.
+    """Augment batches randomly, with the same result for the same seed whatever the batch size.
 
-    One stream of random numbers goes through the samples in their order, in the thread of the one who asks, so it does
-    not matter how many threads read them.
+    One stream of random numbers goes through the samples in their order, in the calling thread. The result thus does
+    not depend on how many threads read the samples.
 
     Args:
-        batches: of (inputs, targets) in [0, 1], that can be gone through again.
-        names: which changes; see :func:`changes`.
-        seed: of the epoch.
+        batches: iterable of (inputs, targets), inputs in [0, 1]; it can be iterated repeatedly.
+        names: names of the random changes; see :func:`changes`.
+        seed: seed of the epoch.
         size: height and width of the images.
-        with_targets: the targets are images that move along.
+        with_targets: whether the targets are images, to which geometric changes apply as well.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Augmented:
 
 
 class Blur(Randomizable, Transform):
-    """A Gaussian blur of every image, 5 pixels wide and 9 high, with a new width in [0.1, 5] each time.
+    """Blur every image by a Gaussian, 5 pixels wide and 9 high, with a new width in [0.1, 5] each time.
 
     Source:
         Fed-MAS's code: torchvision's ``GaussianBlur((5, 9), (0.1, 5))``, edges mirrored.
@@ -110,8 +110,10 @@ class Blur(Randomizable, Transform):
 
 
 class Jitter(Randomizable, Transform):
-    """Brightness, contrast and saturation times a factor in [0.75, 1.25] each, hue by up to 0.01 of a turn, in a new
-    order each time; every image. Values stay in [0, 1]; a grey image has neither saturation nor hue.
+    """Change brightness, contrast, saturation and hue of every image at random, in a new order each time.
+
+    The first three are multiplied by a factor in [0.75, 1.25] each; the hue is turned by up to 0.01 of a turn. Values
+    stay in [0, 1]. A grey image has neither saturation nor hue.
 
     Source:
         Fed-MAS's code for its ISIC set: torchvision's ``ColorJitter(0.25, 0.25, 0.25, 0.01)``, without its rounding to
@@ -132,9 +134,9 @@ class Jitter(Randomizable, Transform):
 
 
 def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
-    """Return the hues of a (3, height, width) image further by this share of a turn.
+    """Return a (3, height, width) image with all hues turned by this share of a turn.
 
-    Value and chroma (HSV) as they were.
+    Value and chroma (HSV) do not change.
     """
     top, chroma = image.amax(0), image.amax(0) - image.amin(0)
     red, green, blue = image / chroma.clamp_min(1e-12)
@@ -146,17 +148,17 @@ def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
 
 
 def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
-    """Return the random changes of one sample, in this order.
+    """Return the named random changes of one sample, in the order in which they are applied.
 
     Args:
-        names: ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up
+        names: names of changes. Ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up
             to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the papers' code:
             ``"flip_vertical"`` (half of them), ``"blur"`` (:class:`Blur`), ``"rotate"`` (every image by up to 10
             degrees), ``"shift"`` (every image by up to 2 % of its size), ``"one_move"`` (every image one of these:
             0.95 to 1.2 times as large, up to 5 % of its width to a side, up to 45 degrees), empty pixels black, and
             ``"jitter"`` (:class:`Jitter`).
         size: height and width of the images.
-        with_targets: the targets move along.
+        with_targets: whether geometric changes apply to the targets, too.
     """
     moved = ("image", "label") if with_targets else ("image",)
     modes = ("bilinear", "nearest") if with_targets else ("bilinear",)

@@ -1,7 +1,7 @@
-"""Settings that act only beside another one's value: declared at the class, so that nobody sets one in vain.
+"""Declare at a class which settings act only beside a value of another setting, so that nobody sets one in vain.
 
-A class says ``acts = {"momentum": only_with("optimizer", "sgd")}``; those of its bases count too. ``None``: with this
-class it acts always, whatever another one says.
+A class declares ``acts = {"momentum": only_with("optimizer", "sgd")}``; declarations of its base classes count too.
+``None`` in place of ``only_with(...)``: in this class the setting always acts, whatever another class declares.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class OnlyWith:
 
     Args:
         other: name of another setting, of the same class or of any other part of the run.
-        values: one of these; none: any that is not 0, false or nothing.
-        when: only these values of the setting need it; none: all.
+        values: the other setting must have one of these values; empty: any value but 0, false or nothing.
+        when: values of the setting that need the other one; empty: every value does.
     """
 
     other: str
@@ -33,18 +33,18 @@ class OnlyWith:
         return f"{self.other}={' or '.join(map(str, self.values))}" if self.values else f"{self.other} above 0 or true"
 
     def fits(self, value: Any) -> bool:
-        """Return whether the other setting's value lets this one act."""
-        chosen = value if isinstance(value, tuple) else (value,)  # of a list one is enough
+        """Return whether a value of the other setting lets the setting act."""
+        chosen = value if isinstance(value, tuple) else (value,)  # of a list, one fitting value is enough
         return any(one in self.values for one in chosen) if self.values else bool(value)
 
 
 def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
-    """See :class:`OnlyWith`."""
+    """Return the need of a setting; the arguments are those of :class:`OnlyWith`."""
     return OnlyWith(other, values, tuple(when))
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
-    """Give what the settings of a class need, those of its bases too; the class's own go first."""
+    """Return what the settings of a class need, by name; the class's own declarations override those of its bases."""
     found: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():
@@ -53,11 +53,11 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
 
 
 def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:
-    """Yield the name settings that somebody gave and that do nothing in this combination, a sentence each.
+    """Yield a sentence for each setting that a user gave and that has no effect in this combination of components.
 
     Args:
-        components: of the run, built.
-        given: names, those of parts with the part's in front (``weighting.grid``); what is nothing was not given.
+        components: the run's built components.
+        given: names of the given settings, a part's as ``weighting.grid``; one with the value ``None`` was not given.
     """
     values = dict(_values(components))
     always = {name for part in components for name, need in needs_of(type(part)).items() if need is None}
@@ -78,8 +78,8 @@ def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) 
 
 
 def _values(components: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield every setting as it counts: one that a preset fills has the preset's value."""
-    for component in reversed(components):  # the first component's goes first
+    """Yield the name and effective value of every setting; where a preset fills a setting, the preset's value."""
+    for component in reversed(components):  # of equal names, the first component's value comes last and wins in a dict
         for name in field_names(type(component)):
             value = getattr(component, name, None)
             if value is None and hasattr(component, "setting"):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 S = TypeVar("S", bound=Sized)
 
-SUM_TOLERANCE = 1e-6  # how far weights may sum away from 1
+SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights and 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
 MAX_NAMES = 3  # most names in a message: names that stand on one side only, or are nearest to an unknown one
 SHORT = 12  # most names that a message lists in full; of more the message says where they are listed
@@ -25,14 +25,14 @@ def number(
     """Return ``value`` if it is a finite number in range; turn a scalar of NumPy or torch into a Python number.
 
     Args:
-        name: for the message; may name a site too.
-        value: to check; booleans and texts are no numbers.
-        low, high: closed bounds.
-        above, below: open bounds, in place of ``low`` and ``high``.
-        whole: integers only.
+        name: what the value is, for the message; may name a site too.
+        value: the value to check; booleans and texts are no numbers.
+        low, high: bounds that are allowed values themselves.
+        above, below: bounds that are not allowed themselves; each is used in place of ``low`` or ``high``.
+        whole: whether only integers are allowed.
 
     Raises:
-        ValueError: it is not; says what is wanted and what was found.
+        ValueError: the value is no such number; the message says what is wanted and what was found.
     """
     found: float = value if type(value) in _PLAIN else _plain(value)
     # The test against _LARGEST: can a float hold the value? It also fails for NaN.
@@ -45,10 +45,10 @@ def number(
 
 
 def real(name: str, value: Any) -> float:
-    """Return ``value`` as a float when it is a number, also one that is not finite.
+    """Return ``value`` as a float if it is a number; NaN and infinity are numbers too.
 
     Raises:
-        ValueError: a boolean, a text, or nothing.
+        ValueError: the value is a boolean, a text, or ``None``.
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
@@ -66,12 +66,12 @@ def numbers(name: str, values: Mapping[Any, Any], *, of: str = "site", **limits:
 
     Args:
         name: what each value is; the message says ``NAME of OF KEY``.
-        values: may be empty, see :func:`not_empty`.
-        of: what the keys are.
-        limits: as for :func:`number`.
+        values: the numbers to check, by key; may be empty, see :func:`not_empty`.
+        of: what the keys are, for the message.
+        limits: range of the values, in the keyword arguments of :func:`number`.
 
     Raises:
-        ValueError: names the first key whose value is not such a number.
+        ValueError: a value is no number in range; the message names its key.
     """
     return {key: float(number(f"{name} of {of} {key!r}", value, **limits)) for key, value in values.items()}
 
@@ -80,11 +80,11 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
     """Return weights by site: finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``.
 
     Args:
-        values: by site, not empty.
-        of: what they weight, for the message (``layer 'conv'``); not needed where it is a whole model.
+        values: weight of each site; not empty.
+        of: what the weights are for, in the message (``layer 'conv'``); empty: for the whole model.
 
     Raises:
-        ValueError: no site, a weight out of range (names the site), or another sum.
+        ValueError: there is no site, a weight is out of range (the message names the site), or the sum is not 1.
     """
     given = list(values.values())
     if plain(given) and given and min(given) >= 0 and abs(math.fsum(given) - 1.0) <= SUM_TOLERANCE:
@@ -98,7 +98,7 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
 
 
 def plain(values: Iterable[Any]) -> bool:
-    """Return whether all are finite Python numbers: what passed :func:`number` before need not be asked one by one."""
+    """Return whether all values are finite Python numbers: a fast test that spares one :func:`number` call a value."""
     known = list(values)
     return set(map(type, known)) <= _PLAIN and all(map(_LARGEST.__ge__, map(abs, known)))
 
@@ -127,7 +127,7 @@ def choice(name: str, value: Any, known: Collection[str]) -> str:
     """Return ``value`` when it is one of the known names.
 
     Raises:
-        ValueError: it is not; suggests the nearest.
+        ValueError: the value is no known name; the message suggests the nearest ones.
     """
     if not isinstance(value, str) or value not in known:
         names = ", ".join(map(repr, known)) if len(known) <= SHORT else f"{len(known)} names"
@@ -136,13 +136,13 @@ def choice(name: str, value: Any, known: Collection[str]) -> str:
 
 
 def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: bool = False) -> str:
-    """Return ``"; did you mean 'x'?"`` with the names nearest to one that is unknown, or nothing.
+    """Return ``"; did you mean 'x'?"`` with the names nearest to an unknown name, or an empty text.
 
     Args:
-        value: that none of the names is; also the initials of one (``lr``).
-        known: the names.
-        most: so many names; one where the message leaves a site and the names are the site's own.
-        far: names that are less close too, where none is close.
+        value: the unknown name; initials of a known name (``lr``) find it too.
+        known: the known names.
+        most: largest number of suggestions; 1 where the message leaves a site and the names are the site's own.
+        far: suggest less similar names too where no name is close.
     """
     names = list(known)
     near = difflib.get_close_matches(str(value), names, n=most)
@@ -171,15 +171,15 @@ def not_empty(name: str, values: S, of: str = "site") -> S:
 
 
 def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str], *, of: str = "site") -> None:
-    """Check that two things speak of the same sites (layers, tensors).
+    """Check that two collections have the same names of sites (layers, tensors).
 
     Args:
-        name, other: what the names and the others belong to.
-        names, others: to compare, in any order.
-        of: what the names are.
+        name, other: what ``names`` and ``others`` belong to, for the message.
+        names, others: the names to compare, in any order.
+        of: what the names are, in the singular.
 
     Raises:
-        ValueError: they differ; lists what stands on one side only.
+        ValueError: the names differ; the message lists those that stand on one side only.
     """
     left, right = set(names), set(others)
     if left != right:
@@ -189,15 +189,15 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
 
 
 def first_of(problems: Mapping[str, bool]) -> str:
-    """Return the first of these problems that there is; empty: there is none."""
+    """Return the text of the first problem whose condition is true; an empty text where none is."""
     return next((text for text, there in problems.items() if there), "")
 
 
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
-    """Return the name as a tuple, when there is one at least and none comes twice.
+    """Return names as a tuple of texts, if there is at least one name and no name comes twice.
 
     Raises:
-        ValueError: lists them.
+        ValueError: there is no name, or a name comes twice; the message lists the names.
     """
     found = tuple(str(entry) for entry in names)
     if not found or len(set(found)) != len(found):
@@ -209,7 +209,7 @@ def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) 
     """Check that a stored state belongs to an object with these settings.
 
     Raises:
-        ValueError: names the first setting that differs, with both values.
+        ValueError: a setting differs; the message names the first such setting, with both values.
     """
     for name, value in own.items():
         if stored.get(name) != value:
@@ -223,13 +223,13 @@ def shape(name: str, value: Any, *dims: str | int) -> None:
     """Check the shape of an array or tensor.
 
     Args:
-        name: for the message.
+        name: what the value is, for the message.
         value: anything with a ``shape``.
-        dims: a number for a size that is known, a letter for any; at least 1 where the first is a letter. None at
-            all: a scalar.
+        dims: each dimension: a number for its size, or a letter for any size. Where the first dimension is a letter,
+            its size must be at least 1. No ``dims``: the value must be a scalar.
 
     Raises:
-        ValueError: another shape.
+        ValueError: the value has another shape.
     """
     found = tuple(value.shape)
     fits = len(found) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, found, strict=True))
@@ -246,17 +246,17 @@ def same_shape(name: str, value: Any, other: str, like: Any) -> None:
     """Check that two arrays or tensors have the same shape.
 
     Raises:
-        ValueError: ``NAME has shape ..., OTHER has ...``.
+        ValueError: the shapes differ; the message is ``NAME has shape ..., OTHER has ...``.
     """
     if value.shape != like.shape:
         raise ValueError(f"{name} has shape {tuple(value.shape)}, {other} has {tuple(like.shape)}")
 
 
 def indices(name: str, values: Any, count: int) -> None:
-    """Check that an array or tensor of integers holds indices of ``count`` things; it may be empty.
+    """Check that every integer in an array or tensor is in [0, ``count``); the array may be empty.
 
     Raises:
-        ValueError: one is below 0 or not below ``count``.
+        ValueError: an integer is below 0 or not below ``count``.
     """
     if math.prod(values.shape):
         low, high = int(values.min()), int(values.max())
@@ -272,7 +272,7 @@ def _plain(value: Any) -> Any:
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
-    """Return the names for a message: quoted, in order, and of many the first ones and how many more."""
+    """Return names for a message, quoted and sorted; of many names only the first ones, and how many more there are."""
     return few(list(map(repr, sorted(names))), most)
 
 

@@ -17,12 +17,12 @@ class Setting:
     """Describe one setting of a class as people read it.
 
     Attributes:
-        name: with the part's in front (``mu_policy.gamma``).
+        name: the setting's name, in a part with the part's name in front (``mu_policy.gamma``).
         wanted: type and range (``a number in [0, 1)``).
-        default: its value; ``None`` may mean "not set".
-        required: there is no default.
-        meaning: of the class's docstring; literals stand in backticks.
-        only: the kinds of a part that have it (``mu_policy=qmix, vdn``); empty: it is always there.
+        default: value that is used where none is given; ``None`` may mean "not set".
+        required: whether the setting has no default.
+        meaning: the setting's text in the class's docstring; literals stand in backticks.
+        only: the kinds of a part that have the setting (``mu_policy=qmix, vdn``); empty: it is no setting of a part.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Setting:
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """List the settings of a class, those of its parts behind each part; what several kinds have alike stands once."""
+    """List the settings of a class, each part followed by its own; a setting of several kinds is listed once."""
     found: list[Setting] = []
     texts = meanings(cls)
     for field in dataclasses.fields(cls):
@@ -51,7 +51,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
 
 
 def markdown(found: Sequence[Setting]) -> str:
-    """Write settings as a table for the docs."""
+    """Return settings as a Markdown table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in found:
         default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
@@ -61,12 +61,12 @@ def markdown(found: Sequence[Setting]) -> str:
 
 
 def typed(value: Any) -> str:
-    """Write a value as ``--set`` takes it: a text as it is, anything else as JSON."""
+    """Return a value as the option ``--set`` accepts it: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """Return ``{setting: text}`` from the ``Args:`` of the class and its bases, the class's own first."""
+    """Return ``{setting: text}`` from the ``Args:`` of a class and its bases; the class's own texts override theirs."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(vars(base).get("__doc__") or "")

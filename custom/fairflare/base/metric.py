@@ -13,9 +13,10 @@ from fairflare.base.checks import number
 
 
 def metric_name(text: str) -> str:
-    """Return how a metric is called wherever it leaves a site: ASCII letters, digits and ``_ / . -``.
+    """Return a metric's name as it is written wherever the metric leaves a site: ASCII letters, digits and ``_ / . -``.
 
-    Anything else becomes ``_``, accents go, and where a letter is lost six digits of a checksum keep such names apart.
+    Other characters become ``_`` and accents are dropped. Where another letter is lost, six digits of a checksum are
+    appended, so that such names stay different.
 
     >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")
     ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
@@ -30,18 +31,17 @@ class Metric:
     """Declare a metric of :meth:`Task.evaluate`.
 
     Args:
-        name: its key; kept as :func:`metric_name` has it.
-        doc: what it is; for ``docs/privacy.md``.
-        reveals: what it says about a site's data.
-        by_class: it is about one class, or tells which classes a site has: stays at a site that wants it so.
-        family: how the documentation calls all of its kind (``recall_<class>``); default: ``name``.
-        low, high: closed range; infinite: none on that side. What lies outside is refused by the site and the server.
-        higher_is_better: its direction, never guessed from its name; ``None``: not declared, which ends a run before it
-            begins.
-        unit: in which it is measured (``mm``); empty: it has none.
-        mean_of_images: it is the mean of what :meth:`Task.evaluate` gives for each image by itself.
-        of_classes: numbers of the classes that it is about; none: every image of the split counts in it; ``None``: it
-            does not say, and stays at home with the metrics of a class that has too few cases.
+        name: key of the metric in the result of ``evaluate``; stored in the form that :func:`metric_name` gives.
+        doc: what the metric is, for ``docs/privacy.md``.
+        reveals: what the metric's value reveals about a site's data.
+        by_class: whether the metric is about one class, or reveals which classes a site has; a site may withhold it.
+        family: name of all such metrics in the documentation (``recall_<class>``); default: ``name``.
+        low, high: closed range of the values; infinite: no limit on that side. Site and server refuse values outside.
+        higher_is_better: whether larger values are better; ``None``: not declared, which ends a run before it begins.
+        unit: unit of the values (``mm``); empty: the metric has no unit.
+        mean_of_images: whether the metric is the mean of the values of :meth:`Task.evaluate` for each single image.
+        of_classes: numbers of the classes that the metric is about; empty: every image of the split counts in it;
+            ``None``: not declared, so the metric is withheld wherever a class has too few cases.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Metric:
             raise ValueError(f"metric {self.name!r}: low must be below high, got {self.low} and {self.high}")
 
     def holds(self, value: float) -> bool:
-        """Return whether a finite value lies in its range."""
+        """Return whether a finite value lies in the metric's range."""
         return self.low <= value <= self.high
 
     @property

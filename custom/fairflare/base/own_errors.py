@@ -13,7 +13,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # largest number of characters that are quoted of an error's own text
-#: Name of the package and the extra that brings it, by what is imported.
+#: Name of the package, and of the extra of ``fairflare`` that installs the package, by the imported module.
 EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
     "pydicom": ("pydicom", "data"), "pandas": ("pandas", "data"), "matplotlib": ("matplotlib", "page"),
@@ -22,8 +22,8 @@ EXTRAS = {
 
 
 def lacking_package(error: BaseException | None) -> str | None:
-    """Return the sentence for an error that comes of a package of an extra that is not installed; None: it does not."""
-    seen: set[int] = set()  # a chain of errors may have a circle
+    """Return what to install where an error comes of a missing package of an extra; ``None``: it has another cause."""
+    seen: set[int] = set()  # the causes of an error may form a circle
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
@@ -34,9 +34,9 @@ def lacking_package(error: BaseException | None) -> str | None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Give ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, and the last line outside all packages.
+    """Return an error as ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, line of the user's code.
 
-    It may name files and values: only for the one whose code and data they are.
+    The text may name files and values: show it only to the owner of the code and the data.
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= MOST else text[: MOST - 3] + "..."
@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def lacking_for_pages() -> str | None:
-    """Return a sentence that says why no HTML page can be made on this machine."""
+    """Return a sentence that names the package that HTML pages lack on this machine; ``None``: pages can be made."""
     absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 
@@ -67,13 +67,14 @@ def _installed(file: str) -> bool:
 
 @contextmanager
 def reading_as(what: str) -> Iterator[None]:
-    """Say what a library raises for a damaged file in words of ours; the library's own are the cause.
+    """Replace a library's error for a damaged file by a ``ValueError`` with a clear text, inside the context.
 
     Args:
-        what: the file is to be.
+        what: kind of file that is expected, for the message.
 
     Raises:
-        ValueError: instead of all but lack of memory and an ``OSError`` with a number, which says what is wrong.
+        ValueError: an error was raised inside, which is its cause. A ``MemoryError``, and an ``OSError`` with an error
+            number, pass unchanged.
     """
     try:
         yield

@@ -15,10 +15,10 @@ COMMANDS, LISTENERS = "fairflare.commands", "fairflare.listeners"
 
 
 def plugged(group: str) -> dict[str, Any]:
-    """Load what installed packages add to a group, by name.
+    """Return the objects that installed packages add to a group of entry points, by name.
 
     Raises:
-        ImportError: a package that adds something cannot be imported.
+        ImportError: a package that adds an entry point cannot be imported.
     """
     return {point.name: point.load() for point in sorted(entry_points(group=group), key=lambda point: point.name)}
 

@@ -12,7 +12,7 @@
         variant: Literal["S", "L"] = "S"
         q: NonNegative = 2.0
 
-``FedISM(q=-1)`` says ``q must be a number >= 0, got -1``; FLARE's job export writes the fields and its component
+``FedISM(q=-1)`` raises ``q must be a number >= 0, got -1``; FLARE's job export writes the fields and its component
 builder gives them back; :mod:`fairflare.base.described` lists them with type, default, range and meaning (from the
 docstring).
 
@@ -45,7 +45,7 @@ __all__ = [
     "parts_of", "settings", "values_of",
 ]  # fmt: skip
 
-# Numbers as JSON has them: a text is no number, nor is true.
+# Types of numbers are strict, as in JSON: neither a text nor ``true`` is taken for a number.
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -79,9 +79,9 @@ class Part:
 def settings(cls: C) -> C:
     """Make the annotated fields of a class, and those of its bases, its keyword arguments.
 
-    What a base class needs done in its own ``__init__`` is called from ``__post_init__``; a ``ValueError`` raised there
-    reaches the caller with its own text. A subclass with an ``__init__`` of its own that passes ``**`` on keeps what it
-    adds under attributes of the same names.
+    A class calls what its base class does in ``__init__`` from ``__post_init__``; a ``ValueError`` raised there reaches
+    the caller with its own text. A subclass with its own ``__init__(..., **more)`` must store each argument that it
+    adds as an attribute of the same name.
 
     Raises:
         ValueError: (by the class) a setting that is unknown, missing, of another type or out of range: one line with
@@ -117,12 +117,12 @@ def settings(cls: C) -> C:
 
 
 def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Take only an object of the class as another one's field; pydantic would make one of any dict."""
+    """Return a schema by which a field of this class takes only its objects; pydantic would also accept any dict."""
     return core_schema.is_instance_schema(cls) if "_complete" in vars(cls) else handler(source)
 
 
 def _name_what_is_passed_on(cls: type) -> None:
-    """Give a subclass's own ``__init__(..., **more)`` the signature it has in effect: an export goes by it."""
+    """Give a subclass's own ``__init__(..., **more)`` a signature with all arguments, since FLARE's export reads it."""
     own: Any = vars(cls).get("__init__")
     signature = inspect.signature(own) if own is not None else None
     if signature is None or all(p.kind is not VARIOUS for p in signature.parameters.values()):
@@ -141,7 +141,7 @@ def _shown(component: Any) -> list[str]:
 
 
 def default_of(cls: Any, name: str) -> Any:
-    """Return a field's default; ``REQUIRED`` when there is none."""
+    """Return the default of a field; ``REQUIRED`` when the field has none."""
     field: FieldInfo = cls.__pydantic_fields__[name]
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 
@@ -150,18 +150,18 @@ def default_of(cls: Any, name: str) -> Any:
 
 
 def listed(names: Collection[Any]) -> str:
-    """Quote names and separate them by commas."""
+    """Return the names quoted and separated by commas."""
     return ", ".join(map(repr, names))
 
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """Return the types of a class's fields, with what they are annotated with."""
+    """Return the type hints of a class's fields, with their ``Annotated`` metadata."""
     return get_type_hints(cls, include_extras=True)
 
 
 def in_words(hint: Any) -> str:
-    """Return a type as a person reads it, by its JSON schema."""
+    """Return a type in words, such as ``a number >= 0``, made from the type's JSON schema."""
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"a {hint.__name__} ({', '.join(kind.__name__ for kind in choices(hint).values())})"
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -231,10 +231,10 @@ def _range_in_words(schema: Mapping[str, Any]) -> str:
 
 
 def _in_one_line(cls: type, error: ValidationError) -> str:
-    """Return the first problem that pydantic found, in our words."""
+    """Return the first problem that pydantic found, as one line in this package's wording."""
     problem = error.errors(include_url=False)[0]
     kind, place, value = problem["type"], problem["loc"], problem["input"]
-    if kind == "value_error":  # our own words, from __post_init__ or a validator
+    if kind == "value_error":  # the text of a ValueError from __post_init__ or a validator of this package
         text = str(problem["ctx"]["error"])
         return text if not place or str(place[0]) in text else f"{place[0]}: {text}"
     if kind == "unexpected_keyword_argument":
@@ -258,7 +258,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
 
 
 def field_names(cls: type) -> list[str]:
-    """List the settings of a class; those of its bases too where its own ``__init__`` passes ``**`` on."""
+    """List the names of a class's settings; those of its bases too where its own ``__init__`` takes ``**``."""
     found: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
@@ -270,9 +270,9 @@ def field_names(cls: type) -> list[str]:
 
 
 def values_of(component: Any) -> dict[str, Any]:
-    """Return class path and settings as plain values, parts nested the same way: what a job folder holds.
+    """Return an object's class path and settings as plain values, as a job folder holds them; parts are nested alike.
 
-    Of a class without :func:`settings`: the arguments of its ``__init__`` that it keeps under their own names.
+    For a class without :func:`settings`: the arguments of its ``__init__`` that are attributes of the same names.
     """
     kept = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
     path = f"{type(component).__module__}.{type(component).__name__}"
@@ -298,21 +298,21 @@ def choices(base: type) -> dict[str, type]:
 
 
 def parts_of(cls: type, name: str) -> dict[str, type]:
-    """Return the kinds that a field can be, ``{}`` when it is no part."""
+    """Return the classes that can be the value of a field, by kind; ``{}`` when the field is no part."""
     hint = hints_of(cls).get(name)
     return choices(hint) if isinstance(hint, type) and issubclass(hint, Part) else {}
 
 
 def build(cls: type, given: Mapping[str, Any]) -> Any:
-    """Make an object from settings by name, where ``part=KIND`` and ``part.setting=value`` describe a part.
+    """Return an object made from settings by name, where ``part=KIND`` and ``part.setting=value`` describe a part.
 
     Args:
         cls: a :func:`settings` class.
-        given: such as ``{"weighting": "som", "weighting.grid": [4, 4]}``; a setting of a part without its kind changes
-            the default part.
+        given: values by name, such as ``{"weighting": "som", "weighting.grid": [4, 4]}``. Where only a part's
+            settings are given and not its kind, they apply to the default part.
 
     Raises:
-        ValueError: unknown kind, a setting that this kind does not have, or as the class says.
+        ValueError: a kind is unknown, this kind has no such setting, or the class refuses a value.
     """
     arguments = {key: value for key, value in given.items() if "." not in key}
     inner: dict[str, dict[str, Any]] = {}
@@ -338,7 +338,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
 
 
 def by_name(value: Any, name: str = "") -> dict[str, Any]:
-    """Return ``{"rule.q": 2.0, ...}``: what :func:`values_of` gives, by the names that a person sets."""
+    """Return nested values of :func:`values_of` as a flat dict such as ``{"rule.q": 2.0}``, with the users' names."""
     if not isinstance(value, Mapping):
         return {name: value}
     found: dict[str, Any] = {}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # inputs, targets
     Device: TypeAlias = torch.device | str
 
-#: A test list of images that belong to no site alone: the common model is measured on it once, for all sites.
+#: Name of a test list of images that belong to no site alone: the common model is measured on this list once.
 SPLIT_GLOBAL = "test_global"
 
 
@@ -31,7 +31,7 @@ class PriorNetwork(Protocol):
 
     name: str
     width: int  # number of features of an image
-    fingerprint: str  # the same for the same weights anywhere
+    fingerprint: str  # equal on all machines for the same weights
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return (n, width) features of a batch of inputs."""
@@ -46,13 +46,14 @@ class SiteData(ABC):
     Attributes:
         synthetic: True when the data are synthetic; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
-        num_classes: number of classes as far as the data tell: of those that they name, else the highest number of a
-            class and one; ``None``: they have no classes, or do not tell.
+        num_classes: number of classes that the data name, else the highest class number plus 1; ``None``: the data have
+            no classes, or their number is not known.
         class_names: names of all classes, where the data have them.
         class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
-            skin tone); their metrics are reported as ``<name>/<metric>``. ``"test_global"`` is of all sites together.
-        attributes: of the people, such as sex: names of the groups of each, the last one ``unknown``.
+            skin tone); their metrics are reported as ``<name>/<metric>``. The images of ``"test_global"`` belong to no
+            site alone.
+        attributes: names of the groups of people, by attribute (such as sex); the last group of each is ``unknown``.
     """
 
     synthetic: bool = False
@@ -74,10 +75,10 @@ class SiteData(ABC):
     def cases(self, split: str) -> Sequence[Hashable] | None:
         """Return the case key of each sample of a split.
 
-        Samples with one key (of a patient, of a volume) are no independent draws.
+        Samples with the same key (of a patient, of a volume) are not independent of each other.
 
-        A key is ``(kind, name)``, of kind patient, volume or image; the site's own, and in no message. ``None``:
-        each is a case by itself, or it is not known.
+        A key is ``(kind, name)`` with the kind patient, volume or image. Keys never leave the site. ``None``: each
+        sample is its own case, or the cases are not known.
         """
         return None
 
@@ -91,13 +92,14 @@ class SiteData(ABC):
         return self.num_samples(split) if cases is None else len(set(cases))
 
     def class_cases(self, split: str) -> torch.Tensor | None:
-        """Return the number of different cases of each class, (classes,) int64; ``None``: samples have no class, or of
-        this split it is not known.
+        """Return the number of different cases of each class, (classes,) int64.
+
+        ``None``: samples have no class, or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Return which sample of the list each one of :meth:`batches` is, for this seed; ``None``: not known."""
+        """Return the list indices of the samples of :meth:`batches` in their order for a seed; ``None``: not known."""
         return None
 
     def fingerprint(self, split: str) -> str | None:
@@ -113,9 +115,8 @@ class SiteData(ABC):
         Args:
             split: ``"training"``, ``"validation"`` or one of ``test_splits``.
             batch_size: samples in a batch, ``>= 1``.
-            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the
-                augmentation) that belongs to that number, the same every time it is asked for; use another
-                one for each epoch.
+            shuffle_seed: None keeps the order of the site's list. A number gives the order (and the augmentation) that
+                belongs to this number, the same in every call; use another number for each epoch.
             augment: random flips and the like; needs a ``shuffle_seed``.
 
         Raises:
@@ -124,7 +125,7 @@ class SiteData(ABC):
 
 
 def shuffled(count: int, seed: int | None) -> list[int]:
-    """Return the numbers of so many samples in the order of a seed; ``None``: as they are."""
+    """Return the indices 0 to ``count`` - 1 in the random order of a seed; seed ``None``: in rising order."""
     import torch
 
     if seed is None:
@@ -143,6 +144,6 @@ class Proxy:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not there yet
+        if name == "_inner":  # __init__ has not set it yet, as when a copy is made
             raise AttributeError(name)
         return getattr(self._inner, name)

@@ -1,7 +1,7 @@
 """Stop a task from deep inside its loops, without handing FLARE's stop signal through every function on the way.
 
-Whoever performs a task opens :func:`stoppable`; whatever loops for long calls :func:`check_stop` in each step. Outside
-of a task nothing is asked. Threads that a step starts do not hear it; the step does, when they are done.
+Code that performs a task opens :func:`stoppable`; long loops call :func:`check_stop` in each step. Outside of a task
+:func:`check_stop` does nothing. Threads that a step starts are not stopped; the step itself is, when they are done.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def check_stop() -> None:
 class StoppableData(Proxy):
     """Wrap a site's data so that iterating over their batches ends with :class:`TaskStopped` when the job is stopped.
 
-    So training, probes, evaluation and similarity hear it, those of methods and tasks to come too.
+    So training, probes, evaluation and similarity can be stopped, also in methods and tasks that are added later.
     """
 
     def batches(self, split: str, **options: Any) -> Batches:
-        """See :meth:`fairflare.base.task.SiteData.batches`."""
+        """Return batches as :meth:`fairflare.base.task.SiteData.batches` does, which end when the job is stopped."""
         return _StoppableBatches(self._inner.batches(split, **options))
 
 
@@ -62,6 +62,6 @@ class _StoppableBatches(Proxy):
     def __iter__(self) -> Iterator[Batch]:
         check_stop()
         for batch in self._inner:
-            check_stop()  # reading took its time
+            check_stop()  # reading the batch may have taken long
             yield batch
             check_stop()

@@ -1,7 +1,7 @@
 """Define what a site learns: the interface between a task and the parts that run the task.
 
-A :class:`Task` names model, loss, metric and data source. A :class:`SiteData` is one site's data, opened. The
-executor, the methods and the benchmarks use nothing else, so a new kind of task is one subclass of each.
+A :class:`Task` defines model, loss, metrics and data source; a :class:`SiteData` gives one site's opened data. The
+executor, the methods and the benchmarks use nothing else, so a new kind of task needs one subclass of each.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = [
 class Task(ABC):
     """Define the model, loss, metric and data source of what the sites learn together.
 
-    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are kept under
-    the same attribute names, since the export of a job reads them back; a class made by
-    :func:`fairflare.base.settings.settings` does so by itself.
+    Arguments of a subclass's constructor are plain values (numbers, strings, lists, dicts) and are stored as
+    attributes of the same names, since the export of a job reads them back; a class made by
+    :func:`fairflare.base.settings.settings` stores them by itself.
     """
 
     primary_metric: ClassVar[str]
     #: Names of the metrics in the fairness table; empty: all metrics. The results file has all metrics in any case.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
-    #: Whether the task brings its own optimizer, which a site half uses with ``optimizer="task"``.
+    #: Whether the task has its own optimizer, which local training uses with ``optimizer="task"``.
     has_optimizer: bool = False
     #: Whether each sample has exactly one of several classes; ``None``: this is not known.
     has_classes: ClassVar[bool | None] = None
@@ -56,38 +56,39 @@ class Task(ABC):
         return None
 
     def groups(self) -> Mapping[str, Sequence[int]]:
-        """Return class numbers of each group (head, medium, tail) with a metric (mean recall); default: no group."""
+        """Return the class numbers of each group (head, medium, tail) that has a metric; default: no group."""
         return {}
 
     def check(self) -> None:
         """Check, where a run is put together, whether the task can be learned at all.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the task cannot be learned.
         """
         return
 
     def permit(self, settings: Mapping[str, Any]) -> None:
-        """Take note, at the server and before anything is built, of what the server's own settings file says.
+        """Read, at the server and before anything is built, the server's own settings file.
 
         Args:
-            settings: ``local/fairflare.json``; a task that a job lets name code looks there for what it may name.
+            settings: content of ``local/fairflare.json``; a task whose settings may name code reads there which code is
+                permitted.
 
         Raises:
-            ValueError: a key of the task's there is not usable.
+            ValueError: one of the task's keys in the file is not usable.
         """
         return
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return settings of a site half that the task brings along.
+        """Return settings of local training that the task prescribes.
 
-        Those that the user gives, and ``keeps``, go before.
+        Settings that the user gives, and those that the method keeps (``keeps``), override them.
 
         Args:
-            given: names of those that the user gives.
+            given: names of the settings that the user gives.
 
         Raises:
-            ValueError: what the task wants cannot be had.
+            ValueError: a setting that the task prescribes cannot be used.
         """
         return {}
 
@@ -95,14 +96,14 @@ class Task(ABC):
         """Return the task's own optimizer; its learning rate is set before each round.
 
         Raises:
-            ValueError: it has none.
+            ValueError: the task has no optimizer.
         """
         raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
 
     def suited_to(self, data: SiteData) -> Task:
         """Return the task as a site learns it on its opened data.
 
-        Itself, or a copy that calls the classes as the data do.
+        The result is the task itself, or a copy that names the classes as the data name them.
         """
         return self
 
@@ -110,7 +111,7 @@ class Task(ABC):
         """Check, at a site and before any training, whether network and loss can process the site's images.
 
         Raises:
-            DataError: they cannot.
+            DataError: the images cannot be processed.
         """
         return
 
@@ -123,7 +124,7 @@ class Task(ABC):
 
         Args:
             model: a new model from :meth:`build_model`.
-            checkpoint: path in ``initial_weights`` of the server's private file; None: the file has no such key.
+            checkpoint: path of a weights file, from the job or the server's private file; None: neither names one.
 
         Raises:
             ValueError: the checkpoint cannot be used.
@@ -133,10 +134,10 @@ class Task(ABC):
         return "random initial weights"
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
-        """Return a frozen encoder of the task's images, from a file.
+        """Return a frozen encoder of the task's images, loaded from a file.
 
         Raises:
-            ValueError: the task has none, or the file cannot be used.
+            ValueError: the task has no such encoder, or the file cannot be used.
         """
         raise ValueError(f"{type(self).__name__} has no prior networks; choose a classification task")
 
@@ -145,7 +146,7 @@ class Task(ABC):
         """Return the scalar training loss, the mean over the samples of the batch."""
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each sample, (n,). The mean is :meth:`loss`; subclasses may compute all at once."""
+        """Return the loss of each sample, (n,). Their mean is :meth:`loss`; subclasses may be quicker."""
         import torch
 
         return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
@@ -155,8 +156,8 @@ class Task(ABC):
         """Return metrics over all samples of ``batches``, independent of how they were cut into batches.
 
         Returns:
-            the primary metric, ``"loss"`` and, where there are several, metrics by class: each as it is declared by
-            :meth:`declared_metrics`.
+            values by the metric's name: the primary metric, ``"loss"`` and, where there are several classes, metrics by
+            class; each metric is declared by :meth:`declared_metrics`.
         """
 
     def resampled(
@@ -165,15 +166,15 @@ class Task(ABC):
         """Return the primary metric on draws of a site's test images.
 
         Args:
-            model: to measure.
-            data: whose test split.
-            drawn: indices of images in the order of the split for each draw, of different lengths where patients are
-                drawn; see :class:`fairflare.base.cases.resampling.Units`.
-            device: to measure on.
+            model: the model to measure.
+            data: the site's data, whose test split is used.
+            drawn: for each draw, the indices of its images in the order of the split. Draws of patients differ in
+                length; see :class:`fairflare.base.cases.resampling.Units`.
+            device: the device to measure on.
 
         Returns:
-            one value for each draw, NaN where the metric is not defined on it; ``None``: this task does not say how its
-            metric is made of images (:attr:`Metric.mean_of_images`; other tasks override this).
+            one value for each draw, NaN where the metric is not defined on the draw; ``None``: the primary metric is
+            not declared as a mean over images (:attr:`Metric.mean_of_images`), and the task does not override this.
         """
         import numpy as np
 
@@ -183,14 +184,14 @@ class Task(ABC):
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """Return the primary metric of each test image.
 
-        NaN: the image does not count in the mean; ``None``: it is no mean.
+        NaN: the image does not count in the mean. ``None``: the primary metric is no mean over images.
         """
         if not self.primary.mean_of_images:
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
 
     def outcome_names(self) -> Sequence[str]:
-        """Return the names of the classes or structures that :meth:`outcomes` are about; default: none."""
+        """Return the names of the classes or structures in the result of :meth:`outcomes`; default: none."""
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
@@ -199,19 +200,19 @@ class Task(ABC):
         Nothing of it leaves a site.
 
         Returns:
-            of a classifier the classes, (n,), and the probabilities, (n, parts); of others ``None`` and the primary
-            metric of each sample and part, (n, parts). ``None``: this task does not tell (the default).
+            For a classifier the true classes, (n,), and the probabilities, (n, parts). For other tasks ``None`` and the
+            primary metric of each sample and part, (n, parts). ``None``: not supported by this task (the default).
         """
         return None
 
     def sampling(self, model: torch.nn.Module, data: SiteData, device: Device) -> dict[str, Any]:
         """Measure how far chance in the choice of a site's test cases moves the primary metric.
 
-        The figures are of all cases together and name none; :data:`~fairflare.federation.site.sampling.SAMPLING` says
-        what they may still reveal about single cases.
+        The figures are computed over all cases together and name no case. What they may still reveal about single cases
+        is in :data:`~fairflare.federation.site.sampling.SAMPLING`.
 
         Returns:
-            some of ``test_cases`` (number of independent ones), ``standard_error`` of the metric over them,
+            some of ``test_cases`` (number of independent cases), ``standard_error`` of the metric over these cases,
             ``case_scores`` (:func:`fairflare.base.cases.sampling.case_scores`), and ``classes`` with ``class_support``
             (names, numbers of test images); see :data:`fairflare.federation.site.sampling.SAMPLING`. A task whose
             primary metric is not declared as a mean over images overrides this, or its sites have no intervals.
@@ -230,33 +231,34 @@ class Task(ABC):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """Draw the best, the median and the worst test image with what the model says of them, for the site itself.
+        """Draw the best, the median and the worst test image with the model's predictions, for the site itself.
 
         Args:
-            model: to look at.
-            data: of the site.
-            folder: that gets the files; it exists, and is nobody's but the site's.
-            batch_size, device: of the evaluation.
-            title: over the picture.
+            model: the model whose predictions are drawn.
+            data: the site's data.
+            folder: existing folder for the pictures, which only the site can read.
+            batch_size, device: batch size and device of the evaluation.
+            title: text over the picture.
 
         Returns:
-            False: this task draws none (the default).
+            Whether pictures were drawn; False: this task draws none (the default).
         """
         return False
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return every metric that :meth:`evaluate` gives, with direction and range; a metric not listed is refused.
 
-        From a site that keeps metrics by class only these leave: the primary metric, the loss, and each metric that is
-        listed as not by class.
+        From a site that withholds metrics by class only these leave: the primary metric, the loss, and each metric that
+        is listed as not by class.
         """
-        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # of unknown direction
+        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # its direction is not declared
 
     def by_name(self) -> dict[str, Metric]:
         """Return the declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.
 
         Raises:
-            ValueError: the primary metric is not among them, or one has no direction; says where to declare it.
+            ValueError: the primary metric is not declared, or a metric has no direction; the message says where to
+                declare it.
         """
         found = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
         lacking = [name for name, metric in found.items() if metric.higher_is_better is None]
@@ -267,26 +269,26 @@ class Task(ABC):
         return found
 
     def asks_for(self, metric: str) -> str:
-        """Return what to ask of whoever wrote a task that does not say what is good of a metric, or what it can be."""
+        """Return the text that asks a task's author to declare a metric's direction and range."""
         return (
             f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], in declared_metrics() "
             f"of the task ({type(self).__name__}): Metric(name={metric!r}, doc=..., higher_is_better=True or False)"
         )
 
     def directions(self) -> dict[str, bool]:
-        """Return whether more is better, of every declared metric.
+        """Return for every declared metric whether larger values are better.
 
         Raises:
-            ValueError: one is not declared, see :meth:`by_name`.
+            ValueError: a metric or its direction is not declared, see :meth:`by_name`.
         """
         return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """Open the data of ``site`` as its own private settings say.
+        """Open the data of ``site`` by the site's own private settings.
 
         Raises:
-            DataError: the settings or the data that they name are not usable.
+            DataError: the settings, or the data that the settings name, are not usable.
         """
 
 
@@ -294,7 +296,7 @@ class Task(ABC):
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode and compute no gradients, inside the context.
 
-    Afterwards every module is in the mode of before.
+    Afterwards every module is in its earlier mode again.
     """
     import torch
 

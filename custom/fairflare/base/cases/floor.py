@@ -15,8 +15,8 @@ class Floor:
     """Decide which splits and classes of a site have enough cases (patients where known) to be reported.
 
     Args:
-        data: of the site.
-        least: cases that there must be, ``>= 1``; with 1 everything that is there may be told.
+        data: the site's data.
+        least: smallest number of cases that may be reported on, ``>= 1``; with 1 no case is too few.
     """
 
     def __init__(self, data: SiteData, least: int) -> None:
@@ -27,14 +27,14 @@ class Floor:
         return self.least <= 1 or self.data.num_cases(split) >= self.least
 
     def classes(self, split: str) -> torch.Tensor | None:
-        """Return which classes of a split have enough cases, (classes,) bool; ``None``: samples have no class."""
+        """Return whether each class of a split has enough cases, (classes,) bool; ``None``: samples have no class."""
         cases = self.data.class_cases(split)
         return None if cases is None else cases >= self.least
 
     def counts(self, split: str) -> torch.Tensor | None:
         """Return the number of samples of each class that has enough cases, and 0 for every other class.
 
-        ``None``: there are no such numbers.
+        ``None``: the site's data have no counts of classes.
         """
         counts = self.data.class_counts(split)
         if counts is None or self.least <= 1:
@@ -54,15 +54,17 @@ class Floor:
 def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int], bool]:
     """Return the classes with fewer than ``least`` cases, even 0, and those that must be withheld with them.
 
-    The mean over all classes leaves the site: of one hidden class it would tell the value, the others taken away. So
-    the classes with the fewest cases join it until two with ``least`` cases together are hidden.
+    The mean over all classes leaves the site: if one class alone were hidden, its value would follow from the mean and
+    the other classes' values. So further classes, those with the fewest cases first, are hidden too, until at least
+    two are hidden that have ``least`` cases together. Classes without any case do not count here.
 
     Args:
-        cases: by class, ``>= 0``.
-        least: ``>= 1``.
+        cases: number of cases of each class, ``>= 0``.
+        least: smallest number of cases that may be reported on, ``>= 1``.
 
     Returns:
-        The classes; and whether one of them has a few cases, so that means over several classes stay at home too.
+        The hidden classes; and whether one of them has a few cases (1 or more, below ``least``). If so, means over
+        several classes are withheld too.
 
     Source:
         Secondary suppression as in statistical disclosure control: Hundepool et al., Statistical Disclosure Control,
@@ -84,8 +86,8 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
     """Count the different cases of each class.
 
     Args:
-        cases: whose each sample is.
-        labels: its class, in ``[0, classes)``; as many.
+        cases: the case (patient, volume or image) of each sample.
+        labels: the class of each sample, in ``[0, classes)``.
         classes: number of classes.
     """
     found: list[set[Hashable]] = [set() for _ in range(classes)]
@@ -98,8 +100,8 @@ def may_leave(of_classes: Collection[int] | None, hidden: tuple[frozenset[int], 
     """Return whether a metric by class may leave the site.
 
     Args:
-        of_classes: numbers of its classes; ``None``: it does not say; none: every image counts in it.
-        hidden: of :meth:`Floor.hidden`; ``None``: nobody knows how many cases a class has.
+        of_classes: numbers of the metric's classes; ``None``: not declared; empty: every image counts in the metric.
+        hidden: result of :meth:`Floor.hidden`; ``None``: the numbers of cases of the classes are not known.
     """
     if of_classes is not None and not of_classes:
         return True

@@ -15,7 +15,7 @@ MOST = 10_000  # largest number of bootstrap draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
 #: Units that the bootstrap draws. `cases`: patients where an image names its patient, else volumes or single images.
 UNITS = (PATIENTS, VOLUMES, IMAGES, CASES)
-KINDS = {"patient": PATIENTS, "volume": VOLUMES, "image": IMAGES}  # of a case
+KINDS = {"patient": PATIENTS, "volume": VOLUMES, "image": IMAGES}  # unit, by the kind of a case
 
 Drawn = npt.NDArray[np.int64]
 
@@ -33,14 +33,18 @@ class Units:
     members: tuple[Drawn, ...]
 
     def drawn(self, site: str, count: int) -> list[Drawn]:
-        """Return the indices of the images of each draw, those of a unit that is drawn twice there twice.
+        """Return the indices of the images of each draw; where a unit is drawn twice, its images are in the draw twice.
+
+        Args:
+            site: name of the site, which decides the draws.
+            count: number of draws, from 1 to :data:`MOST`.
 
         Raises:
-            ValueError: as :func:`draws`.
+            ValueError: ``count`` is out of range, or there is no unit.
         """
         found = draws(site, len(self.members), count)
         if len(self.members) == sum(map(len, self.members)):
-            return list(found)  # each image by itself, in the order of the split
+            return list(found)  # each unit is one image: unit indices are image indices
         return [np.concatenate([self.members[unit] for unit in one]) for one in found]
 
 
@@ -48,9 +52,9 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
     """Group a split's images by the patient or volume that they show.
 
     Args:
-        cases: of each image of a split ``(kind, name)``, see :meth:`fairflare.base.task.SiteData.cases`; ``None``: each
-            image is by itself.
-        num_images: of the split.
+        cases: the case ``(kind, name)`` of each image of a split, see :meth:`fairflare.base.task.SiteData.cases`;
+            ``None``: each image is its own unit.
+        num_images: number of images of the split; used where ``cases`` is ``None``.
     """
     whose = [("image", index) for index in range(num_images)] if cases is None else cases
     members: dict[Hashable, list[int]] = {}
@@ -65,15 +69,15 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
     """Draw bootstrap samples of a site's units.
 
     Args:
-        site: name. Together with the other two it decides the draws, whatever the method and the run's seed.
-        num_units: patients or images of the test split, ``>= 1``.
+        site: name of the site. The three arguments alone decide the draws, whatever the method and the run's seed.
+        num_units: number of units (patients, volumes or images) of the test split, ``>= 1``.
         count: number of draws, from 1 to :data:`MOST`.
 
     Returns:
         (count, num_units), indices of units in the order of the split.
 
     Raises:
-        ValueError: a number out of range.
+        ValueError: ``num_units`` or ``count`` is out of range.
 
     Source:
         Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979. That clusters are drawn

@@ -1,6 +1,7 @@
 """Measure how far chance moves a site's metric: its standard error over the site's own test cases, and how these score.
 
-A *case* is what is drawn independently: a patient where the data say whose an image is, else an image.
+A *case* is a unit of independent samples: a patient where the data name the patient of an image, else a volume or an
+image.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ Cases = Sequence[Hashable]
 
 
 def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = None) -> float:
-    r"""Give the standard error of a metric that is, but for a constant, a sum over images.
+    r"""Return the standard error of a metric that is a sum over images, but for a constant.
 
     .. math:: \sqrt{\frac{G}{G - 1} \sum_{g=1}^{G} \Big(\sum_{i \in g} u_i\Big)^2}
 
     Args:
-        influence: u, (images,): how far an image moves the metric; they sum to 0. Of a mean (x - mean) / images.
+        influence: u, (images,): how far each image moves the metric; the entries sum to 0. For a mean of x over n
+            images: (x - mean) / n.
         cases: the case of each image; ``None``: each image is its own case, and for a mean the result is s / sqrt(n).
 
     Returns:
         ``>= 0``; NaN with fewer than two cases.
 
     Source:
-        Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few of them.
+        Liang and Zeger, Biometrika 1986 (sums within clusters); the factor is the usual one for few clusters.
     """
     _, number = _numbered(len(influence), cases)
     count = int(number.max(initial=-1)) + 1
@@ -50,12 +52,13 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
 
     .. math:: \sqrt{\frac{G - 1}{G} \sum_{g=1}^{G} (m_{-g} - \bar m)^2}
 
-    More than :data:`MOST_GROUPS` cases are left out in that many groups, the first case with the 101st and so on.
+    Where there are more than :data:`MOST_GROUPS` cases, they are left out in that many groups: the first case together
+    with the 101st, and so on.
 
     Args:
-        metric: of the images with these numbers.
-        images: how many there are.
-        cases: of each image; ``None``: each is one by itself.
+        metric: function that returns the metric over the images with the given indices.
+        images: number of images.
+        cases: the case of each image; ``None``: each image is its own case.
 
     Returns:
         ``>= 0``; NaN with fewer than two cases, or where the metric is not defined without one of the groups.
@@ -75,12 +78,12 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
     """Count cases by their mean score, in :data:`BINS` equal bins of [low, high].
 
     Args:
-        scores: (images,) in [low, high]; those beyond count as the nearest bound.
-        cases: of each image; ``None``: each is one by itself.
-        low, high: finite, low < high.
+        scores: (images,) in [low, high]; a case whose mean lies outside is counted in the nearest bin.
+        cases: the case of each image; ``None``: each image is its own case.
+        low, high: finite bounds of the scores, low < high.
 
     Returns:
-        Numbers of cases, from the lowest bin to the highest, which has ``high`` in it.
+        Number of cases in each bin, from the lowest bin to the highest, which includes ``high``.
     """
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"the range of the scores must be finite with low < high, got [{low}, {high}]")
@@ -98,12 +101,13 @@ def of_mean(
     """Return what a site reports of the sampling of a metric that is the mean of its images' scores.
 
     Args:
-        scores: by image; NaN: the image does not count.
-        cases: of each image; ``None``: each is one by itself.
-        low, high: of the scores.
+        scores: score of each image; NaN: the image does not count.
+        cases: the case of each image; ``None``: each image is its own case.
+        low, high: range of the scores; may be infinite.
 
     Returns:
-        ``test_cases``, ``standard_error`` (from two cases on), ``case_scores`` (of a finite range).
+        ``test_cases``, ``standard_error`` (with at least two cases), ``case_scores`` (where the range is finite); empty
+        where no image counts.
     """
     found = np.asarray(scores, np.float64)
     kept = np.flatnonzero(np.isfinite(found))
@@ -125,7 +129,7 @@ def num_cases(images: int, cases: Cases | None) -> int:
 
 
 def _numbered(images: int, cases: Cases | None) -> tuple[int, npt.NDArray[np.int64]]:
-    """Return the number of cases, and of each image the number of its case, in the order in which they appear."""
+    """Return the number of cases, and for each image the number of its case; cases are numbered as they appear."""
     checks.whole("the number of images", images)
     if cases is None:
         return images, np.arange(images)

@@ -1,4 +1,4 @@
-"""The files of a MONAI bundle: which of them go with a job, their checksum, a copy. What they say is not read here."""
+"""List, checksum and copy the files of a MONAI bundle that go with a job; their content is not interpreted here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class BundleError(ValueError):
 
 
 def bundle_files(folder: Path) -> list[str]:
-    """Return the files that a job carries, below ``folder``, with ``/``, sorted.
+    """Return the sorted paths, relative to ``folder`` and with ``/``, of the bundle's files that a job carries.
 
-    All but hidden ones and :data:`LEFT_OUT`.
+    Left out are hidden files and folders, ``.pyc`` files, and the folders :data:`LEFT_OUT`.
 
     Raises:
-        BundleError: no such folder, or a link to a folder in it, which a copy would lack.
+        BundleError: the folder does not exist, or it contains a link to a folder, which a copy would lack.
     """
     if not folder.is_dir():
         raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")
@@ -54,7 +54,7 @@ def bundle_checksum(folder: Path) -> str:
 def grouped(checksum: str) -> str:
     """Return a checksum in groups of eight digits.
 
-    FLARE takes a long hexadecimal number in a job for somebody's secret.
+    The groups keep FLARE from taking the long hexadecimal number in a job for a secret.
     """
     return " ".join(checksum[i : i + 8] for i in range(0, len(checksum), 8))
 

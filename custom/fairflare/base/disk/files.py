@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all, whatever is killed, that stay there when the power goes, and that nobody
-else reads: models trained on a site's data, and the figures about them, are as private as the data.
+"""Write files whole or not at all, so that they outlive a kill and a power cut and only their owner reads them.
+
+Models that were trained on a site's data, and the figures about these models, are as private as the data.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_PARTIAL = re.compile(r"\..+\.(?P<pid>\d{1,9})\.partial")  # what :func:`write_whole` writes to
-LONGEST_NAME = 255 - len("..4194304.partial")  # of a file that write_whole writes
+_PARTIAL = re.compile(r"\..+\.(?P<pid>\d{1,9})\.partial")  # name of the temporary file of :func:`write_whole`
+LONGEST_NAME = 255 - len("..4194304.partial")  # characters of the name of a file that write_whole can write
 
 
 log = logging.getLogger(__name__)
@@ -28,12 +29,12 @@ PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder, with all above it that is missing, that only its owner can enter, whatever the umask.
+    """Make a folder, and its missing parent folders, that only the owner can enter, whatever the umask.
 
-    One that is there becomes one; where it belongs to somebody else, the log says so.
+    A folder that exists is made private too; where it belongs to somebody else, a warning is logged.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be made.
     """
     missing = [above for above in (folder, *folder.parents) if not above.exists()]
     for each in reversed(missing):
@@ -44,7 +45,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a path for ``open(..., opener=...)``: a file that this makes is its owner's alone, whatever the umask."""
+    """Open a path for ``open(..., opener=...)``; only the owner can read a file created so, whatever the umask."""
     return os.open(path, flags, PRIVATE_FILE)
 
 
@@ -61,13 +62,13 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
     """Replace ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
 
     Args:
-        path: in a folder that exists.
-        write: is given the file to write.
-        durable: the file outlives a power cut from here on; False: only the process's death.
-        shared: others may read it as the umask says; False: only its owner.
+        path: the file, in a folder that exists.
+        write: function that writes the content to the path that it is given.
+        durable: True: the file outlives a power cut when this returns; False: only the death of the process.
+        shared: True: other users may read the file as the umask allows; False: only its owner may.
 
     Raises:
-        OSError: the disk is full or cannot be written. The old file is then untouched and nothing else is left.
+        OSError: the disk is full or cannot be written. The old file is then untouched, and no temporary file is left.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -82,7 +83,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         partial.replace(path)
     except OSError as error:
         if error.errno is not None and error.filename in (None, str(partial)) and error.filename2 is None:
-            error.filename = str(path)  # of the file that was wanted; writing into an open one names none
+            error.filename = str(path)  # name the wanted file; an error of writing to an open file has no name
         raise
     finally:
         with suppress(OSError):
@@ -97,9 +98,9 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
 
     Args:
-        folder: need not exist.
-        mine: nobody but the caller writes there now, so all of it is left over, also what carries the number of a
-            process that lives (the same one in a container that was started again).
+        folder: the folder to clean; need not exist.
+        mine: True: nobody but the caller writes to the folder now, so all partial files are removed, also those with
+            the number of a process that lives (numbers come again in a container that was started again).
     """
     import psutil
 
@@ -119,7 +120,7 @@ def real_folders(roots: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
 def lies_in(path: Path, folders: Iterable[Path]) -> bool:
     """Return whether a file lies in one of these :func:`real_folders` when all links are followed.
 
-    What the links are when somebody reads the file later is another matter: whoever can change them meanwhile can also
+    The links may be changed before the file is read: this is not checked, since whoever can change the links can also
     change the files.
     """
     real = path.resolve()
@@ -152,19 +153,19 @@ def system_error(error: OSError, where: Path | None = None) -> str:
     """Return the path that an operation failed on, why, and what to do, in one line.
 
     Args:
-        error: of the operating system.
-        where: the path of an error that names none, as of writing into an open file.
+        error: error of the operating system.
+        where: the path to name where the error names none, as for writing to an open file.
     """
-    path = error.filename2 or error.filename or where  # of a rename: where to
+    path = error.filename2 or error.filename or where  # of a rename, filename2 is the target
     why = f"{error.strerror or error or type(error).__name__}"
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of several files
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # errors of several files: show the first
         _, path, why = error.args[0][0]
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{f'{path}: ' if path else ''}{why}{f'; {remedy}' if remedy else ''}"
 
 
 def unreadable(error: OSError | ValueError | RecursionError) -> str:
-    """Return why a JSON file cannot be used, as a person says it."""
+    """Return why a JSON file cannot be used, as words that follow the file's name."""
     if isinstance(error, json.JSONDecodeError):
         return f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
     if isinstance(error, RecursionError):
@@ -184,7 +185,7 @@ def sha256_of(path: Path) -> str:
 
 
 def save_torch(value: Any, path: Path) -> None:
-    """Save a value with ``torch.save``, and say why where a disk did not take it.
+    """Save a value with ``torch.save``, and raise the disk's own error where the disk cannot be written.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -194,16 +195,16 @@ def save_torch(value: Any, path: Path) -> None:
     with path.open("wb") as file:
         try:
             torch.save(value, file)
-        except RuntimeError as error:  # its own words are about the archive's positions
+        except RuntimeError as error:  # torch's text is about positions in the archive, not about the disk
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as lines of a CSV file; ``None`` is an empty cell.
+    """Return rows as the text of a CSV file; ``None`` is an empty cell.
 
-    No cell is a formula to a spreadsheet: a text that could begin one gets a ``'``.
+    No spreadsheet reads a cell as a formula: a text that could begin a formula gets a ``'`` in front.
     """
     buffer = io.StringIO()
     plain = ([_no_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
@@ -212,7 +213,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _no_formula(text: str) -> str:
-    text = text.replace("\r", " ")  # which the csv module does not quote, and which ends a line elsewhere
+    text = text.replace("\r", " ")  # the csv module does not quote it, but other programs end a line there
     if not text.startswith(("=", "+", "-", "@", "\t", " ")) or text.strip() in ("", "-"):
         return text
     try:
@@ -223,10 +224,10 @@ def _no_formula(text: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Return a folder name for an experiment or site; refuses what could leave the folder.
+    """Return the name of an experiment or site if it is safe as the name of a folder.
 
     Raises:
-        ValueError: empty, or not made of letters, digits, ``.``, ``_``, ``-``, ``@``.
+        ValueError: the name is not 1 to 128 letters, digits, ``.``, ``_``, ``-`` or ``@``, or it begins with ``.``.
     """
     if not re.fullmatch(r"[A-Za-z0-9_@-][A-Za-z0-9._@-]{0,127}", name):
         raise ValueError(

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.2  # seconds between two attempts to take a lock
 _TAKEN = (errno.EAGAIN, errno.EACCES)
-MAX_HOLDER = 400  # characters that are read of who holds a lock
+MAX_HOLDER = 400  # most characters that are read of a holder's text in a lock file
 LOCK_FILE = "lock"
 
 
@@ -32,16 +32,18 @@ class Held(RuntimeError):
 
 @contextmanager
 def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
-    """Hold a lock file, made if need be with its folder; it stays there, free, afterwards. Gives its descriptor.
+    """Hold the lock of a file inside the context, which gives the file's descriptor.
+
+    The file and its folder are made where they are missing. The file is unlocked afterwards, and stays.
 
     Args:
-        path: the file.
-        holder: a few words for others who want it.
-        wait: seconds to try; the signal to stop is heard meanwhile.
-        needed: where the file system knows no locks this is an error; else the log says so, and nothing is held.
+        path: the lock file.
+        holder: a text about the holder, written into the file for others who want the lock.
+        wait: seconds to wait for a lock that is held; a stop of the job ends the wait.
+        needed: where the file system has no locks: True: raise an error; False: log a warning and go on without one.
 
     Raises:
-        Held: another one holds it, also another one of this process.
+        Held: another process, or another lock of this process, holds the file.
         OSError: the file cannot be made or written, or not locked where that is ``needed``.
         TaskStopped: the job was stopped while waiting.
     """
@@ -79,8 +81,8 @@ class FolderLock:
     Two locks of one process exclude each other too.
 
     Args:
-        folder: made when it does not exist.
-        note: about the holder, JSON-like; others are told.
+        folder: the folder to hold; it is made when it does not exist.
+        note: JSON-like facts about the holder, which others who want the folder are shown.
     """
 
     def __init__(self, folder: Path, note: Mapping[str, Any]) -> None:
@@ -92,7 +94,7 @@ class FolderLock:
         """Take the lock on the folder, or raise at once where the lock is held.
 
         Raises:
-            FolderInUse: somebody else has it.
+            FolderInUse: the lock is held, by another process or by another lock of this process.
             OSError: the folder cannot be written, or its file system has no locks.
         """
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -103,12 +105,12 @@ class FolderLock:
             raise FolderInUse(self.folder, _note(str(held))) from None
 
     def release(self) -> None:
-        """Give the folder back; nothing happens when it is not held."""
+        """Release the lock on the folder; nothing happens when the lock is not held."""
         self._held.close()
 
 
 def in_words(holder: Mapping[str, Any]) -> str:
-    """Return ``job 'x' (process 12 on host 'a', since ...)``."""
+    """Return a lock's holder as ``job 'x' (process 12 on host 'a', since ...)``."""
     if not holder:
         return "another process"
     what = f"job {holder['job_id']!r}" if holder.get("job_id") else "another run"
@@ -118,13 +120,13 @@ def in_words(holder: Mapping[str, Any]) -> str:
 def _note(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:  # it is just being written
+    except ValueError:  # the holder is just writing the note
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _try(path: Path, needed: bool) -> int | None:
-    """Return an open descriptor that holds the lock; ``None``: somebody else does."""
+    """Return an open descriptor that holds the lock; ``None``: the lock is held already."""
     while True:
         if not path.parent.is_dir():
             private_folder(path.parent)
@@ -145,7 +147,7 @@ def _try(path: Path, needed: bool) -> int | None:
             log.warning("%s cannot be locked (%s): keep other processes away from its folder", path, error.strerror)
         if _is_there(path, descriptor):
             return descriptor
-        os.close(descriptor)  # who held it has removed it
+        os.close(descriptor)  # the earlier holder has removed this file: try the new one
 
 
 def _is_there(path: Path, descriptor: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fairflare.base.disk.files import private_opener, to_disk, write_whole
 
 _CHUNK = 1 << 20
-_HEAD = bz2.compress(b" ")[:10]  # that every record begins with: level, and the mark of a block
+_HEAD = bz2.compress(b" ")[:10]  # first bytes of every record: bzip2's level, and the mark of a block
 
 
 class DamagedLog(ValueError):
@@ -20,15 +20,15 @@ class DamagedLog(ValueError):
 class RecordLog:
     """Store records in a bzip2 file of many streams, which ``bzcat`` and every bzip2 library read as one text.
 
-    Appending costs the size of the record, whatever is there already. What an interrupted append left behind the last
-    whole record is overwritten by the next one.
+    The cost of appending depends on the record's size alone, not on the log's. Bytes that an interrupted append left
+    after the last whole record are overwritten by the next append.
 
     Args:
-        path: in a folder that exists when something is appended.
-        durable: each record is on disk when :meth:`append` returns.
+        path: the file, in a folder that exists when a record is appended.
+        durable: whether each record is on disk, and outlives a power cut, when :meth:`append` returns.
 
     Attributes:
-        size: bytes of the whole records.
+        size: number of bytes of the whole records.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -63,10 +63,10 @@ class RecordLog:
                 self._add(data)
 
     def open_at(self, size: int) -> None:
-        """Take the first ``size`` bytes for the whole records; what follows is forgotten with the next append.
+        """Use the first ``size`` bytes of the file as the log; later bytes are overwritten by the next append.
 
         Raises:
-            DamagedLog: the file is shorter.
+            DamagedLog: the file is shorter than ``size``.
         """
         found, left = hashlib.sha256(), size
         if size:
@@ -122,14 +122,14 @@ class RecordLog:
 
 
 def records(path: Path, size: int | None = None) -> Iterator[str]:
-    """Yield the whole records of a log, one after the other; a cut one at the end is left out.
+    """Yield the whole records of a log, one after the other; a cut record at the end is left out.
 
     Args:
-        path: nothing there: no records.
-        size: bytes to read; ``None``: all.
+        path: the log's file; where it does not exist, there are no records.
+        size: number of bytes to read; ``None``: all bytes.
 
     Raises:
-        DamagedLog: one that is not the last is damaged.
+        DamagedLog: a record's bytes are damaged; a record that is merely cut at the end is left out.
     """
     if not path.exists():
         return

@@ -11,19 +11,19 @@ from pathlib import Path
 from fairflare.base.disk.locks import Held, locked
 
 PREFIX = "fairflare-"
-OWNER = ".owner"  # in the folder; locked as long as a process that uses it lives
+OWNER = ".owner"  # lock file in the folder; locked as long as a process that uses the folder lives
 
 
 class OwnedFolder(tempfile.TemporaryDirectory[str]):
     """Make a temporary folder that contains a held lock until the folder is removed or its owner process is dead.
 
     Args:
-        kind: a word of its name.
+        kind: a word in the folder's name.
 
     Attributes:
-        path: of the folder.
-        descriptor: of the lock; a child process that is given it holds the lock too. ``None``: the file system knows no
-            locks, and nobody will remove what is left.
+        path: path of the folder.
+        descriptor: file descriptor of the lock; a child process that inherits it holds the lock too. ``None``: the file
+            system has no locks, and :func:`sweep` will not remove the folder.
     """
 
     def __init__(self, kind: str) -> None:
@@ -44,9 +44,9 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
 
 
 def sweep() -> list[str]:
-    """Remove the folders of this user whose owner is provably dead; says which, a sentence each.
+    """Remove this user's temporary folders whose owner process is dead, and return a sentence about each.
 
-    A folder without an owner's note, or whose lock somebody holds, stays.
+    A folder whose owner file is missing or empty, or whose lock is held, stays.
     """
     found = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):

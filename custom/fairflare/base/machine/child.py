@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] | None = None) -> T:
-    """Return what ``work(*arguments)`` gives, done by a new Python process.
+    """Return the result of ``work(*arguments)``, computed by a new Python process.
 
     Args:
-        work, arguments: can be pickled.
-        before: is called there before the work arrives.
+        work, arguments: the function and its arguments; they must be picklable.
+        before: function that the new process calls before it unpickles the work.
 
     Raises:
-        ValueError: whatever went wrong in it, in its words; or the process was ended.
+        ValueError: the work raised an error, whose text is kept; or the new process was ended.
     """
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=before) as pool:

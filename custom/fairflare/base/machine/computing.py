@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Precision = Literal["fp32", "bf16", "fp16"]
-LOWER = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names of their dtypes
+LOWER = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names of the dtypes of mixed precision
 FIRST_SCALE = 2.0**10  # torch's 2^16 overflows at first, and a site's round may have few steps
-LEAST_SCALE = 1.0  # gradients that overflow without being scaled up are no matter of the scale
+LEAST_SCALE = 1.0  # below 1 the loss is not scaled up: gradients then overflow by themselves
 _NAME = "_fairflare_lowered"
 
 
@@ -26,11 +26,12 @@ class Computing:
     """Declare how a network computes, and prepare a network accordingly.
 
     Args:
-        precision: of the passes: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"``. Weights, what the
-            network gives out and the loss stay float32.
+        precision: precision of the passes: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"``. Weights,
+            the network's outputs and the loss stay float32.
         channels_last: keep images and kernels with the channels as the last dimension in memory.
-        compile: ``torch.compile``.
-        deterministic: only operations that give the same bits every time; matters on a GPU, on a CPU they do anyway.
+        compile: whether the network is compiled (``torch.compile``).
+        deterministic: use only operations that give the same bits every time; matters on a GPU, since operations on a
+            CPU are deterministic anyway.
     """
 
     precision: Precision = "fp32"
@@ -54,10 +55,10 @@ class Computing:
     def in_force(self) -> Iterator[None]:
         """Let torch use deterministic operations as ``deterministic`` says, inside the context, in the whole process.
 
-        Afterwards torch's settings are those of before.
+        Afterwards torch's settings are restored.
 
         Raises:
-            NoSuchForm: an operation has no deterministic form on its device (inside).
+            NoSuchForm: inside the context, an operation has no deterministic form on its device.
         """
         if not self.deterministic:
             yield
@@ -79,7 +80,7 @@ class Computing:
                 raise
 
     def on(self, device: torch.device) -> str:
-        """Return what is chosen, for people, and that it makes a run slower on this device (docs/performance.md)."""
+        """Return the chosen ways to compute as text, with a warning where they are slow on this device."""
         slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 
@@ -122,7 +123,7 @@ def full_precision() -> Iterator[None]:
     with ExitStack() as stack:
         try:
             before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
-        except RuntimeError:  # the program uses torch 2.9's switches, which do not mix with these
+        except RuntimeError:  # the program uses torch 2.9's new switches, which torch forbids to mix with the old ones
             cudnn, cpu = backends.cudnn, backends.mkldnn
             for part in (cudnn.conv, cudnn.rnn, backends.cuda.matmul, cpu.conv, cpu.matmul):
                 stack.callback(setattr, part, "fp32_precision", part.fp32_precision)
@@ -143,7 +144,7 @@ class Overflow(ArithmeticError):
     """Report that a gradient was too large for float16 at the loss scale in use; the step is to be left out.
 
     Attributes:
-        loss: of the batch, detached.
+        loss: loss of the batch, detached.
     """
 
     def __init__(self, loss: Tensor) -> None:
@@ -155,17 +156,17 @@ class LossScale:
     """Scale losses up before they are backpropagated in float16, and gradients down again (torch's ``GradScaler``).
 
     Args:
-        device_type: ``"cpu"``, ``"cuda"``.
+        device_type: type of the device that trains: ``"cpu"`` or ``"cuda"``.
     """
 
     def __init__(self, device_type: str) -> None:
         self.scaler = torch.amp.GradScaler(device_type, init_scale=FIRST_SCALE)
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Put the gradients of ``loss``, as they are without a loss scale, into the optimizer's parameters.
+        """Compute the gradients of ``loss``, without the loss scale, for the optimizer's parameters.
 
         Raises:
-            Overflow: one is not finite; the next scale is half as large.
+            Overflow: a gradient is not finite; the next loss scale is half as large.
         """
         before = self.scaler.get_scale()
         self.scaler.scale(loss).backward()
@@ -184,8 +185,8 @@ class LossScale:
 class _Lowered:
     """Run a network under autocast by hooks, which turn the network's output into float32.
 
-    Hooks, and not another ``forward``: a copy of the network has copies of them, while a wrapped ``forward`` would go
-    on to compute with the weights of the first one.
+    Hooks are used instead of a wrapped ``forward``: a copy of the network has copies of its hooks, while a wrapped
+    ``forward`` would still compute with the weights of the original network.
     """
 
     def __init__(self, device_type: str, dtype: torch.dtype) -> None:

@@ -14,8 +14,8 @@ def ignore_matplotlib_settings() -> None:
 
     MONAI imports ``matplotlib.pyplot``. A backend that this environment does not have (a Jupyter kernel names its own
     in ``MPLBACKEND``), or a damaged ``matplotlibrc``, would end every import of MONAI. Commands and FLARE's processes
-    show no window, so the backend becomes ``Agg`` and the settings those that matplotlib ships. A process that has
-    imported matplotlib already keeps what it has.
+    show no window, so the backend becomes ``Agg``, with the settings that matplotlib ships. A process that has
+    imported matplotlib already keeps its settings.
     """
     found = find_spec("matplotlib")
     if found is None or found.origin is None or "matplotlib" in sys.modules:

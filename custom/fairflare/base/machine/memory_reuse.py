@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # numbers of mallopt's parameters in <malloc.h>
 MOST = 2**31 - 1  # bytes; largest limit, since mallopt takes an int
-AHEAD = 2**28  # bytes that the heap grows by beyond what is asked
+AHEAD = 2**28  # bytes by which the heap grows beyond the requested size
 
 
 @contextmanager
 def reused_memory(device: str) -> Iterator[None]:
     """Hand freed blocks of memory of up to 2 GiB out again without a page fault, inside the context.
 
-    What is free goes back to the kernel at the end of the context.
+    Free memory goes back to the kernel at the end of the context.
 
     glibc maps a large block anew for every tensor and gives it back when the tensor dies, so that a training step on a
     CPU touches each page of its activations for the first time, again and again. All three of glibc's limits must be
-    set: each of them alone ends its own adaptation, which is worse. Meanwhile the process holds what it needed at its
-    peak; no number changes.
+    set: setting only one of them ends glibc's own adaptation of the limits, which is worse than setting none. Inside
+    the context the process keeps its peak memory. Computed results do not change.
 
     Does nothing for another device, for another C library, and where ``MALLOC_*`` or ``GLIBC_TUNABLES`` of the
-    environment say what the user wants. Safe in threads: the first call changes the limits, for good.
+    environment say what the user wants. Safe in threads: the first call sets the limits, which stay set afterwards.
 
     Args:
         device: type of the device that computes: ``"cpu"``, ``"cuda"``, ...

@@ -13,27 +13,27 @@ from fairflare.core.statistics.outliers import unlike_itself
 from fairflare.federation.plan.run_settings import RunSettings
 
 FAR = 0.2  # share of the metric's range; a score farther from a site's other scores is doubtful
-SELDOM = 4  # models for each that a site scores unlike its others
-MOST_TOLD = 5  # rounds in a sentence
+SELDOM = 4  # scores are doubtful only where they are fewer than one in so many models
+MOST_TOLD = 5  # most rounds that a sentence of doubt names
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
 
 class BestModel:
     """Compare a run's models by their validation scores, always over the same sites.
 
-    A site *counts* from its first score on; one that gave none in more than ``max_missed`` models running counts no
-    longer, until it is back. A model that a counting site did not score is passed over, so that a round without the
-    worst site cannot win by its absence. Of two models the scores of the sites that scored both are compared. Of equals
-    the later one is better. A model that nobody trained, and one that was not scored by all, are the best only as long
-    as there is no other.
+    A site *counts* from its first score on. A site that scored none of more than ``max_missed`` models in a row stops
+    counting until its next score. A model that a counting site did not score is passed over, so that a round cannot win
+    by the absence of the worst site. Two models are compared by the scores of the sites that scored both; of equal
+    models the later one is better. The initial model, which no round trained, and a model that not all counting sites
+    scored are the best only as long as no other model is.
 
     Args:
-        run: ``best_by``, ``best_lambda`` and ``max_missed``.
-        higher: whether more of the metric is better.
+        run: settings of the run, of which ``best_by``, ``best_lambda`` and ``max_missed`` are used.
+        higher: whether larger values of the metric are better.
 
     Attributes:
-        made: round that made the best model; -1: none did, it is the initial one; ``None``: there is none.
-        scores: its metric by site.
+        made: round that made the best model; -1: it is the initial model; ``None``: there is no best model yet.
+        scores: the best model's metric by site.
     """
 
     def __init__(self, run: RunSettings, higher: bool) -> None:
@@ -41,10 +41,10 @@ class BestModel:
         self.forget()
 
     def forget(self) -> None:
-        """Forget all scores: the state is that before the first model."""
+        """Forget all models and their scores, as before the first model."""
         self.made: int | None = None
         self.scores: dict[str, float] = {}
-        self._missed: dict[str, int] = {}  # models running, of every site that ever gave a score
+        self._missed: dict[str, int] = {}  # unscored models in a row, by site that ever gave a score
         self._rank = -1
 
     @property
@@ -53,12 +53,12 @@ class BestModel:
         return self._criterion(self.scores) if self.scores else None
 
     def offer(self, scores: Mapping[str, float], made: int, *, last: bool = False) -> bool:
-        """Return whether a model is the best so far; if so, it is from now on.
+        """Return whether a model is the best so far; if so, store it as the best model.
 
         Args:
-            scores: its validation metric by site; what is not finite counts as no score.
-            made: round that made it; -1: none did.
-            last: there are no more: it is taken when no other was scored by all.
+            scores: the model's validation metric by site; a value that is not finite counts as no score.
+            made: round that made the model; -1: it is the initial model.
+            last: whether this is the run's last model, which is taken if no model was scored by all counting sites.
         """
         found = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
         self._missed = {site: missed + 1 for site, missed in self._missed.items()} | dict.fromkeys(found, 0)
@@ -96,8 +96,8 @@ class BestModel:
         A score is doubtful if it is unlike the site's scores of other models.
 
         Args:
-            scores: its validation metric by site, of every model by the round that made it.
-            width: of the metric's range; infinite: what is far is not known.
+            scores: ``{round: {site: metric}}``: every model's validation metrics, by the round that made the model.
+            width: width of the metric's range; infinite: no score is known to be far from others.
         """
         found = []
         for site, rounds in unlike_itself(scores, FAR * width).items():
@@ -117,13 +117,13 @@ class BestModel:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return for the results: the round that made the best model, criterion, value, and over which sites."""
+        """Return plain values about the best model for the results: its round, criterion, value and sites."""
         by = self.run.best_by
         criterion = {"by": by} | ({"lambda": self.run.best_lambda} if by == "mean_minus_std" else {})
         return {"round": self.made, **criterion, "value": self.value, "sites": sorted(self.scores)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; JSON-able."""
+        """Return the state for a checkpoint, as values that JSON can hold."""
         return {"made": self.made, "scores": self.scores, "missed": self._missed, "rank": self._rank}
 
     def load_state_dict(self, state: Any) -> None:

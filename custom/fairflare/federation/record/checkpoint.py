@@ -1,9 +1,10 @@
-"""Round checkpoints that outlive the job, since FLARE does not resume one.
+"""Save a checkpoint after each round, which outlives the job, since FLARE does not resume a job.
 
-A folder per experiment holds, for each of the last two rounds, ``state-NNNNNN.json`` and the files that it names, with
-their checksums; and the log of all rounds' results, of which a state names the first bytes. A state is written last and
-at once, so what it names is complete whenever it can be read; one that is damaged is passed over for the one before.
-Where only the log is, the run goes on with the rounds in it that can be read, and says so.
+A folder for each experiment holds, for each of the last two rounds, ``state-NNNNNN.json`` and the files that this state
+names with their checksums. It also holds the log of all rounds' results; a state names how many bytes of it belong to
+the state. A state is written last and atomically, so the files that it names are complete. Where one checkpoint is
+damaged, the one before is loaded. Where only the log is damaged, the run is resumed with the rounds in the log that can
+be read, and reports this.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from fairflare.exchange.tensor_folder import save_tensors
 from fairflare.federation.plan.task_files import DEALT_TO
 from fairflare.reporting.reading import read_part
 
-BY_SITES = f"task.{DEALT_TO}"  # a setting that follows the number of sites
+BY_SITES = f"task.{DEALT_TO}"  # name of the setting whose default follows the number of sites
 ROUNDS_FILE = "rounds.jsonl.bz2"
 MEMORY_FOLDER = "memory"  # folder of the files that the rule keeps on disk
-KEPT = 2
+KEPT = 2  # number of checkpoints that a folder keeps
 _STATE = re.compile(r"state-(\d{6,})\.json")
 _CHANGED = "is not what was written: its checksum differs"
 _REMEDY = "remove the checkpoint folder to start anew, or use another experiment id"
 
 
 class CheckpointError(ValueError):
-    """Report that no run can be resumed from a checkpoint; the text says which, why, and what to do."""
+    """Report that a run cannot be resumed from its checkpoints; the text says why, and what to do."""
 
 
 class _Damaged(Exception):
@@ -57,11 +58,11 @@ class Checkpoint:
     Attributes:
         next_round: the first round that is not done.
         model: global model.
-        rule: the rule's own state.
-        results: the results store's state.
+        rule: state of the rule (the method's server half).
+        results: state of the results store.
         config: settings of the run; they are compared when the run is resumed.
-        extra: the run's small state; ``extra["best_round"]``: the round that received the best model, which is the
-            model of the checkpoint with that ``next_round``.
+        extra: further small state of the run. ``extra["best_round"]`` is the round that began with the best model: the
+            model of the checkpoint with this ``next_round``.
         passed_over: why newer checkpoints were not loaded.
     """
 
@@ -106,16 +107,16 @@ class Head(BaseModel):
 
 
 HEAD = TypeAdapter(Head)
-Check = Callable[[Mapping[str, Any]], None]  # of a state's ``extra``; may refuse it
+Check = Callable[[Mapping[str, Any]], None]  # function that is given a state's ``extra``, and may raise
 
 
 class CheckpointFolder:
     """Read and write each :class:`Checkpoint` in one folder; the last two are kept.
 
-    Nobody else may write there meanwhile (:class:`fairflare.base.disk.locks.FolderLock`).
+    No other process may write to the folder meanwhile (:class:`fairflare.base.disk.locks.FolderLock`).
 
     Args:
-        folder: of the experiment.
+        folder: the experiment's folder of checkpoints.
 
     Attributes:
         log: records of the rounds before the checkpoint that was loaded or saved last.
@@ -124,18 +125,18 @@ class CheckpointFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = RecordLog(folder / ROUNDS_FILE)
-        self._sums: dict[str, str] = {}  # of model files, by name
+        self._sums: dict[str, str] = {}  # checksums of model files, by name
         self._memory: dict[Path, tuple[tuple[int, ...], str]] = {}
 
     def save(self, checkpoint: Checkpoint, rounds: RecordLog) -> None:
-        """Write a checkpoint; a crash at any point leaves the old one or the new one.
+        """Write a checkpoint; after a crash at any point the earlier checkpoint or the new one is complete.
 
         Args:
-            checkpoint: what to keep.
-            rounds: the results' log; what it has more than :attr:`log` is appended here.
+            checkpoint: the checkpoint to save.
+            rounds: log of the run's results; records that :attr:`log` lacks are appended to :attr:`log`.
 
         Raises:
-            OSError: the disk is full or cannot be written. The checkpoints before are then still there.
+            OSError: the disk is full or cannot be written. The earlier checkpoints are then kept.
         """
         private_folder(self.folder)
         number = checkpoint.next_round
@@ -148,7 +149,7 @@ class CheckpointFolder:
             next_round=number,
             files={model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
             memory=self._memory_sums(),
-            best={best: self._sums[best]} if best in self._sums else {},  # stays as long as it is the best
+            best={best: self._sums[best]} if best in self._sums else {},  # its file stays while it is the best
             rounds=LogHead(bytes=self.log.size, sha256=self.log.sha256),
             results=checkpoint.results,
             config=checkpoint.config,
@@ -160,16 +161,17 @@ class CheckpointFolder:
         self._remove_all_but(number)
 
     def load(self, check: Check = lambda extra: None) -> Checkpoint | None:
-        """Return the last checkpoint that is what was written; ``None`` when there is none at all.
+        """Return the newest undamaged checkpoint; ``None`` when the folder has no checkpoint at all.
 
         Args:
-            check: is given ``extra`` before anything else is read, and may refuse.
+            check: function that is given a state's ``extra`` before other files are read, and may raise.
 
         Raises:
-            CheckpointError: there are only damaged ones (names the files), or one does not fit itself.
+            CheckpointError: all checkpoints are damaged (the message names the files), or a checkpoint contradicts
+                itself.
         """
         reasons: list[str] = []
-        for salvage in (False, True):  # rather a round less than results that are not whole
+        for salvage in (False, True):  # an older checkpoint with whole results is preferred to a newer one without
             for number in self._numbers()[::-1]:
                 try:
                     found = self._read(number, check, salvage=salvage)
@@ -183,10 +185,13 @@ class CheckpointFolder:
         return None
 
     def back_from(self, current_round: int) -> Checkpoint | None:
-        """Return the checkpoint of the round before, which is the newest one from now on; ``None`` when there is none.
+        """Return the checkpoint from before the last round, and remove newer ones; ``None`` when it cannot be read.
+
+        Args:
+            current_round: the round that could not be done; the checkpoint is that with the round before as next.
 
         Raises:
-            CheckpointError: it does not fit itself.
+            CheckpointError: the checkpoint contradicts itself.
         """
         try:
             found = self._read(current_round - 1)
@@ -285,7 +290,7 @@ class CheckpointFolder:
             extra=head.extra,
         )
         for name, wanted in head.memory.items():
-            if (self.folder / name).exists():  # of the rounds in it the rule needs only the last, and says so
+            if (self.folder / name).exists():  # a missing file is the rule's matter, which knows what it needs
                 _checked(self.folder / name, wanted)
         try:
             self.log.open_at(head.rounds.bytes)
@@ -338,10 +343,10 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment: str) -> None:
-    """Refuse to go on with an experiment under other settings.
+    """Check that an experiment is resumed with the settings that it was begun with.
 
     Raises:
-        CheckpointError: names each differing setting with both values.
+        CheckpointError: settings differ; the message names each of them with both values.
     """
     if found := differing(old, new):
         raise CheckpointError(
@@ -351,16 +356,16 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
 
 
 def check_same_rounds(was: int, now: int, next_round: int, following: Sequence[str], experiment: str) -> None:
-    """Refuse another number of rounds where it would change rounds that are done.
+    """Check that a changed number of rounds does not contradict the rounds that are done.
 
     Args:
-        was, now: ``num_rounds`` before and now.
+        was, now: ``num_rounds`` of the earlier job and of this one.
         next_round: the first round that is not done.
         following: settings whose effect in a round depends on ``num_rounds``.
-        experiment: id.
+        experiment: id of the experiment.
 
     Raises:
-        CheckpointError: names the settings, or the least number.
+        CheckpointError: the number cannot be changed to ``now``; the message says why and what to set.
     """
     if problem := first_of({
         f"the checkpoint of experiment {experiment!r} is of round {next_round}, but its run had {was} rounds; "

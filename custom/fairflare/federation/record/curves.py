@@ -1,4 +1,4 @@
-"""Curves of a run over its rounds, as scalars with flat tags ``what/where``: for FLARE's receivers and TensorBoard."""
+"""Write a run's curves over rounds, as scalars with tags ``what/where``, for FLARE's receivers and TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.federation.collecting.transport import Listener
 from fairflare.reporting.documents import RoundRecord
 
-EVENTS_FOLDER = "tb_events"  # as FLARE's receiver calls it, in the run directory
+EVENTS_FOLDER = "tb_events"  # folder in the run directory, named as by FLARE's receiver
 NO_CURVES = "no curves for TensorBoard: it is not installed (pip install 'fairflare[tensorboard]')"
 
 
 class Curves(Listener):
-    """Hand on train loss, validation metric, its spread and the weights of every round, and the final test.
+    """Write train losses, validation metric, its spread and weights of each round, and the final test.
 
     Args:
-        directions: of the task's metrics, see :meth:`fairflare.base.task.Task.directions`.
+        directions: whether larger values are better, by metric, see :meth:`fairflare.base.task.Task.directions`.
     """
 
     def __init__(self, directions: Mapping[str, bool] | None = None) -> None:
         self.directions = directions
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Take one finite value of a curve; the step is the round's number."""
+        """Write one finite value of a curve; the step is the round's number. Subclasses implement this."""
         raise NotImplementedError
 
     def _write(self, curves: Iterable[tuple[str, Any]], step: int) -> None:
@@ -64,10 +64,12 @@ class Curves(Listener):
 
 
 class EventFiles(Curves):
-    """Write the curves for TensorBoard where no FLARE receiver does; a context manager. Without the package: nothing.
+    """Write the curves as TensorBoard files where no FLARE receiver does so; a context manager.
+
+    Nothing is written where the package ``tensorboard`` is not installed.
 
     Args:
-        run_dir: of the server.
+        run_dir: the server's run directory.
         directions: see :class:`Curves`.
     """
 
@@ -84,7 +86,7 @@ class EventFiles(Curves):
             self._writer.close()
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
-        if record.current_round == 0:  # of an earlier run in this folder
+        if record.current_round == 0:  # remove the curves of an earlier run in this folder
             shutil.rmtree(self.folder, ignore_errors=True)
         super().round_done(record, metric)
 

@@ -41,14 +41,14 @@ class Experiment:
     """Manage the checkpoints of a run, and the lock on them; without an experiment id nothing is saved.
 
     Args:
-        run, place: settings and folders.
-        rule: the server half; its state is kept.
-        journal, files: results and model files, which are taken back too.
-        say: a line for the server's log.
+        run, place: settings and folders of the run.
+        rule: the server half, whose state is saved.
+        journal, files: results and model files, which are also restored when a run is resumed or taken back.
+        say: function that writes a line into the server's log.
 
     Attributes:
-        run_id: the same for all jobs that go on with one run of an experiment, another one for each new start.
-        memory: folder of what the rule keeps on disk.
+        run_id: id that all jobs share that resume one run of an experiment; each new start has another id.
+        memory: folder of the files that the rule keeps on disk.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Experiment:
         """Lock the experiment for this run alone, and remove files that dead processes left.
 
         Raises:
-            CheckpointError: another run has it (names job, process, host and since when).
-            ServerFault: its folder cannot be written.
+            CheckpointError: another run holds the experiment; the message names its job, process, host and start.
+            ServerFault: the experiment's folder cannot be written.
         """
         if self.lock is not None:
             try:
@@ -100,7 +100,7 @@ class Experiment:
     def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
         """Return the first round to do and its model: ``start``, or where the last job of the experiment stopped.
 
-        Also begins the results, with ``info``.
+        The results are begun too, with ``info``; those of a resumed run are loaded.
 
         Raises:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
@@ -139,7 +139,7 @@ class Experiment:
         self.run_id = str(found.extra["run"])
         self.journal.synthetic = bool(found.extra["synthetic"])
         info["resumed_at_round"] = found.next_round
-        info["said"] = found.extra.get("said", {})  # for the model files, until the sites say it again
+        info["said"] = found.extra.get("said", {})  # used in model files until the sites report again
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
@@ -177,7 +177,7 @@ class Experiment:
         best = self.folder.best_model(found) if self.folder is not None else None
         if best is None and found.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)
-        state = {name: found.model[name] for name in like}  # the file sorts its names
+        state = {name: found.model[name] for name in like}  # the file's names are sorted
         with writing("the model", self.files.folder):
             self.files.take_back(
                 state,
@@ -193,7 +193,7 @@ class Experiment:
         """Save a checkpoint: the model that ``next_round`` begins with, and all state that belongs to this model.
 
         Raises:
-            ServerFault: the disk is full or cannot be written; the checkpoints before are still there.
+            ServerFault: the disk is full or cannot be written; the earlier checkpoints are kept.
         """
         if self.folder is None:
             return
@@ -205,7 +205,7 @@ class Experiment:
             "synthetic": self.journal.synthetic,
             "said": self.journal.info.get("said", {}),
             "best": best.state_dict(),
-            "best_round": None if best.made is None else best.made + 1,  # that received it
+            "best_round": None if best.made is None else best.made + 1,  # the round that began with the best model
         }
         checkpoint = Checkpoint(
             next_round=next_round,
@@ -219,7 +219,7 @@ class Experiment:
             self.folder.save(checkpoint, self.journal.store.log)
 
     def go_back(self, current_round: int, like: State, reason: str) -> State | None:
-        """Take everything back to before the last round; its model, or ``None`` when it is not there any more.
+        """Restore the state before the last round, and return its model; ``None``: that checkpoint cannot be read.
 
         Raises:
             ServerFault: a folder cannot be written.

@@ -1,4 +1,4 @@
-"""Report a run while it goes: in the results, the event log and the server's log, and to listeners."""
+"""Report a run's progress: in the results, the event log and the server's log, and to listeners."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Journal:
     """Write the results and the logs of one run.
 
     Args:
-        folder: for ``results.json`` and its like.
-        transport: has the server's log.
-        listeners: are told too.
-        metric: the task's primary one.
-        apart: pages and pictures are drawn by another process, since this one is to stay small.
+        folder: folder of ``results.json`` and the other results.
+        transport: writes lines into the server's log.
+        listeners: objects that are notified of the run's progress.
+        metric: name of the task's primary metric.
+        apart: whether another process draws pages and pictures, so that this process needs less memory.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Journal:
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
-        if self.info.get("measured") is None:  # the site half is not known at the server
-            own = sum(bool(found["personal"]) for found in facts.values())  # all are of one job: no site decides alone
+        if self.info.get("measured") is None:  # the server does not know the settings of the sites' training
+            own = sum(bool(found["personal"]) for found in facts.values())  # the majority decides, not one site
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
         for site in sorted(facts):
             self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
@@ -99,7 +99,7 @@ class Journal:
             self._note_synthetic()
 
     def _note_classes_at_home(self, phase: Phase) -> None:
-        """Record why a table lacks a site's metrics."""
+        """Record and log which sites withhold metrics by class, so that a table can say why it lacks them."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         found = {site for site in phase.good if stats[site][AT_HOME]}
         if not found <= self._classes_at_home:
@@ -130,10 +130,13 @@ class Journal:
     def weighed(
         self, weighing: Weighing, record: RoundRecord, warnings: Sequence[Warned] = (), *, last: bool = False
     ) -> None:
-        """Record how the rule decided, and what one site could do or would have done.
+        """Record the weights that the rule gave in a round, and the warnings about single sites' influence.
 
         Args:
-            last: it has weighed for the last time, and is asked whether it ever did.
+            weighing: the rule's weights, with the reports and values that they come from.
+            record: the round's record, to be filled.
+            warnings: warnings about single sites in this round.
+            last: the rule has weighed for the last time: also warn if its weights were the same in all rounds.
         """
         record.site_weights = weighing.sites
         record.layers = weighing.record or None
@@ -144,7 +147,7 @@ class Journal:
         self.warned([*warnings, *never], record)
 
     def warned(self, warnings: Collection[Warned], record: RoundRecord, phase: str = "") -> None:
-        """Record and log the warnings of a round, or (``", norms"``) of an exchange in it."""
+        """Record and log warnings of a round, or of one of its exchanges (``phase``, such as ``", norms"``)."""
         record.warnings = [*record.warnings, *warnings]
         for one in warnings:
             who = f"site {one.site!r}: " if one.site else ""
@@ -169,10 +172,10 @@ class Journal:
         """Record the final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
-            last, of_best: of the last model and of the best one; ``None``: that is the last one, or cannot be tested
-                because what the sites had of their own then is gone.
-            best: what the latter is.
-            width: of the range of the primary metric.
+            last, of_best: tests of the last and of the best model. ``of_best`` is ``None`` where the best model is the
+                last one, or cannot be tested because the sites' own tensors of its round are gone.
+            best: describes the best model.
+            width: width of the primary metric's range.
         """
         number = last.phase.current_round
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
@@ -187,7 +190,7 @@ class Journal:
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
-        # What is odd in the choice of the best model, which one site can make.
+        # One site's odd scores can decide which model is the best: doubts about them are recorded.
         said = {record.current_round - 1: record.validation for record in rounds}
         said[last.phase.current_round - 1] = last.validation
         scores = {
@@ -230,7 +233,7 @@ class Journal:
     def _last_rounds(
         self, rounds: Sequence[RoundRecord], last: Tested, number: int, most: int
     ) -> dict[str, Any] | None:
-        """Average the test metrics of the last models, as far as they were tested."""
+        """Return the mean test metrics of the last models that were tested; ``None``: only the last is to be tested."""
         if most == 1:
             return None
         before = [record for record in rounds if number - most <= record.current_round < number - 1 and record.test]
@@ -261,7 +264,7 @@ class Journal:
         return found
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
-        """End the run here, in ``phase`` where the sites are to blame."""
+        """Record that the run has failed, and the sites that were left out in ``phase``; ``None``: no phase failed."""
         left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
         try:
             self.store.finish("failed", reason=reason, left_out=left_out)

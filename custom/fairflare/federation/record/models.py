@@ -1,4 +1,4 @@
-"""The global model's files in the run directory, in FLARE's own layout so that its tools and examples read them."""
+"""Write the global model's files in the run directory, in FLARE's own layout so that FLARE's tools can read them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ModelFiles:
     """Write the files of the current and of the best global model.
 
     Args:
-        folder: run directory.
-        method: noted in the files.
-        best: says which model is the best.
-        learned: says what the models are for; noted in the files.
+        folder: the run directory.
+        method: name of the method, which is noted in the files.
+        best: decides which model is the best.
+        learned: function that returns the description of the task, which is noted in the files.
 
     Attributes:
-        noted: goes into the files too.
+        noted: further facts that are noted in the files.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ModelFiles:
         """Save the model if it is the best so far, and return whether it is.
 
         Args:
-            state: what the sites validated.
-            validation: ``{site: {metric: value}}`` of it.
-            metric: the one that decides.
-            made: round that made the model; -1: none did.
+            state: the model that the sites validated.
+            validation: the model's validation metrics, ``{site: {metric: value}}``.
+            metric: name of the metric that decides.
+            made: round that made the model; -1: it is the initial model.
             last: see :meth:`fairflare.federation.record.best_model.BestModel.offer`.
         """
         scores = {site: by[metric] for site, by in validation.items() if metric in by}
@@ -88,9 +88,9 @@ class ModelFiles:
 
         Args:
             state: the global model.
-            made: the round that made it; -1: none did.
-            best: the best model; ``None``: there is none.
-            kept: state of :attr:`best`.
+            made: round that made the global model; -1: it is the initial model.
+            best: tensors of the best model; ``None``: there is no best model.
+            kept: saved state of :attr:`best`, the :class:`BestModel`.
         """
         for name in (MODEL_FILE, BEST_MODEL_FILE):
             (self.folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Describe a run: its settings as they are compared on resume, what its results say of it, and the versions at work."""
+"""Describe a run: the settings that are compared on resume, the ``info`` of its results, and package versions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fairflare.methods.base.catalog import all_methods, method_of
 from fairflare.methods.base.rule import FollowsNumRounds, Rule
 from fairflare.methods.base.training import LocalTraining
 
-CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # how the classifier is trained anew
+CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # settings of the classifier's retraining
 
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def info_of(
     expected: Sequence[str],
     config: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the results' ``info``, see ``docs/results_reference.md``."""
+    """Return the section ``info`` of a run's results, see ``docs/results_reference.md``."""
     method = type(rule).__name__
     return {
         "experiment": run.experiment,
@@ -79,7 +79,7 @@ def info_of(
 
 
 def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, task: Task) -> dict[str, str]:
-    """Return method and run as a title, the kind of task, and whether the method is without a loss of its own."""
+    """Return the run's title, the kind of task, and a note where the method is trained without its own loss."""
     label = run.label
     called = all_methods().get(label.partition(" ")[0].rstrip(","))
     same = called and type(rule) is called.rule and (training is None or type(training) is called.training)
@@ -104,9 +104,9 @@ def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
 
 
 def source_of(task: Task) -> dict[str, str] | None:
-    """Return the name and checksum of the file that the task's class comes from; ``None``: it comes from none.
+    """Return the name and checksum of the file that defines a task's class; ``None``: there is no such file.
 
-    Of a MONAI bundle also the checksum over its files, ``monai_bundle_sha256``.
+    For a task of a MONAI bundle, ``monai_bundle_sha256`` is the checksum over the bundle's files.
     """
     try:
         path = Path(inspect.getfile(type(task)))
@@ -118,7 +118,7 @@ def source_of(task: Task) -> dict[str, str] | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of this package, Python and what the results depend on."""
+    """Return the versions of this package, of Python, and of the packages that the results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = dict.fromkeys(("nvflare", "torch", "monai", "numpy"), "not installed")

@@ -1,4 +1,4 @@
-"""What a task is, as a model's file holds it: enough to build its network again and to read an image as it did."""
+"""Describe a task in a model's file, so that the network can be built again and images be read in the same way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflare.base.disk.files import private_folder, sha256_of, write_whole
 from fairflare.base.settings import values_of
 from fairflare.base.task import Task
 
-TASK_FILE = "task.py"  # in the results folder: a run's own code
+TASK_FILE = "task.py"  # copy of a task's own code in the results folder
 PACKAGE = "fairflare."
 
 
@@ -23,9 +23,9 @@ class TaskRecorder:
     """Describe the task of a run's models, for the files that hold the models.
 
     Args:
-        task: what is learned.
-        info: the ``info`` of the run's results at the moment: what the sites said of their data.
-        folder: the results folder; keeps a copy of a task's own code.
+        task: the task that is learned.
+        info: function that returns the current ``info`` of the run's results, with the sites' reports on their data.
+        folder: the results folder, into which a task's own code is copied.
     """
 
     def __init__(self, task: Task, info: Callable[[], Mapping[str, Any]], folder: Path) -> None:
@@ -52,7 +52,7 @@ class TaskRecorder:
 
     @cached_property
     def _source(self) -> dict[str, str]:
-        """Copy of the file of the task's class beside the results, made once: its name and checksum."""
+        """Copy the file of the task's class to the results folder, once, and return the copy's name and checksum."""
         cls = type(self.task)
         module = sys.modules.get(cls.__module__)
         file = getattr(module, "__file__", None)
@@ -64,7 +64,7 @@ class TaskRecorder:
 
 
 def origin(cls: type) -> tuple[str, list[str]]:
-    """Return the packaged class that a task's class is or builds on, and what is not of it."""
+    """Return the packaged class that a task's class is or extends, and the names that the task's own code adds."""
     own: dict[str, None] = {}
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):
@@ -79,7 +79,7 @@ def origin(cls: type) -> tuple[str, list[str]]:
 def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:
     """Return the names of a task's classes or structures.
 
-    The task's own, those of all sites' datalists, or those of the phantom.
+    They are the task's own names, else those in all sites' datalists, else ``class_<number>``.
     """
     names = getattr(task, "names", None)
     if names is None or task.classes is None or getattr(task, "class_names", None) or info.get("synthetic"):

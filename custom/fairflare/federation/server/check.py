@@ -1,8 +1,9 @@
-"""The first exchange of a job, ``check``: every site opens its data and says what it has, before anything is trained.
+"""Run a job's first exchange, ``check``: before any training every site opens its data and reports what it has.
 
-A wrong setting, unreadable data, a task that does not fit the method, made-up data beside real ones, another number of
-classes than the job has: all of it ends the run here, and says who and why. With ``require_all_sites=false`` the run
-goes on without the site that it is about; where sites differ, without those that are not like most.
+A wrong setting, unreadable data, a task that does not fit the method, synthetic data at some sites and real data at
+others, or another number of classes than the job has end the run here, with a message that names the site and the
+reason. With ``require_all_sites=false`` the run continues without that site; where sites differ from each other, it
+continues without those that differ from most sites.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
 
-MAX_LISTS = 100  # of images, at a site
-MAX_WORDS = 100_000  # characters of all names in a report together
+MAX_LISTS = 100  # largest number of lists of images that a site may have
+MAX_WORDS = 100_000  # largest number of characters of all names in a report together
 #: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
 FIELDS = (
     Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
@@ -83,10 +84,11 @@ FIELDS = (
 
 
 def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:
-    """Return a site's answer, checked: images by list, and the fields after them; ``None``: it does not say.
+    """Return a site's checked answer: images by list, and the other fields; ``None``: the site does not report a field.
 
     Raises:
-        ReportError: it cannot be used (names site, field and value), or the site says that it cannot take part.
+        ReportError: the answer cannot be used (the message names site, field and value), or the site reports that it
+            cannot take part.
     """
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
@@ -102,7 +104,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     for key in (NAMES, ACTED_ON):
-        if found[key] is None:  # nobody asked
+        if found[key] is None:  # the run did not ask for groups
             del found[key]
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
@@ -137,10 +139,10 @@ class Check:
     """Run the ``check`` exchange with every site before a job's first round, also when an experiment is resumed.
 
     Args:
-        task: what is learned.
-        run: settings.
-        ask, journal: of the run.
-        metrics: what sites may measure; gets those of the classes that they name.
+        task: the task that is learned.
+        run: settings of the run.
+        ask, journal: the run's exchange with the sites, and its journal.
+        metrics: metrics that sites may measure; metrics of the classes that the sites name are added.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class Check:
             current_round: number of the first round that the run is about to do.
 
         Raises:
-            RoundFailed: the run cannot begin; says who is to blame and what to do.
+            RoundFailed: the run cannot begin; the message names the sites that prevent it and says what to do.
             ServerFault, Stopped: as in any exchange.
         """
         before = self.journal.synthetic if current_round > 0 else None
@@ -174,7 +176,7 @@ class Check:
         problems = list(self._problems(phase, before))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
-                self.metrics.setdefault(name, metric)  # what the job declares no site can change
+                self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         if problems := [*problems, *self._unready(phase)]:
@@ -183,7 +185,7 @@ class Check:
 
     @property
     def global_lists(self) -> list[list[str]]:
-        """Sites that have the same list ``test_global``, together; a list of which nothing is known is by itself."""
+        """Return groups of sites with the same list ``test_global``; a site whose list has no checksum is a group."""
         found: dict[str, list[str]] = {}
         for site, said in sorted(self.facts.items()):
             if SPLIT_GLOBAL in said["images"]:
@@ -192,8 +194,9 @@ class Check:
 
     @property
     def said(self) -> dict[str, dict[str, float]]:
-        """What each site has, as far as it said so: images by list, and ``groups`` of people that the method acts on,
-        without that of images without a value. A list that a site keeps secret counts 0.
+        """Return what each site reported: its images by list, and the number of ``groups`` that the method acts on.
+
+        The group of images without a value is not counted. A list that a site withholds counts as 0 images.
         """
         return {
             site: {**dict.fromkeys(found["suppressed"] or (), 0), **found["images"]}
@@ -203,14 +206,14 @@ class Check:
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:
-        """Groups of classes (head, medium, tail) as the sites have them; none where the task has none."""
+        """Return the groups of classes (head, medium, tail) in the sites' datalists; empty where the task has none."""
         return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
         """Refuse a site's training where its data are synthetic and other sites' data are real, or the reverse.
 
         Raises:
-            ReportError: it is one.
+            ReportError: the site's data are of the other kind.
         """
         if None not in (synthetic, self.synthetic) and synthetic != self.synthetic:
             kinds = ("made up, and the others' are not", "not made up, as the others' are")
@@ -221,7 +224,7 @@ class Check:
         return {}
 
     def _unready(self, phase: Phase) -> Iterator[str]:
-        """Yield the sites that cannot take part in the run."""
+        """Yield a sentence about the sites that cannot take part, where the run must not begin without them."""
         refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
         if len(phase.good) < self.settings.min_sites:
             yield (
@@ -236,9 +239,13 @@ class Check:
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
-        """Yield what does not go together and ends the run; ``before``: whether the rounds so far were on made-up data.
+        """Yield each difference between the sites' data that ends the run.
 
-        Where a run may go on without a site, one that differs from most or from the rounds before is left out.
+        Where a run may continue without a site, a site that differs from most, or from earlier rounds, is left out.
+
+        Args:
+            phase: the check's exchange.
+            before: whether the earlier rounds were trained on synthetic data; ``None``: no round was done.
         """
         made_up, real = self._of_kind(True), self._of_kind(False)
         if before is not None and (made_up or real) and not (made_up if before else real):
@@ -267,7 +274,7 @@ class Check:
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
-        """Yield the classes that the sites have, and the network's; of ``real`` data."""
+        """Yield each problem with the classes of sites with real data: sites differ, or the network has others."""
         for key, verb, remedy in (
             ("class_names", "name", ""),
             ("class_groups", "group", ". Write the same 'class_groups' into all"),
@@ -304,14 +311,15 @@ class Check:
         among: Sequence[str] | None = None,
         wanted: Any = None,
     ) -> Iterator[str]:
-        """Return the problem where sites differ and none can be left out; else leave out the odd ones.
+        """Yield the problem where sites differ and none may be left out; else leave out the sites that differ.
 
         Args:
-            phase: of the check.
-            key: of the facts.
-            problem, reason: for everybody, ``{}`` in it being what who says, and for a site that is left out.
-            among: those that are compared; ``None``: all that answered.
-            wanted: what it has to be; ``None``: what more than half of those say that say something.
+            phase: the check's exchange.
+            key: name of the compared field of the sites' reports.
+            problem: text of the problem; ``{}`` in it stands for the different values and their sites.
+            reason: text about a site that is left out.
+            among: sites that are compared; ``None``: all sites that answered.
+            wanted: the right value; ``None``: the value that more than half of the reporting sites have.
         """
         by_value = _by_value({site: self.facts[site].get(key) for site in among or self.facts})
         if len(by_value) < 2:
@@ -331,7 +339,7 @@ class Check:
                 self._leave_out(phase, site, reason)
 
     def _leave_out(self, phase: Phase, site: str, reason: str) -> None:
-        """Leave a site out for the whole run: it is not asked again."""
+        """Leave a site out of the whole run: the site is not asked again."""
         self.roster.excluded[site] = f"site {site!r}: {reason}"
         phase.refuse(site, self.roster.excluded[site])
         del self.facts[site]
@@ -364,7 +372,7 @@ def check_present(named: Iterable[str], connected: Sequence[str], min_sites: int
         say: writes a line into the server's log.
 
     Raises:
-        RoundFailed: it cannot.
+        RoundFailed: no site is connected, or fewer than ``min_sites``.
     """
     if missing := sorted(set(named) - set(connected)):
         say(f"not connected, though the job names them: {', '.join(missing)}; it goes on without them", warning=True)

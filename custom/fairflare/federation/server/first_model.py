@@ -1,7 +1,7 @@
-"""The model that a run begins with: built, loaded, and cut to what travels, where need be in a process that ends.
+"""Build a run's first model, load its weights, and select the tensors that travel between server and sites.
 
-Of a network with a large frozen part the server needs only names, a checksum and the tensors that are sent. So a server
-that is a process of its own lets another process build it, and never holds the rest.
+Where a large frozen part of a network does not travel, the server needs only its names and a checksum. So a server in a
+process of its own lets a short-lived process build the network, and never holds the part that does not travel.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class FirstModel:
 
     Attributes:
         state: the tensors that are sent between server and sites; the sites build all others themselves.
-        parameters: names of those that are trained.
-        frozen: names of those that travel and that no training changes.
+        parameters: names of the tensors that are trained.
+        frozen: names of the tensors that travel and that no training changes.
         rest: fingerprint of the tensors that are not sent; empty: all tensors are sent.
         at_home: describes the tensors that the method keeps at the sites.
-        numbers, nbytes, tensors: of the whole model: floating numbers, bytes, tensors.
+        numbers, nbytes, tensors: size of the whole model, in floating-point numbers, bytes and tensors.
         still: names of the norms' statistics that do not travel.
         said: lines for the server's log, each with a flag that is true for a warning.
     """
@@ -60,21 +60,21 @@ class FirstModel:
     said: list[tuple[str, bool]] = field(default_factory=list)
 
     def note(self, run: RunSettings) -> dict[str, Any]:
-        """Return a note about the tensors that travel, for results and model files; empty: all travels."""
+        """Return a note about the tensors that travel, for results and model files; empty: all tensors travel."""
         about = {"setting": run.exchange, "seed": run.seed, "sent": len(self.state), "tensors": self.tensors}
         about |= {"bytes": num_bytes(self.state), "fingerprint": self.rest}
         return {"exchange": about} if self.rest else {}
 
 
 def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ...] = ()) -> FirstModel:
-    """Build the task's network and load what the federation starts from.
+    """Build the task's network, load its initial weights, and return what the server needs of it.
 
     Args:
-        task, run, place: of the run.
-        makes: beginnings of the names of tensors that the rule makes.
+        task, run, place: the run's task, settings and folders.
+        makes: prefixes of the names of tensors that the rule makes at the server.
 
     Raises:
-        ValueError: it cannot be built, or ``exchange`` does not go with it.
+        ValueError: the network cannot be built or its weights loaded, or ``exchange`` does not fit the network.
     """
     checkpoint = place.initial_weights(run)
     named = (
@@ -91,12 +91,12 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
 
 
 def build(task: Task) -> torch.nn.Module:
-    """Return the task's network; what is wrong with a user's own is said with its line."""
+    """Return the task's network, checked; an error in a user's own code is raised with file name and line."""
     named = f"build_model() of the task ({type(task).__name__})"
     try:
         model = network_of(task)
     except Exception as error:
-        told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # ours, or the user's own
+        told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # our text, or the user's
         raise ValueError(told) from error
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
@@ -108,11 +108,11 @@ def check_network(model: torch.nn.Module, named: str) -> None:
     """Refuse a network that cannot be trained and averaged: lazy, complex, in float16, not finite, or all frozen.
 
     Args:
-        model: as it is built, or with its initial weights.
-        named: what the error calls it.
+        model: the network, newly built or with its initial weights.
+        named: name of the network in the error's text.
 
     Raises:
-        ValueError: names the first such tensor, and what to do.
+        ValueError: the network cannot be used; the message names the first such tensor, and says what to do.
     """
     of_parameters = dict(model.named_parameters())
     for name, tensor in (of_parameters | dict(model.named_buffers())).items():
@@ -145,7 +145,7 @@ def _made(
     task: Task, seed: int, exchange: str, makes: tuple[str, ...], start: tuple[bool, str | None, bool], site_half: Any
 ) -> FirstModel:
     carried, checkpoint, outside = start
-    torch.manual_seed(seed)  # as each site that builds the network for itself
+    torch.manual_seed(seed)  # the same seed as at each site that builds the network
     model = build(task)
     sent = SentTensors(model, exchange, makes)
     rest = sent.rest(model.state_dict())
@@ -155,7 +155,8 @@ def _made(
     except (ValueError, OSError) as error:
         if not outside:
             raise
-        print(f"a job's initial weights: {error}", file=sys.stderr)  # not into the job's log, which its author gets
+        # The error goes to the server's own output and not to the job's log, which the job's author receives.
+        print(f"a job's initial weights: {error}", file=sys.stderr)
         raise ValueError(
             f"the initial weights {checkpoint or 'of the task'!r:.200} cannot be used: the server has no such file, or "
             "it is no plain checkpoint of exactly the task's network; the standard error of the server's process says "
@@ -192,7 +193,7 @@ def _made(
 
 
 def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
-    """Return the tensors as bytes, with the name and the remaining fields, to send them to another process."""
+    """Return a first model as names of tensors, remaining fields, and the tensors as bytes, for another process."""
     torch.set_num_threads(1)
     first = make()
     return list(first.state), replace(first, state={}), save_bytes(first.state)

@@ -1,9 +1,9 @@
-"""``norm_statistics="recalibrated"``: the new model's batch norms get the statistics of all sites' training images.
+"""Recalibrate batch norms (``norm_statistics="recalibrated"``): set their statistics by all sites' training images.
 
-After each aggregation the sites are asked for moments, in one exchange or (``recalibration="exact"``) in one for each
-group of norms, see :mod:`fairflare.core.features.batch_norms`; the first carries the model, the later ones only the
-statistics that are new. Sums leave the sites, no image does. ``docs/norm_statistics.md`` says what it costs and when it
-matters.
+After each aggregation the sites are asked for moments, in one exchange or (``recalibration="exact"``) in one exchange
+for each group of norms, see :mod:`fairflare.core.features.batch_norms`. The first exchange carries the model, later
+ones only the new statistics. Means and variances leave the sites, images do not. ``docs/norm_statistics.md`` describes
+the cost and the benefit.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class NormReport:
 
 
 def read_norms(site: str, message: Message, current_round: int, pending: Mapping[str, int]) -> NormReport:
-    """Return a site's answer to ``norms``, every value checked.
+    """Return a site's checked answer to the ``norms`` task.
 
     Args:
-        site, message: who said what.
-        current_round: that was asked about.
-        pending: channels of each norm that may be in it.
+        site, message: name and message of the site.
+        current_round: the round that the site was asked about.
+        pending: number of channels of each norm that may be in the answer.
 
     Raises:
-        ReportError: it cannot be used (names site, field and value).
+        ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, current_round)
     held = suppressed_in(read_stats(site, meta), IN_REPORT)
@@ -102,9 +102,9 @@ class Recalibration:
     """Recompute the running statistics of a new global model's batch norms from all sites' training images.
 
     Args:
-        task: builds the network, which says what is a batch norm.
-        run: settings.
-        ask, journal: of the run.
+        task: builds the network, whose batch norms are recalibrated.
+        run: settings of the run.
+        ask, journal: the run's exchange with the sites, and its journal.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Recalibration:
     def __call__(self, state: State, record: RoundRecord) -> State:
         """Return the model with statistics of the training images of the round's sites.
 
-        The same model where none is due.
+        The model is returned unchanged where the run or the network needs no recalibration.
 
         Args:
-            state: the new global model; is not changed.
-            record: of the round: gets the phase, who is left out of it, and warnings.
+            state: the new global model, which is not changed in place.
+            record: the round's record, to which the phase, the sites left out of it, and warnings are added.
 
         Raises:
             RoundFailed: fewer than ``min_sites`` usable answers in one of the exchanges.
@@ -135,9 +135,9 @@ class Recalibration:
         if run.norm_statistics != "recalibrated" or not self._norms:
             return state
         sites = self.roster.willing(record.accepted, TASK_NORMS, number)
-        if len(sites) < run.min_sites:  # as for training: rather late ones than none
+        if len(sites) < run.min_sites:  # ask sites that were late before, rather than too few
             sites = sorted(record.accepted)
-        total = Phase(TASK_NORMS, number, sites)  # all exchanges as one
+        total = Phase(TASK_NORMS, number, sites)  # all exchanges are recorded as one phase
         total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
         pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}  # channels
         done, images, exchanges, more = list[str](), dict[str, int](), 0, True
@@ -192,8 +192,8 @@ class Recalibration:
 
     @cached_property
     def _norms(self) -> dict[str, list[str]]:
-        """Return the network's batch norms with running statistics: all names of each, by the first."""
-        with torch.random.fork_rng(devices=[]):  # nobody's random numbers change by it
+        """Return the network's batch norms with running statistics: all names of each norm, by its first name."""
+        with torch.random.fork_rng(devices=[]):  # building the network leaves torch's random state unchanged
             model = network_of(self.task)
         norms = registered_names(model)
         if not norms:
@@ -205,7 +205,7 @@ class Recalibration:
     def _pooled(
         self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
     ) -> tuple[dict[str, torch.Tensor], list[Warned]]:
-        """Return the new statistics of these norms under all their names, and who claimed or sent too much."""
+        """Return the new statistics of norms under all their names, and warnings about sites beyond the bounds."""
         influence, new = Influence(self.run, len(self.roster.known())), dict[str, torch.Tensor]()
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
@@ -227,10 +227,10 @@ class Recalibration:
 def bounded_counts(
     reports: Mapping[str, NormReport], names: Sequence[str], most: int | None
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
-    """Return the values of a channel as they count, by norm and site; and who claimed more.
+    """Return the number of values a channel by norm and site, bounded by ``max_samples``, and warnings about sites.
 
-    With ``max_samples`` no site counts as more than so many images, each with as many places as an image has at the
-    median site.
+    With ``max_samples`` no site counts as more than so many images, each of which is taken to have as many values a
+    channel as an image of the median site.
     """
     counts = {name: {site: said.values[name] for site, said in reports.items()} for name in names}
     if most is None:

@@ -1,7 +1,7 @@
-"""The rounds behind a method's own, in which the classifier alone is trained anew (cRT); see ``methods/crt.py``.
+"""Lead the rounds after a method's own, in which the classifier alone is trained anew (cRT); see ``methods/crt.py``.
 
-Nothing is re-initialised at the server: the sites do it, all from the same seed, after they have measured the model
-that they received. So the last model of the method's own rounds is validated like any other.
+The server re-initialises nothing: the sites re-initialise the classifier, all from the same seed, after they have
+measured the received model. So the last model of the method's own rounds is validated like any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Retraining:
 
     Args:
         rule: the method's server half.
-        run: settings.
+        run: settings of the run.
     """
 
     def __init__(self, rule: Rule, run: RunSettings) -> None:
@@ -36,7 +36,7 @@ class Retraining:
         )
 
     def check(self, task: Task, state: State) -> None:
-        """Raise ``ValueError`` when there is no classifier to train."""
+        """Raise ``ValueError`` where ``crt_rounds`` is set and there is no common classifier to retrain."""
         run, rule, name = self.run, self.rule, type(self.rule).__name__
         if problem := first_of({
             "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0":
@@ -54,7 +54,7 @@ class Retraining:
         return self.classifier if behind else self.rule
 
     def trained(self, state: State, current_round: int) -> State:
-        """Begin a round, and return the tensors that the round trains."""
+        """Begin a round with the global model, and return those of its tensors that the sites train in the round."""
         rule = self.rule_at(current_round)
         if isinstance(rule, SeesModel):
             rule.begin_round(state)
@@ -64,7 +64,7 @@ class Retraining:
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
-        """Store the weights that the method gave in a round, for ``crt_weights="method"``."""
+        """Store the weights that the method gave the sites in one of its own rounds, for ``crt_weights="method"``."""
         if self.rule_at(current_round) is self.rule:
             self.classifier.remember(weighing)
 

@@ -1,9 +1,9 @@
-"""Rounds for every method: ``check`` first, ``validate`` last; in a round ``train``, perhaps ``anchor`` and ``norms``.
+"""Run the rounds of every method: ``check`` first, ``validate`` last; each round has ``train``, maybe more phases.
 
-Nothing here knows how messages travel; see :class:`fairflare.federation.collecting.transport.Transport`. Every phase
-asks an explicit list of sites and has a timeout. A site that fails, is silent, or reports nonsense is left out of that
-phase, by name, in log and results. Fewer than ``min_sites`` usable results end the run as failed, and so does a fault
-of the server itself.
+The further phases of a round are ``anchor`` and ``norms``. How messages travel is a matter of
+:class:`fairflare.federation.collecting.transport.Transport`. Every phase asks an explicit list of sites and has a
+timeout. A site that fails, is silent, or sends an unusable answer is left out of that phase, and is named in log and
+results. Fewer than ``min_sites`` usable answers, or a fault of the server itself, end the run as failed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Rounds:
     """Lead one run at the server: the check, all rounds, and the final test.
 
     Args:
-        task: what is learned; builds the initial model.
+        task: the task that is learned; it builds the initial model.
         rule: the method's server half.
-        run: settings.
-        transport: to the sites.
-        place: folders.
+        run: settings of the run.
+        transport: sends messages to the sites.
+        place: folders of the run.
         listeners: objects that are notified of the run's progress.
     """
 
@@ -72,7 +72,7 @@ class Rounds:
         self.transport, self.place, self.listeners = transport, place, list(listeners)
         folder, small = place.run_dir / RESULTS_FOLDER, place.apart and run.exchange != ALL
         self.journal = Journal(folder, transport, listeners, task.primary_metric, apart=small)
-        self.metrics = task.by_name()  # those of the sites' own classes come with the check
+        self.metrics = task.by_name()  # metrics of classes that the sites name are added by the check
         higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, folder)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
@@ -95,8 +95,8 @@ class Rounds:
         """Run all rounds and the final test.
 
         Raises:
-            Stopped: the transport said so; the results say failed.
-            RoundFailed, ServerFault, ValueError: the run cannot go on; the results say why.
+            Stopped: the job was stopped; the results record the run as failed.
+            RoundFailed, ServerFault, ValueError: the run cannot continue; the results record the reason.
         """
         try:
             self.experiment.open()
@@ -155,10 +155,13 @@ class Rounds:
         return found
 
     def _go_back(self, current_round: int, state: State, failed: NobodyCould) -> State:
-        """Return the model before the last round, with all that belongs to it; once for a round.
+        """Restore the state before the last round, once for each round, and return its model.
 
-        Without an experiment there is none: a model more in memory, or on the disk of a run that keeps nothing, is a
-        price that whoever wants this pays with an experiment id.
+        This needs an experiment id: without one no earlier model is saved, and the run ends.
+
+        Raises:
+            NobodyCould: no earlier state can be restored.
+            RoundFailed: the run went back from this round before.
         """
         if current_round in self._went_back_from:
             raise RoundFailed(f"{failed} (going back one round did not help)") from failed
@@ -193,7 +196,7 @@ class Rounds:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
         if self.settings.tests(current_round):
-            tested = self.test(next_state, current_round + 1)  # who fails is left out, and the run goes on
+            tested = self.test(next_state, current_round + 1)  # a site that fails is left out of the test alone
             record.test = tested.test
             record.global_test = (self._of_all(next_state, current_round + 1, tested) or {}).get("metrics")
             record.phases += tested.phases
@@ -220,7 +223,7 @@ class Rounds:
             listener.before_aggregation()
         started = time.monotonic()
         state, weighing = self.collector.aggregate()
-        next_state: State = clean_state({**received, **state})  # of a round about some of them
+        next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
         last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
@@ -239,7 +242,7 @@ class Rounds:
     # -------------------------------------------------------------------------------------------- the end
 
     def _finish(self, state: State) -> None:
-        """Test split of every site, of the last and of the best model, and the summary over them."""
+        """Test the last and the best model on every site's test split, and write the final models and results."""
         number = self.settings.rounds_in_all
         last = self.test(state, number, validation=True, resample=self.settings.bootstrap)
         last.of_all = self._of_all(state, number, last)
@@ -263,9 +266,9 @@ class Rounds:
             self.journal.tested(last, best, of_best, metric.high - metric.low)
 
     def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
-        """Return what the common model is worth on the images that belong to no site alone.
+        """Return the common model's metrics on ``test_global``, the images that belong to no site alone.
 
-        ``None``: there are none.
+        ``None``: no site has such images.
         """
         if not (lists := self.check.global_lists):
             return None

@@ -1,4 +1,4 @@
-"""``docs/privacy.md``: what leaves a site and what it is told, made from the declared fields."""
+"""Write ``docs/privacy.md``: what leaves a site and what a site is sent, from the declared fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHEN = {
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
-#: What stands around the declared values in an answer: by the keys of :func:`encode_reply`'s message.
+#: Rows of the table for the parts of an answer around its declared values, by keys of :func:`encode_reply`'s message.
 ENVELOPE: dict[str, Row] = {
     "params": (
         TASK_TRAIN,
@@ -46,8 +46,8 @@ ENVELOPE: dict[str, Row] = {
     "status": (EVERY, "`ok`, `skipped` or `failed`", "exactly one of these", "", ""),
     "reason": (EVERY, "why not `ok`, see below", f"cut to {MAX_REASON} printable characters", "see below", ""),
 }
-HOLDERS = ("metrics", "report", "stats")  # keys whose content is declared field by field
-#: What a site is sent besides the model and the method's directives: by the keys of :func:`encode_task`'s message.
+HOLDERS = ("metrics", "report", "stats")  # keys of an answer whose content is declared field by field
+#: Texts about what a site is sent besides the model, by the keys of :func:`encode_task`'s message.
 TOLD = {
     "version": "version of fairflare at the server",
     "experiment": "id of the experiment, as the job names it",
@@ -76,10 +76,10 @@ TOLD = {
 
 
 def page() -> str:
-    """Return the whole page, in Markdown: ``templates/privacy.md`` with the declared values in its tables.
+    """Return the page ``docs/privacy.md`` in Markdown: ``templates/privacy.md``, with declared values in its tables.
 
     Raises:
-        ValueError: a declared field has no ``doc`` (names it).
+        ValueError: a declared field has no ``doc``; the message names the field.
     """
     import jinja2
 
@@ -162,7 +162,7 @@ def _by_method() -> dict[str, Any]:
 
 
 def _stays() -> list[Row]:
-    """Return what stays at a site by the method, or by a setting of every method."""
+    """Return rows about tensors that stay at a site because of its method, or of a setting of every method."""
     rows: list[Row] = [
         (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
     ]
@@ -193,7 +193,7 @@ def _directives() -> list[Row]:
     ]
 
 
-#: So that a table has the metrics by class; those by group leave where each has several classes.
+#: Settings with which a task declares metrics by class, so that the page lists them.
 MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},

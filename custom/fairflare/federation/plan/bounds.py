@@ -1,4 +1,4 @@
-"""The bounds on what one site, or a few together, can do to a round: settings of every run."""
+"""Declare bounds on what one site, or a few together, can do to a round: settings of every run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflare.core.states import Aggregate
 from fairflare.methods.base.rule import Rule, SendsParts
 
 AUTO = "auto"
-# What a job for a network has unless told otherwise; the reasons are in docs/robustness.md.
+# Bounds of a job for several machines unless the user sets others; the reasons are in docs/robustness.md.
 FOR_HOSPITALS: dict[str, Any] = {
     "max_weight": AUTO, "max_excess": 0.16, "max_samples": 100_000, "max_update_norm": 3.0,
 }  # fmt: skip
@@ -22,9 +22,9 @@ _MOST, _TIMES_EQUAL = 0.4, 1.5
 
 
 def auto_share(num_sites: int) -> float:
-    """Return what ``max_weight=auto`` means: one and a half times the equal share of the job's sites, at most 0.4.
+    """Return the share that ``max_weight=auto`` stands for: 1.5 times the equal share of the job's sites, at most 0.4.
 
-    With it and ``max_excess`` 0.16 a third of the sites never holds as much as one half.
+    With this share and ``max_excess`` 0.16 a third of the sites never holds half of the weight.
     """
     return min(_MOST, _TIMES_EQUAL / num_sites)
 
@@ -61,10 +61,10 @@ class Bounds:
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
 
     def check_aggregate(self, rule: Rule) -> None:
-        """Refuse what a rule cannot do with, and a ``trim`` that nothing uses.
+        """Check that the rule can work with ``aggregate``, and that a given ``trim`` is used.
 
         Raises:
-            ValueError: says why.
+            ValueError: the rule cannot, or ``trim`` has no effect; the message says why.
         """
         how, name = f"aggregate={self.aggregate!r}", type(rule).__name__
         if problem := first_of({
@@ -75,10 +75,10 @@ class Bounds:
             raise ValueError(f"{problem}; leave it out")
 
     def check_products(self, rule: Rule, task: Task | None) -> None:
-        """Refuse the average of adapters by their products where a method needs each tensor's mean by itself.
+        """Check that adapters are not averaged by their products where a method needs each tensor's own mean.
 
         Raises:
-            ValueError: says why, and what to set.
+            ValueError: they are; the message says why that does not fit, and what to set.
         """
         name, of_products = type(rule).__name__, task is not None and products_of(task) is not None
         why = first_of({
@@ -91,7 +91,7 @@ class Bounds:
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
-    """Return the bounds in force among other settings, for a job of so many sites."""
+    """Return the bounds of a run by name, with ``max_weight=auto`` resolved for a job of ``num_sites`` sites."""
     found = {name: getattr(run, name) for name in field_names(Bounds)}
     if run.max_weight == AUTO and num_sites:
         found["max_weight"] = auto_share(num_sites)
@@ -99,7 +99,7 @@ def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
 
 
 def in_words(run: Bounds, num_sites: int | None) -> str:
-    """Return the bounds of a job, in a line; ``num_sites``: None where nobody knows yet how many take part."""
+    """Return the bounds of a job in one line; ``num_sites``: None where the number of sites is not known yet."""
     found = bounds_of(run, num_sites or 0)
     shown = {name: f"{found[name]:g}" for name in FOR_HOSPITALS if isinstance(found[name], (int, float))}
     if run.max_weight == AUTO:

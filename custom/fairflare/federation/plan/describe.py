@@ -48,8 +48,8 @@ class Listed:
     Attributes:
         name, title, summary, source: see :class:`fairflare.methods.base.catalog.Method`.
         phases: how often a round asks each site.
-        learns: kinds of task on pictures that it can learn, its paper's first (docs/volumes.md: whole volumes).
-        page: in ``docs``, without ``.md``; ``None``: it has none.
+        learns: kinds of task that the method can learn, the kind of its paper first.
+        page: name of the method's page in ``docs``, without ``.md``; ``None``: the method has no page.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Listed:
 
 
 def overview() -> list[Listed]:
-    """Return every method, by name."""
+    """Return the descriptions of all methods, in the catalog's order."""
     return [
         Listed(
             m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
@@ -73,7 +73,7 @@ def overview() -> list[Listed]:
 
 
 def method_table() -> str:
-    """Return every method in Markdown, as the README has it; links are from the repository's root."""
+    """Return the README's table of all methods in Markdown."""
     rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
     for m in overview():
         page = f"[{m.page}]({m.page}.md)" if m.page else ""
@@ -83,13 +83,12 @@ def method_table() -> str:
 
 
 def sections(name: str) -> dict[str, list[Setting]]:
-    """Return settings of a method's rule, training and task, and the bounds, by heading.
+    """Return the settings of a method's rule, training and task, of the bounds and of the run, by heading.
 
-    Defaults are of the method's paper,
-    or where there is none of the quick job's training.
+    Defaults are those of the method's paper; without a published setting, training has the quick job's defaults.
 
     Raises:
-        ValueError: unknown method.
+        ValueError: the method is unknown.
     """
     method = get_method(name)
     task = load_task_class(TASKS_BY_KIND[method.task])
@@ -120,9 +119,9 @@ class InUse:
     """Describe a setting with the value that a run uses when the user gives none.
 
     Attributes:
-        setting: its default is the value of the quick job, also where a preset puts it there.
-        paper: the value with ``--paper`` where that is another; empty: the same.
-        needs: what it acts with; empty: always.
+        setting: the setting, whose default is the value in the quick job, also where a preset gives this value.
+        paper: the value with ``--paper`` where it differs; empty: it is the same.
+        needs: what the setting needs in order to act; empty: the setting always acts.
     """
 
     setting: Setting
@@ -134,11 +133,11 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
     """Return the settings of :func:`sections` with the values that a run uses.
 
     Args:
-        name: of the method.
-        only: names of settings; none: all.
+        name: name of the method.
+        only: names of the settings to return; empty: all settings.
 
     Raises:
-        ValueError: unknown method or setting (suggests the nearest).
+        ValueError: the method or a setting is unknown; the message suggests the nearest name.
     """
     groups = sections(name)
     known = [setting.name for found in groups.values() for setting in found]
@@ -164,20 +163,20 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
 
 
 def _value(component: Any, setting: Setting) -> Any:
-    """Return what a component has of a setting, a preset's too; of a kind of part that it has not: the default."""
+    """Return a component's value of a setting, or a preset's; where another kind of part is chosen, the default."""
     for step in setting.name.split("."):
         value = getattr(component, step, setting.default)
         if value is None and hasattr(component, "setting"):
             value = component.setting(step)
         if value is None and step in FOUND_OUT:
-            with suppress(AttributeError):  # another component's setting of this name
+            with suppress(AttributeError):  # this component lacks what the value is derived from
                 value = FOUND_OUT[step](component)
         component = value
     return component.kind if isinstance(component, Part) else component
 
 
 def in_lines(used: InUse) -> str:
-    """Describe a setting in lines: type, range and value; the meaning; what it belongs to."""
+    """Return a setting as lines of text: type, range and value; the meaning; what the setting needs."""
     setting = used.setting
     default = "" if setting.default == "" else f"default {typed(setting.default)}"
     default += f" (--paper: {used.paper})" if used.paper else ""
@@ -187,7 +186,7 @@ def in_lines(used: InUse) -> str:
 
 
 def quick_job(name: str) -> str:
-    """Return what a job that is quick to try has instead of the paper's settings."""
+    """Return a text about the settings in which a quick job differs from the paper's settings."""
     quick, paper = make_plan(name, shown=True), make_plan(name, small=False, shown=True)
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):

@@ -1,6 +1,6 @@
-"""The papers' experiments as ``fairflare/papers/*.yaml`` has them: settings with their sources.
+"""Read the papers' experiments from ``fairflare/papers/*.yaml``: settings with their sources.
 
-From these files come ``--paper`` and, in the lab, ``fairflare compare --preset``.
+These files define what ``--paper`` and, in the lab, ``fairflare compare --preset`` set.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fairflare.base.checks import choice
 from fairflare.methods.base.catalog import Method, Paper
 
 FOLDER = Path(__file__).parents[2] / "papers"
-#: In this order a method's papers stand; the first is what ``--paper`` alone means.
+#: Names of the papers' files, in the order of a method's papers; ``--paper`` without a name takes the first.
 PAPERS = ("fed_lwr", "fed_mrl", "fed_mas", "fed_ism")
-LENGTH = ("rounds", "sites")  # of a run, not of a part of it
+LENGTH = ("rounds", "sites")  # settings of a run, not of one of its parts
 
 
 def papers_of(method: Method) -> dict[str, Paper]:
-    """Return a method's published settings by the name that ``--paper`` has for them, the usual one first; empty: none.
+    """Return a method's published settings by their names for ``--paper``, the usual one first; empty: none.
 
-    Settings of an experiment are those of the method's first row there.
+    Where an experiment's table has several rows of the method, the first row's settings are taken.
     """
     if method.paper is not None:
         return {method.paper.name: method.paper}
@@ -35,10 +35,10 @@ def papers_of(method: Method) -> dict[str, Paper]:
 
 
 def published_setting(method: Method, name: str | None = None) -> Paper | None:
-    """Return the published setting of that name; default: the usual one, or ``None`` where there is none.
+    """Return a method's published setting by its name; default: the usual one, or ``None`` where there is none.
 
     Raises:
-        ValueError: no paper is called so (suggests the nearest), or the method is in none of its tables.
+        ValueError: no experiment has this name (the message suggests the nearest), or the method is not in its tables.
     """
     papers = papers_of(method)
     if name is None:
@@ -61,7 +61,7 @@ def contents() -> dict[str, dict[str, Any]]:
     """Return the contents of the papers' YAML files, by the files' names."""
     import yaml
 
-    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times quicker where it is there
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader, where it is installed, is ten times quicker
     return {name: yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), safe) for name in PAPERS}
 
 

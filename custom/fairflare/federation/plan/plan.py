@@ -1,4 +1,4 @@
-"""What a run consists of, put together from a method's name and settings: the input of every way to run it."""
+"""Put the parts of a run together from a method's name and settings; every way to run needs this plan."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Script:
     """Describe a training script of the sites' own, which FLARE's Client API executor runs.
 
     Args:
-        path: of the script; it goes with the job, or lies there at every site.
-        arguments: of its command line.
-        command: in a process of its own, with this interpreter; ``None``: in the site's job process.
+        path: path of the script, which the job carries, or which exists at this path at every site.
+        arguments: arguments of the script's command line.
+        command: interpreter that runs the script in a process of its own; ``None``: the site's job process runs it.
     """
 
     path: Path
@@ -63,17 +63,17 @@ class Plan:
     """Store all parts of a run that is ready to start.
 
     Attributes:
-        method: of the catalog.
-        task, rule, training: its parts.
-        run: rounds, quorum, seed, timeouts.
+        method: the method in the catalog.
+        task, rule, training: the run's task, and the method's server half and site half.
+        run: settings of the run: rounds, least number of sites, seed, timeouts.
         sites: names of the sites; ``None``: every connected site.
-        task_file: where the class of ``task`` comes from.
-        lacks: what a paper's setting still has to be given by hand.
+        task_file: file that defines the class of ``task``.
+        lacks: values that the paper's setting lacks and that the user has to give.
         paper: the paper whose published setting the run has; ``None``: a quick job, or no setting is published.
-        script: of the sites, where they train with their own.
-        monai_bundle: folder of the MONAI bundle that is learned, where one is.
-        brought: what the task says of local training, a line each.
-        instead: what the set-up of another method has in place of the method's own, a line each.
+        script: the sites' own training script; ``None``: they have none.
+        monai_bundle: folder of the MONAI bundle that is learned; ``None``: none is.
+        brought: settings of local training that the task prescribes, a line each.
+        instead: settings of another method's set-up (``train_like``) that replace the method's own, a line each.
     """
 
     method: Method
@@ -110,12 +110,12 @@ def make_plan(
     shown: bool = False,
     **options: Any,
 ) -> Plan:
-    """Put a run together.
+    """Return the plan of a run, put together from a method, a task and settings.
 
     Args:
         method: a name of ``fairflare list``; default: see :func:`fairflare.methods.base.catalog.method_of`.
-        rule, training, run: as objects, which are what they say; what the halves share must be the same in both. One
-            that is not given is the method's.
+        rule, training, run: given as objects, whose settings are used unchanged; settings that rule and training share
+            must be equal in both. An object that is not given is made from the method.
         task: a kind of ``TASKS_BY_KIND``, or an object; default: what the method's paper learns.
             Synthetic data of an object whose ``phantom_sites`` is its default are dealt to the run's sites.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
@@ -127,24 +127,25 @@ def make_plan(
             sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
         small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
             setting the training of a quick job and the defaults of its classes.
-        paper: which paper's, without ``small``: a name of :func:`.papers.experiments`; default:
-            the first in which the method is.
+        paper: name of the published setting, for ``small=False``: one of :func:`.papers.experiments`; default: the
+            method's usual one.
         train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
             local training (but what is part of this method), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
-        script: with which the sites train what ``task``, an object, says of it.
+        script: the sites' own training script; ``task`` must then be an object that describes what is learned.
         apart: this process is a server that stays small: where not all of the network travels, whatever has to look at
             it is done in a process that ends.
-        shown: the plan is only looked at: whether its settings fit the task's network is not asked, which takes
+        shown: the plan is only shown: leave out the check of the settings against the task's network, which needs
             PyTorch and seconds.
-        options: of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not with ``run``.
+        options: settings of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not those of a given
+            ``run``.
 
     Raises:
-        ValueError: unknown method, kind of task or setting (suggests the nearest), a value out of range or given twice,
-            or a bundle that cannot be used.
+        ValueError: a method, kind of task or setting is unknown (the message suggests the nearest), a value is out of
+            range or given twice, or a bundle cannot be used.
     """
-    if (statistics := options.pop("norm_statistics", None)) is not None:  # a setting of the sites; the run follows it
+    if (statistics := options.pop("norm_statistics", None)) is not None:  # of the sites' training; the run follows it
         settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = method_of(rule, training) if method is None else get_method(method)
     own_task = task if isinstance(task, Task) else None
@@ -201,7 +202,7 @@ def make_plan(
     wanted = {key: value for key, value in {**options, **of_run}.items() if value is not None}
     usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if published is None else {"test_last": 5})}
     usually |= {**chosen.run, **usual_run}
-    if run is not None:  # but for its label, and for what the method needs of a run (cRT's further rounds)
+    if run is not None:  # except its label and what the method needs of a run (cRT)
         told, plain = ({key: getattr(of, key) for key in field_names(RunSettings)} for of in (run, RunSettings()))
         needed = {"label": chosen.name, **chosen.run}
         usually = {**told, **{key: value for key, value in needed.items() if told[key] == plain[key]}}
@@ -211,9 +212,9 @@ def make_plan(
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made: Task = build(task_class, learns) if own_task is None else like(own_task, task_class, learns)
-    made.by_name()  # every metric has a direction
+    made.by_name()  # raises where a metric has no declared direction
     own = {k: v for k, v in chosen.site.items() if k not in steps}
-    said = settings or {}  # not what comes with train_like
+    said = settings or {}  # the user's own settings, without those of train_like
     brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
     shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # q-FedAvg's learning_rate
     of_rule, of_training = shared_values(chosen.training, rule), shared_values(chosen.rule, training)
@@ -268,17 +269,17 @@ def _check_together(
     *,
     shown: bool,
 ) -> None:
-    """Refuse parts that do not fit each other or the task's network, which is built for it where need be.
+    """Check that the parts of a plan fit each other and the task's network, which may be built for the check.
 
     Args:
-        what: cannot be; begins the error.
-        task, run: of the plan.
-        halves: of the method; ``None``: the sites have scripts, and only they know what of.
-        alone: the site half as the method has it when it is not trained like another one.
-        shown: nothing is asked of the network.
+        what: beginning of the error's text.
+        task, run: the plan's task and settings.
+        halves: the method's rule and training; ``None``: the sites train with scripts, which are not checked.
+        alone: the training with the method's own settings, without those of ``train_like``.
+        shown: leave out checks that need the network.
 
     Raises:
-        ValueError: says why.
+        ValueError: parts do not fit; the message says why.
     """
     if not shown:
         task.check()
@@ -308,7 +309,7 @@ def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) ->
 
 
 def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
-    """Yield what a task says of local training, and where the method has another value."""
+    """Yield each setting of local training that a task prescribes, with the method's own value where it differs."""
     plain = LocalTraining()
     for name, value in brought.items():
         own = getattr(usual, name)
@@ -317,10 +318,10 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
 
 
 def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettings:
-    """Return the run's settings with what the site half asks of it.
+    """Return the run's settings, checked against the rule, with ``norm_statistics`` as the training has it.
 
     Raises:
-        ValueError: one in which the rule could do nothing, or which it has no use for.
+        ValueError: the rule cannot work with the settings, or a setting has no effect.
     """
     rule.check_run(run.num_rounds, None)
     run.check_aggregate(rule)
@@ -333,10 +334,10 @@ def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettin
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a method or job usually has and ``local_steps`` takes the place of.
+    """Return the names of usual settings that a given ``local_steps`` replaces: ``local_epochs``, or none.
 
     Raises:
-        ValueError: both are given.
+        ValueError: ``local_steps`` and ``local_epochs`` are both given.
     """
     if settings.get("local_steps") is None:
         return ()
@@ -362,20 +363,20 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
 def _shared_setup(
     model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
-    """Return local training and task as ``model`` has them, but for what is part of one of the two methods."""
+    """Return the settings of local training and task of ``model``, without those that are part of either method."""
     of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
     _, site, learns = route_settings(of_parts, model, task_class)
     training = build(model.training, {**model.site, **site})
     found = {name: getattr(training, name) for name in field_names(LocalTraining)}
     found |= {**(model.learns if own_task else {}), **learns}
-    kept = (*chosen.keeps, *model.keeps)  # with what is set of them
+    kept = (*chosen.keeps, *model.keeps)  # settings of these parts are left out too
     return {name: value for name, value in found.items() if name.partition(".")[0] not in kept}
 
 
 def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
-    """Return what a published setting (``other``.
+    """Return the published settings of the method's own parts, for a method that is trained like another one.
 
-    Else its own) says of the method alone, when it is trained like another.
+    They are those of the other method's paper setting (``other``) where it lists the method, else of the usual one.
     """
     papers = papers_of(chosen)
     if other is None or not papers:
@@ -400,10 +401,10 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
 def route_settings(
     settings: Mapping[str, Any], method: Method, task: type
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Give each setting to rule, training and task, wherever there is one of that name (``preset``: to both halves).
+    """Return the settings of rule, of training and of task; one that several have (``preset``) goes to each of them.
 
     Raises:
-        ValueError: nothing has such a setting (suggests the nearest).
+        ValueError: no part has such a setting; the message suggests the nearest name.
     """
     parts: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] = ({}, {}, {})
     owners = [set(field_names(part)) for part in (method.rule, method.training, task)]

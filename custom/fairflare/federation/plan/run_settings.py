@@ -30,20 +30,20 @@ from fairflare.federation.plan.bounds import Bounds
 RESULTS_FOLDER = "fairflare"  # in the run directory
 #: Groups of options in a command's help.
 TRAINING, SITES_THAT_FAIL, RUN = "Task and training", "Sites that fail or come late", "The run"
-SAME: Any = object()  # a command's default is the class's
+SAME: Any = object()  # marks an option whose default is that of the class
 
 
 @dataclass(frozen=True)
 class ByOption:
-    """Say how commands and recipes take a setting of the run that ``--set`` does not take.
+    """Describe how commands and recipes take a setting of the run that ``--set`` does not take.
 
     Args:
-        flags: of the command line's option; empty: only a recipe has the setting.
-        help: of the option; empty: it is for several settings.
-        metavar: what stands for the value in help.
-        panel: group of options in help; ``None``: those that are used most.
-        low: least value.
-        default: of commands and recipes, where it is not the class's; ``None``: the method's own.
+        flags: flags of the command line's option; empty: only a recipe has the setting.
+        help: help text of the option; empty: the option is for several settings.
+        metavar: placeholder of the value in the help text.
+        panel: group of options in the help text; ``None``: the group of the options that are used most.
+        low: least value that the option accepts.
+        default: default of commands and recipes, where it is not the class's; ``None``: the method's own.
         only: the one command that has the option; empty: all that take a run.
     """
 
@@ -207,7 +207,7 @@ class RunSettings(Bounds):
         return self.num_rounds + self.crt_rounds
 
     def tests(self, current_round: int) -> bool:
-        """Return whether the model that this round makes is tested; that of the last round is so in any case."""
+        """Return whether a round's model is tested after the round; False for the last one, which the final test covers."""
         every, left = self.test_every, self.rounds_in_all - current_round - 1
         return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
 
@@ -230,7 +230,7 @@ LIKE_SETTINGS = tuple(name for name in field_names(RunSettings) if name not in B
 
 
 def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:
-    """Return the settings of a run from what a user says of all phases: at least two sites, an hour a phase."""
+    """Return the settings of a run from one timeout for all phases; default: at least two sites, an hour a phase."""
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
         "min_sites": BY_OPTION["min_sites"].default if min_sites is None else min_sites,
@@ -244,14 +244,14 @@ class Place:
     """Store the folders of a run, and the settings of the server's private file.
 
     Args:
-        run_dir: of this job; results, models and staging.
-        experiments: folder of all checkpoints.
-        job_id: of FLARE, or a name.
-        settings: the server's ``local/fairflare.json``.
-        site_half: the training's settings as the sites have them; ``None``: not known here.
-        carried: folder of the files that the job carries; ``None``: it carries none, and a relative path is one of the
-            working directory.
-        apart: the sites are in other processes, and this one should not hold what does not travel.
+        run_dir: folder of this job, for results, models and staging.
+        experiments: folder of the checkpoints of all experiments.
+        job_id: FLARE's id of the job, or a name.
+        settings: content of the server's ``local/fairflare.json``.
+        site_half: class path and settings of the sites' training; ``None``: not known at the server.
+        carried: folder of the files that the job carries; ``None``: the job carries none, and relative paths start at
+            the working directory.
+        apart: whether the sites are other processes, so that the server need not hold tensors that do not travel.
     """
 
     run_dir: Path
@@ -267,7 +267,7 @@ class Place:
         """Return how many bytes of local models may wait in the server's memory; ``None``: a quarter of what is free.
 
         Raises:
-            ValueError: the server's file says something else than a number of bytes.
+            ValueError: the value in the server's file is no number of bytes.
         """
         found = self.settings.get("models_in_memory")
         return None if found is None else number("models_in_memory in the server's local/fairflare.json", found, low=0)
@@ -276,7 +276,7 @@ class Place:
         """Return the checkpoint that the federation starts from: the job's, or that of the server's private file.
 
         Raises:
-            ValueError: both name one; the job's leads out of what it carries.
+            ValueError: both name a checkpoint, or the job's relative path leads out of the files that the job carries.
         """
         own = self.settings.get("initial_weights")
         if not run.initial_ckpt:

@@ -1,4 +1,4 @@
-"""What the server knows of the sites' training: whether its settings are the rule's, and what stays at the sites."""
+"""Read the sites' training at the server: compare its settings with the rule's, and list tensors that stay there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fairflare.methods.base.home import OwnModel
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
-COMMON, PERSONAL = "common", "personal"  # which model the figures of a run are of
+COMMON, PERSONAL = "common", "personal"  # whether a run's figures are of the common model or of the sites' own models
 
 
-#: Local training where no published setting says it, by kind of task, on top of what any task has. A method's paper may
-#: train for hundreds of rounds on other images: its optimizer says nothing of a quick job, and methods can be compared
-#: only when they are trained alike.
+#: Settings of local training where no published setting is used: for any task, and by kind of task. A method's paper
+#: may train for hundreds of rounds on other images, so its optimizer need not suit a quick job, and methods can be
+#: compared only when they are trained alike.
 ANY_TASK: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3}
 TRAINING_BY_TASK: dict[str, dict[str, Any]] = {
     "segmentation": {"local_epochs": 5},
@@ -41,7 +41,7 @@ def training_by_task(kind: str, method: Method) -> dict[str, Any]:
 
 
 def training_of(site_half: Any) -> LocalTraining | None:
-    """Return the sites' half as an object; ``None`` when it cannot be made here."""
+    """Return the sites' training as an object; ``None`` when the server cannot make the object."""
     # Only of this package: a job's client configuration must not make the server load any other class.
     path = site_half.get("path") if isinstance(site_half, dict) else None
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
@@ -55,16 +55,16 @@ def training_of(site_half: Any) -> LocalTraining | None:
 
 
 def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
-    """Return the settings that a half has in common with the class of the other half; none of ``None``."""
+    """Return a half's values of the settings that the class ``cls`` of the other half has too; empty for ``None``."""
     names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
     return {name: getattr(other, name) for name in sorted(names)}
 
 
 def check_shared(rule: Rule, training: LocalTraining) -> None:
-    """Compare two halves before a job is made of them.
+    """Check that rule and training have equal values of their common settings, before a job is made of them.
 
     Raises:
-        HalvesDiffer: names the first setting that differs, with both values.
+        HalvesDiffer: a setting differs; the message names the first one, with both values.
     """
     for name, value in shared_values(type(rule), training).items():
         if (own := getattr(rule, name)) != value:
@@ -73,15 +73,15 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
 
 
 def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
-    """Compare the settings that rule and training both have, such as ``preset`` or ``rho``.
+    """Check that the settings that rule and training both have, such as ``preset`` or ``rho``, are equal.
 
     Args:
         rule: the server's half.
-        norm_statistics: of the run, which is to follow the training's.
-        site_half: ``{"path", "args"}`` of the training; ``None``: not known here, and nothing is compared.
+        norm_statistics: the run's value, which must fit the training's.
+        site_half: ``{"path", "args"}`` of the training; ``None``: not known at the server, so nothing is compared.
 
     Raises:
-        HalvesDiffer: names each differing setting with both values.
+        HalvesDiffer: settings differ; the message names each of them with both values.
     """
     if not isinstance(site_half, dict):
         return
@@ -110,8 +110,9 @@ class AtHome:
 
     Attributes:
         tensors: names of tensors that no site sends; in the common model they keep their initial values.
-        measured: ``"personal"`` or ``"common"``; ``None``: the site half is not known here, and the sites say.
-        own_everywhere: no model is the same at all sites; not so where a site has one of its own besides.
+        measured: ``"personal"`` or ``"common"``; ``None``: the server does not know the sites'
+            training, and the sites report which it is.
+        own_everywhere: whether no site has a whole common model; False where sites have an own model besides it.
     """
 
     tensors: frozenset[str] = frozenset()
@@ -125,12 +126,12 @@ class AtHome:
 
 
 def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
-    """Ask the job's training which tensors stay at the sites, and log them.
+    """Return which tensors stay at the sites by the job's training, and log them.
 
     Args:
         site_half: as in :class:`fairflare.federation.plan.run_settings.Place`.
-        network: the task's.
-        say: a line for the server's log.
+        network: the task's network.
+        say: function that writes a line into the server's log.
     """
     training = training_of(site_half)
     if training is None:

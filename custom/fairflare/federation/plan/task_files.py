@@ -14,8 +14,8 @@ from typing import Any
 from fairflare.base.settings import field_names
 from fairflare.base.task import Task
 
-DEALT_TO = "phantom_sites"  # setting of a task: how many sites its synthetic data are dealt to
-TASK_MODULE = "fairflare_task_file"  # the name of the module of a task file
+DEALT_TO = "phantom_sites"  # name of a task's setting: number of sites that its synthetic data are dealt to
+TASK_MODULE = "fairflare_task_file"  # name under which a task file is imported as a module
 #: The file that a job carries for a MONAI bundle, which lies beside it there.
 BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
 
@@ -33,7 +33,7 @@ class TaskFileError(ValueError):
 def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
     """Return kind, file and class of a task that is given as an object.
 
-    The file is the one that a job carries for the task, the class the one in that file.
+    The file is the one that a job carries for the task; the class is the class ``Task`` in this file.
     """
     if task_file is not None:
         raise ValueError("a task as an object and task_file exclude each other: give one of them")
@@ -52,7 +52,7 @@ def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
 
 
 def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
-    """Return the object as one of the class in the job's file, its synthetic data for the run's sites."""
+    """Return the task as an object of the class in the job's file, with synthetic data dealt to the run's sites."""
     if type(task) is cls and cls.__module__ != TASK_MODULE:
         return task
     values = {name: getattr(task, name) for name in field_names(cls)}
@@ -79,7 +79,7 @@ def load_task_class(path: Path) -> type[Task]:
     """Return the class ``Task`` of a task file.
 
     Raises:
-        TaskFileError: no such file, no such class in it, or the file cannot be run.
+        TaskFileError: the file does not exist, cannot be run, or has no such class.
     """
     if not path.is_file():
         raise TaskFileError(f"task file {path} does not exist")
@@ -87,7 +87,7 @@ def load_task_class(path: Path) -> type[Task]:
     if spec is None or spec.loader is None:
         raise TaskFileError(f"task file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where the type hints of its classes are looked up
+    sys.modules[spec.name] = module  # type hints of the file's classes are resolved by this entry
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -99,7 +99,7 @@ def load_task_class(path: Path) -> type[Task]:
 
 
 def brings(task: Task) -> Callable[[], None] | None:
-    """Return what another process has to call before the task arrives there; ``None``: its class can be imported."""
+    """Return what another process must call before it unpickles a task; ``None``: the task's class can be imported."""
     cls = type(task)
     if cls.__module__ != TASK_MODULE:
         return None

@@ -12,5 +12,5 @@ else:
     Unpack = Any
 
     def dataclass_transform(**told: Any) -> Callable[[Any], Any]:
-        """Return the class unchanged at run time; only type checkers read this decorator."""
+        """Return a function that changes nothing at run time; only type checkers read ``dataclass_transform``."""
         return lambda decorator: decorator

@@ -125,17 +125,17 @@ def make_plan(
             set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
             :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many
             sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
-        small: False: the papers' settings, also for what is not named in ``settings``; of a method without a published
-            setting the training of a quick job and the defaults of its classes.
+        small: True: settings that are not given are those of a quick job. False: they are the paper's; for a method
+            without a published setting, a quick job's training and the defaults of the method's classes.
         paper: name of the published setting, for ``small=False``: one of :func:`.papers.experiments`; default: the
             method's usual one.
-        train_like: another method whose set-up this one gets, so that the two can be compared: task, network, data,
-            local training (but what is part of this method), rounds and number of sites.
+        train_like: name of another method whose set-up is used, so that the two methods can be compared: task, network,
+            data, local training (except what is part of the method itself), rounds and number of sites.
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
         script: the sites' own training script; ``task`` must then be an object that describes what is learned.
-        apart: this process is a server that stays small: where not all of the network travels, whatever has to look at
-            it is done in a process that ends.
+        apart: this process is a server that is to need little memory: where not the whole network travels, checks that
+            build the network run in a short-lived process.
         shown: the plan is only shown: leave out the check of the settings against the task's network, which needs
             PyTorch and seconds.
         options: settings of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not those of a given

@@ -213,7 +213,7 @@ class _Looker:
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             found.picture, found.target = flat_pair(image, target)
-            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # pixels of -1 do not count
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
             found.empty = not (structures > 0).any()
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
@@ -349,7 +349,7 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
 
 
 def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
-    """Yield a problem for each image that occurs twice with equal pixels, in one split, several splits or several sites.
+    """Yield a problem for each image that occurs twice with equal pixels, in one or several splits or sites.
 
     Copies with different labels are reported too. A test image at several sites is only noted, since sites may share a
     test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.

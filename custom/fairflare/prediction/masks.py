@@ -51,7 +51,7 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
     """
     above = probabilities.double() - float(np.float32(threshold))
     scores = torch.stack([torch.zeros_like(above[0]), *(above[list(having)].sum(0) for having in labels.values())])
-    return torch.tensor([0, *labels])[scores.argmax(0)]  # argmax takes the first of equal scores: 0 is preferred to a label
+    return torch.tensor([0, *labels])[scores.argmax(0)]  # of equal scores the first wins: 0 before a label
 
 
 def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
@@ -165,7 +165,7 @@ def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
         return found
     found = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
     for form in (found.set_sform, found.set_qform):
-        form(affine[:, [1, 0, 2, 3]], 1)  # 1: scanner coordinates; both forms are set, since programs differ in which they read
+        form(affine[:, [1, 0, 2, 3]], 1)  # scanner coordinates in both forms: programs differ in which they read
     found.header.set_xyzt_units("mm")
     return found
 

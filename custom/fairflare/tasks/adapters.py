@@ -220,7 +220,7 @@ class Fitted(Adapting):
         return load_partial(model, Path(path), self.initial_keys or {})
 
     def check(self) -> None:
-        """Build the network once if settings select parts of it, so that a name that fits no part ends the run early."""
+        """Build the network once if settings select its parts, so that a name without a part ends the run early."""
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
             outline_of(self)  # type: ignore[arg-type]

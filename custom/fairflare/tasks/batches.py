@@ -151,8 +151,9 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
     """Return the named random changes of one sample, in the order in which they are applied.
 
     Args:
-        names: names of changes. Ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up to 9.7 degrees, up
-            to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the papers' code:
+        names: names of changes. Ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up
+            to 9.7 degrees, up to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the
+            papers' code:
             ``"flip_vertical"`` (half of them), ``"blur"`` (:class:`Blur`), ``"rotate"`` (every image by up to 10
             degrees), ``"shift"`` (every image by up to 2 % of its size), ``"one_move"`` (every image one of these:
             0.95 to 1.2 times as large, up to 5 % of its width to a side, up to 45 degrees), empty pixels black, and

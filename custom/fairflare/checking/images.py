@@ -35,7 +35,7 @@ BINS = 64  # number of bins in the histogram of intensities in [0, 1]
 SHOWN = 24  # largest number of images on a site's contact sheet
 CLEAR = 0.15  # a probe of the labels is trusted from this accuracy above chance
 PLACES = 3  # number of places of one image that a message names
-COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # one row an image
+COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # one row for each image
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def read_model(path: Path) -> SavedModel:
         made if isinstance(made, int) else None,
         str(conf.get("method", "")),
         record if isinstance(record, Mapping) else {},
-        # If a method's site half makes personal models, only the results file tells.
+        # For a method with a custom site half, only the results file tells whether models are personal.
         personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),

@@ -1,4 +1,4 @@
-"""A MONAI bundle as the task: network, loss, optimizer, transforms, inference and metric are the bundle's."""
+"""Use a MONAI bundle as the task: network, loss, optimizer, transforms, inference and metric are the bundle's."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from fairflare.base.cases.resampling import Drawn
     from fairflare.base.task import Batch, Device
 
-PRED = "pred"  # what MONAI's engines call the network's output
+PRED = "pred"  # key of the network's output in MONAI's engines
 
 
 @settings
 class MonaiBundleTask(Task):
-    """What a MONAI bundle's configuration describes, on the sites' own datalists.
+    """Train what a MONAI bundle's configuration describes, on the sites' own datalists.
 
     A bundle is code: strings in its configuration are evaluated. So this class by itself has no bundle, and no argument
     names one; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
@@ -49,7 +49,7 @@ class MonaiBundleTask(Task):
         class_names: of the network's output channels, background too; default: those of the bundle's metadata.
     """
 
-    #: The bundle's folder; set by a subclass in a task's file.
+    #: Path of the bundle's folder; a subclass in a task's file sets it.
     folder: ClassVar[Path | None] = None
     primary_metric: ClassVar[str] = "dice"
     has_classes: ClassVar[bool | None] = False
@@ -81,11 +81,11 @@ class MonaiBundleTask(Task):
         vars(self)["primary_metric"] = self.parts.key_metric.name
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k != "parts"}  # what was made of expressions cannot be pickled
+        return {k: v for k, v in vars(self).items() if k != "parts"}  # parts made from expressions cannot be pickled
 
     @cached_property
     def parts(self) -> BundleParts:
-        """Return what the bundle describes."""
+        """Return the objects that the bundle's configuration describes."""
         assert self.folder is not None
         return self._parts_in(self.folder)
 
@@ -96,7 +96,7 @@ class MonaiBundleTask(Task):
     # -- before a run
 
     def check(self) -> None:
-        """Make every part once of what a job carries, where a run is put together: a broken bundle is not sent out.
+        """Make every part of the bundle once before a job is sent to sites, so that a broken bundle is found early.
 
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
@@ -114,12 +114,12 @@ class MonaiBundleTask(Task):
                 raise BundleError(text) from error
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return the bundle's optimizer, batch size and loss as settings of a site half.
+        """Return the bundle's optimizer, batch size and loss as settings of a method's site half.
 
-        Its random transforms are used.
+        The bundle's random transforms are used.
 
         Raises:
-            BundleError: an optimizer that cannot be made, or of which a setting is given that it would not follow.
+            BundleError: the optimizer cannot be made, or a given setting would have no effect on it.
         """
         found: dict[str, Any] = {"augment": True, "criterion": "task"}
         batch_size = self.parts.whole_number("train_batch_size")
@@ -129,7 +129,7 @@ class MonaiBundleTask(Task):
 
     @property
     def has_optimizer(self) -> bool:  # type: ignore[override]
-        """Whether the bundle has one."""
+        """Return whether the bundle has an optimizer."""
         return self.parts.bundle.place("optimizer") is not None
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -146,7 +146,7 @@ class MonaiBundleTask(Task):
         return super().initialise(model) if checkpoint is None else load_network(model, Path(checkpoint))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the bundle's, the mean where it gives several numbers."""
+        """Return the bundle's loss; the mean if the loss function returns several numbers."""
         import torch
 
         criterion = self.parts.loss
@@ -156,9 +156,9 @@ class MonaiBundleTask(Task):
         return found.mean() if found.ndim else found
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
-        """Send one training image through network and loss, in evaluation mode.
+        """Check that the site's image sizes and labels fit the bundle.
 
-        Sizes and labels must fit the bundle.
+        One training image goes through network and loss, in evaluation mode.
         """
         import torch
 
@@ -172,15 +172,15 @@ class MonaiBundleTask(Task):
                 self.loss(outputs, targets)
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
-        except Exception as error:  # of whatever the bundle brings
+        except Exception as error:  # the bundle's code may raise anything
             text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {first_cause(error)}"
             raise DataError(text, text) from error
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Return the bundle's key metric by its inferer and postprocessing, and its loss on what the inferer gives.
+        """Evaluate the model by the bundle's key metric and loss, with the bundle's inferer and postprocessing.
 
         Returns:
-            ``dice`` (or ``iou``), ``loss``; with several structures the same of each that the images have.
+            ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
         """
         scores, losses = self._scores(model, batches, device)
         of_images = means(scores)
@@ -199,9 +199,9 @@ class MonaiBundleTask(Task):
         return result
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float]:
-        """Return the score of each image.
+        """Return the bundle's key metric for each image.
 
-        An image without any structure has NaN, which counts in no mean, as in :meth:`evaluate`.
+        An image without any structure gets NaN, which counts in no mean, as in :meth:`evaluate`.
         """
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
         found: list[float] = means(scores).tolist()
@@ -210,7 +210,7 @@ class MonaiBundleTask(Task):
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """Return the metric of each draw as the base class says.
+        """Return the key metric for each draw of images, as the base class defines it.
 
         An image without any structure counts in no mean, as in :meth:`evaluate`.
         """
@@ -221,11 +221,11 @@ class MonaiBundleTask(Task):
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
-        """Return, for each image, the metric by structure, and the loss."""
+        """Return, for each image, the key metric of each structure, and the loss."""
         from fairflare.tasks.bundles.bundle_data import item_of
 
         def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
-            check_stop()  # a volume has many windows
+            check_stop()  # checked in each window, as a volume has many
             return model(inputs, *args, **named)
 
         scores: list[npt.NDArray[np.float64]] = []
@@ -243,7 +243,7 @@ class MonaiBundleTask(Task):
         return scores, losses
 
     def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
-        """Return the metric of one image behind the postprocessing."""
+        """Return the key metric of one image after the bundle's postprocessing."""
         from monai.data import MetaTensor
 
         def like(key: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -263,7 +263,7 @@ class MonaiBundleTask(Task):
         return (mean, LOSS, *others)
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """Return the images that the site's datalist names, through the bundle's transforms."""
+        """Return the images of the site's datalist, prepared by the bundle's transforms."""
         from fairflare.tasks.bundles.bundle_data import BundleData
 
         own = read_settings(FolderSettings, site, settings)

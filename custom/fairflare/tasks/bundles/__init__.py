@@ -1,1 +1,1 @@
-"""The parts of a MONAI bundle's task."""
+"""Collect the modules behind a task that is a MONAI bundle."""

@@ -1,6 +1,6 @@
-"""A MONAI bundle's configuration: which key is what, and the objects that MONAI's ``ConfigParser`` makes of them.
+"""Read a MONAI bundle's configuration, and make objects from its keys by MONAI's ``ConfigParser``.
 
-Only what is asked for is made: no data set of the bundle's own, no handler, no engine, no ``initialize`` or ``run``.
+Only requested objects are made: no data set of the bundle's own, no handler, no engine, no ``initialize`` or ``run``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairflare.base.own_errors import in_one_line
 
 CONFIGS, METADATA = "configs", "metadata"
 SUFFIXES = (".json", ".yaml", ".yml")
-#: Where each part is looked for, in this order; the first are those of MONAI's bundle specification.
+#: Keys at which each part is searched, in this order; the first are those of MONAI's bundle specification.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "network": ("network_def", "net_def", "network", "net"),
     "loss": ("loss", "loss_function", "train#loss", "train#trainer#loss_function"),
@@ -34,20 +34,20 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "validate_batch_size": ("validate#dataloader#batch_size", "validate#evaluator#val_data_loader#batch_size"),
     "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric"),
 }
-_imported: set[str] = set()  # names of top-level modules that were some bundle's
+_imported: set[str] = set()  # names of top-level modules that were imported from a bundle
 
 
 class Bundle:
-    """A bundle that was read.
+    """Hold the configuration of a MONAI bundle that was read from its folder.
 
     Args:
-        folder: that holds ``configs``.
-        configs: names of the files in it that are read, without ending; what a later one says goes before.
-        ids: ``{part: key}``: where a part is, if not in :data:`PLACES`.
-        overrides: ``{key: value}`` of the configuration that are other ones here.
+        folder: the bundle's folder, which holds ``configs``.
+        configs: names of the files in ``configs`` to read, without ending; a later file overrides earlier ones.
+        ids: ``{part: key}`` for parts whose key is not in :data:`PLACES`.
+        overrides: ``{key: value}`` that replace values of the configuration.
 
     Raises:
-        BundleError: no such folder or file, a file that is no JSON or YAML object, an unknown part, no such key.
+        BundleError: a folder, file or key is missing, a file is no JSON or YAML object, or a part is unknown.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class Bundle:
                 if key not in self.parser:
                     raise BundleError(f"bundle_overrides names {key!r}, which {self.where} does not have")
                 self.parser[key] = value
-            # Two values that FairFlare sets instead of the bundle: the path of the bundle's folder, and the device.
+            # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
             for key, value in (("bundle_root", str(folder)), ("device", "$torch.device('cpu')")):
                 if key in self.parser:
                     self.parser[key] = value
             self.parser.parse()
 
     def place(self, part: str) -> str | None:
-        """Return the key of a part; ``None``: the bundle has none.
+        """Return the configuration key of a part; ``None``: the bundle has no such part.
 
         Raises:
-            BundleError: ``bundle_ids`` names a key that is not there.
+            BundleError: ``bundle_ids`` names a key that the configuration lacks.
         """
         if part in self.ids:
             if self.ids[part] not in self.parser:
@@ -94,7 +94,7 @@ class Bundle:
         return None if found is None else self.followed(found)
 
     def needed(self, part: str) -> str:
-        """Return the key of a part that the bundle must have."""
+        """Return the configuration key of a part, and raise an error if the bundle lacks this part."""
         key = self.place(part)
         if key is None:
             looked = ", ".join(map(repr, PLACES[part]))
@@ -104,7 +104,7 @@ class Bundle:
         return key
 
     def followed(self, key: str) -> str:
-        """Return the key that a reference (``@other``) leads to in the end; one that is none leads to itself."""
+        """Follow references (``@other``) from a key, and return the last key; without a reference, the key itself."""
         seen = {key}
         while isinstance(value := self.parser[key], str) and value.startswith("@") and value[1:] in self.parser:
             if (key := value[1:]) in seen:
@@ -113,14 +113,14 @@ class Bundle:
         return key
 
     def make(self, key: str, **arguments: Any) -> Any:
-        """Return the object under a key, with whatever it refers to; a new one each time.
+        """Make a new object from the configuration under a key, with all objects that it refers to.
 
         Args:
-            key: of the configuration.
-            arguments: in place of those in the file, which are not made.
+            key: key of the object in the configuration.
+            arguments: arguments that replace those in the file; the replaced ones are not made.
 
         Raises:
-            BundleError: it cannot be made (names file, key and the first cause).
+            BundleError: the object cannot be made (names file, key and the first cause).
         """
         from monai.bundle import ConfigParser
 
@@ -134,7 +134,7 @@ class Bundle:
 
     @contextmanager
     def telling(self, what: str) -> Iterator[None]:
-        """Turn whatever goes wrong into one line with bundle and file."""
+        """Turn any error inside the context into a one-line error that names bundle and file."""
         try:
             yield
         except BundleError:
@@ -143,11 +143,11 @@ class Bundle:
             raise self.problem(f"{what} cannot be made: {first_cause(error)}") from error
 
     def problem(self, text: str) -> BundleError:
-        """Return an error that names bundle and files."""
+        """Return an error with this text that names the bundle and its files."""
         return BundleError(f"MONAI bundle {self.folder.name!r}, {self.where}: {text}")
 
     def _file(self, name: str) -> Path:
-        """Return a file of the configuration, which can be read."""
+        """Read the configuration file of this name, to check it, and return its path."""
         from monai.bundle import ConfigParser
 
         folder = self.folder / CONFIGS
@@ -161,7 +161,7 @@ class Bundle:
         where = f"MONAI bundle {self.folder.name!r}: {CONFIGS}/{file.name}"
         try:
             content = ConfigParser.load_config_file(file)
-        except Exception as error:  # of the JSON or the YAML reader, or two keys of one name
+        except Exception as error:  # errors of the JSON or YAML reader, or a key that occurs twice
             raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
         if not isinstance(content, dict):
             raise BundleError(f"{where} must hold an object, got a {type(content).__name__}")
@@ -169,7 +169,7 @@ class Bundle:
 
 
 def first_cause(error: BaseException) -> str:
-    """Return the first cause of an error, shortly: MONAI says the same in other words on every step of the way."""
+    """Return the first cause of an error in short, as MONAI wraps it in a further error at every step."""
     while error.__cause__ is not None:
         error = error.__cause__
     return in_one_line(error)
@@ -177,12 +177,12 @@ def first_cause(error: BaseException) -> str:
 
 @contextmanager
 def code_of(folder: Path) -> Iterator[None]:
-    """Let modules in a bundle's folder (``scripts.net``) be imported, inside the context, and be this bundle's.
+    """Let modules in a bundle's folder (``scripts.net``) be imported inside the context.
 
-    What every LoadImage says of a decoder for GPUs that is not installed is not shown.
+    LoadImage's warning about a missing decoder for GPUs is hidden.
 
     Raises:
-        BundleError: a module of the same name is there already, of no bundle.
+        BundleError: a module of the same name, which is of no bundle, was already imported.
     """
     folder = folder.resolve()
     packages = [path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.py"))]
@@ -194,7 +194,7 @@ def code_of(folder: Path) -> Iterator[None]:
                     f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; "
                     "rename it"
                 )
-            # Another bundle's module: its classes live on in what was made of them.
+            # The module is another bundle's: it can be dropped, as objects made from it keep their classes.
             for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
                 del sys.modules[loaded]
     sys.path.insert(0, str(folder))

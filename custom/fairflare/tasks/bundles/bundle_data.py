@@ -1,4 +1,4 @@
-"""A site's images as a MONAI bundle prepares them: its transforms on the files of the site's own datalist."""
+"""Load a site's images with a MONAI bundle's transforms, applied to the files of the site's own datalist."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ TRAINING = "training"
 
 
 class BundleData(ListedData):
-    """The files of a site's datalist through a bundle's transforms.
+    """Load the files of a site's datalist through a bundle's transforms.
 
-    A sample is an image of the list, for a bundle that cuts patches too. With ``augment`` the training split goes
-    through all of the training transforms, and each image gives as many patches as they cut. Without, it goes through
-    those that prepare and cut it, and gives one patch, the same each time: what methods measure on is of the size that
-    the network learns. All else goes through the validation transforms, whole.
+    A sample is one image of the datalist, even if the bundle cuts patches. With ``augment`` the training split goes
+    through all training transforms, and each image gives as many patches as they cut. Without ``augment`` a training
+    image only goes through the transforms that prepare and cut it, and gives one patch, the same each time. Methods
+    thus measure on the size that the network is trained on. Other splits go through the validation transforms, whole.
 
     Args:
-        datalist: of the site, with files as labels.
+        datalist: the site's datalist, with files as labels.
         train, validate: the bundle's transforms.
-        keys: of image and label in the transforms' dicts.
-        validate_batch: images in a batch of other splits than training, at most; they must be of one size.
+        keys: keys of image and label in the transforms' dicts.
+        validate_batch: largest number of images in a batch outside training; images of a batch must have one size.
         cache_bytes: memory for images as they are before the first random transform.
-        num_workers: threads that prepare the images of a batch up to there.
+        num_workers: threads that prepare a batch up to the first random transform.
 
     Raises:
-        DataError: a list names a slice of a volume.
+        DataError: the datalist names a slice of a volume.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class BundleData(ListedData):
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Return the order of a split's samples.
 
-        The order is not known of the training split, where an image may give several patches.
+        For the training split the order is not known, since an image may give several patches.
         """
         return None if self.check_split(split) == TRAINING else shuffled(self.num_samples(split), shuffle_seed)
 
@@ -105,7 +105,7 @@ class BundleData(ListedData):
     # -- items
 
     def _of_one_size(self, split: str, order: Sequence[int], most: int) -> list[list[int]]:
-        """Return neighbours of one size together; with ``most=1`` nothing is read for it."""
+        """Group neighbouring images of equal size, at most ``most`` in a group; ``most=1`` reads no file."""
 
         def size(index: int) -> Any:
             return self._prepared(split, [index])[0][self.keys[0]].shape if most > 1 else None
@@ -114,9 +114,9 @@ class BundleData(ListedData):
         return [group[i : i + most] for group in alike for i in range(0, len(group), most)]
 
     def _patches(self, indices: Sequence[int], seed: int | None) -> list[Item]:
-        """Return all patches of some images, with random changes of this seed: the same however the images are batched.
+        """Return all patches of some images, with random changes from this seed, whatever the batch size.
 
-        Without a seed one patch of each, prepared and cut, always the same.
+        Without a seed, return one prepared and cut patch of each image, always the same.
         """
         transform = self._cut if seed is None else self._train
         found: list[Item] = []
@@ -129,7 +129,7 @@ class BundleData(ListedData):
         return found
 
     def _prepared(self, split: str, indices: Sequence[int]) -> list[Item]:
-        """Return images before the first random transform; whole ones where there is none."""
+        """Return images as they are before the first random transform; if none is random, after all transforms."""
         missing = [index for index in indices if (split, index) not in self._kept]
         read = read_all(partial(self._read, split), missing, self.num_workers)
         for index, item in read.items():
@@ -182,9 +182,9 @@ class BundleData(ListedData):
 
 
 def _misplaced(image: Any, label: Any) -> str:
-    """Return why a prepared label does not lie on its image, voxel on voxel, by their affines; empty: it does.
+    """Explain why a prepared label does not lie voxel by voxel on its image, by their affines; empty: it does.
 
-    Nothing is said of arrays without an affine, nor of a label that has another size than the image.
+    Arrays without an affine, and labels of another size than the image, are not judged.
     """
     placed = isinstance(image, MetaTensor) and isinstance(label, MetaTensor) and image.shape[1:] == label.shape[1:]
     if not placed or image.ndim > 4 or {image.affine.shape, label.affine.shape} != {(4, 4)}:
@@ -202,7 +202,7 @@ def _misplaced(image: Any, label: Any) -> str:
 
 
 class _Batches:
-    """Lists of images, made into batches one after the other."""
+    """Iterate over batches, each made from a list of images when it is needed."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Batches:
 
 
 def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
-    """Return the transforms, those of them that are not random or cut, and the place of the first random one."""
+    """Return all transforms, those that are not random or that cut, and the index of the first random one."""
     from monai.transforms import Compose
 
     steps = list(transforms.flatten().transforms)
@@ -240,11 +240,11 @@ def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
 def _is_random(step: Any) -> bool:
     from monai.transforms import RandomizableTrait, Transform
 
-    return isinstance(step, RandomizableTrait) or not isinstance(step, Transform)  # as MONAI's CacheDataset has it
+    return isinstance(step, RandomizableTrait) or not isinstance(step, Transform)  # the rule of MONAI's CacheDataset
 
 
 def _cuts(step: Any) -> bool:
-    """Return whether a random transform says how large what is learned is. One that is not MONAI's may."""
+    """Return whether a random transform may set the size of the training patches; one not from MONAI may."""
     places = [base.__module__ for base in type(step).__mro__]
     return not places[0].startswith("monai.") or any(place.startswith("monai.transforms.croppad") for place in places)
 
@@ -252,12 +252,12 @@ def _cuts(step: Any) -> bool:
 def item_of(batch: Any, number: int, keys: tuple[str, str]) -> Item:
     """Return the dict (key -> value) of one image of a batch, as the bundle's transforms made it.
 
-    For a batch that has no dicts, return a new dict of the image's two tensors.
+    If the batch carries no dicts, return a new dict of the image's input and target.
 
     Args:
         batch: inputs and targets.
-        number: place of the image in the batch.
-        keys: the bundle's names of input and target.
+        number: index of the image in the batch.
+        keys: the bundle's keys of input and target.
     """
     if items := getattr(batch, "items", ()):
         return dict(items[number])

@@ -101,8 +101,8 @@ def images_of(settings: dict, count: int, seed: int) -> list[list[int]]:
     for number in range(passes):
         order = everything
         if passes > 1:
-            drawn = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed + number)).tolist()
-            order = [everything[i] for i in drawn]
+            drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed + number)).tolist()
+            order = [i for i in drawn if i in everything]
         found += cut(order, least)
     return found
 

@@ -1293,7 +1293,9 @@ class InOrder(Counted):
         return torch.randperm(len(self.images), generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
 
 
-def test_a_choice_of_many_images_is_shuffled_for_each_pass(vectors: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_of_many_images_is_shuffled_for_each_pass(
+    vectors: Tensor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     models, data = (mlp(seed=0), mlp(seed=1)), InOrder(vectors)
     chosen = set(torch.randperm(12, generator=torch.Generator().manual_seed(0))[:9].tolist())
     batches = []
@@ -1302,11 +1304,13 @@ def test_a_choice_of_many_images_is_shuffled_for_each_pass(vectors: Tensor, monk
     expected = passes_reference(models, vectors, batches)
     assert passes_report(models, data, cka_max_samples=9) == pytest.approx(expected, rel=1e-5)
     assert data.passes == 3
+    assert not caplog.text
     monkeypatch.setattr(data, "order", lambda split, seed: None)  # then nobody knows which are the chosen ones
     rows = sorted(chosen)
     expected = passes_reference(models, vectors, [rows[:5], rows[5:]])
     assert passes_report(models, data, cka_max_samples=9) == pytest.approx(expected, rel=1e-5)
     assert data.passes == 4
+    assert "site north: one pass in place of cka_passes=3" in caplog.text
 
 
 def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:

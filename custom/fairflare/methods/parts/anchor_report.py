@@ -136,6 +136,12 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             least=least,
         )
         if images.count < least or not images.shuffled:  # every pass would have the same batches, so one is enough
+            if images.passes > 1 and images.count >= least:
+                log.warning(
+                    "site %s: one pass in place of cka_passes=%d: with cka_max_samples passes differ only where the "
+                    "data know the order of their images",
+                    run.site, images.passes,
+                )  # fmt: skip
             images.passes = 1
         # Skip layers of which no tensor is sent: their features are the same in both models.
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))

@@ -126,9 +126,10 @@ def test_coefficients_are_within_the_bound(tmp_path):
 
 
 def test_only_who_was_there_is_told(tmp_path):
-    rule = FedCE()
-    rounds(rule, tmp_path, ["abc", "ac"])
-    assert set(rule.directives(2, 9, ["a", "b", "c", "d"])["coefficient"]) == {"a", "c"}
+    for stale_ok, expected in ((False, {"a", "c"}), (True, {"a", "b", "c"})):
+        rule = FedCE(stale_ok=stale_ok)
+        rounds(rule, tmp_path / str(stale_ok), ["abc", "ac"])
+        assert set(rule.directives(2, 9, ["a", "b", "c", "d"])["coefficient"]) == expected
 
 
 def test_a_site_hears_its_own_coefficient_only(tmp_path):
@@ -233,6 +234,10 @@ def test_rounds_in_which_nothing_can_be_measured(tmp_path):
     assert site(2, states[2]) == measured  # told nothing
     assert site(3, states[3], 1.0) == measured  # nothing would be left
     assert site(5, states[5], 0.3) == measured  # was not there in round 4
+    stale = AtSite(tmp_path / "b", task, stale_ok=True, include_round0=False)
+    assert stale(0, states[0]) == 1.0
+    expected = stale.expected(states[2], stale.own[0], 0.3, "validation", "accuracy")
+    assert stale(2, states[2], 0.3) == pytest.approx(1 - expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, -0.1, 1.5])
@@ -244,11 +249,13 @@ def test_a_coefficient_that_is_none_is_not_used(tmp_path, bad):
 
 
 def test_halves_agree_and_a_federation_runs(tmp_path):
-    settings = {"preset": "fedism"}
+    settings = {"preset": "fedism", "stale_ok": True}
     plan = make_plan("fed_ce", sites=3, settings={**settings, **SEGMENTATION, "local_epochs": 1}, num_rounds=3)
     assert isinstance(plan.rule, FedCE)
     assert isinstance(plan.training, MinusModel)
     assert (plan.rule.preset, plan.training.preset) == ("fedism", "fedism")
+    assert plan.rule.stale_ok
+    assert plan.training.stale_ok
     results = json.loads((run_local(plan, tmp_path) / "results.json").read_text())
     assert results["status"] == "completed"
     scores = [{s: r["minus_score"] for s, r in record["reports"].items()} for record in results["rounds"]]

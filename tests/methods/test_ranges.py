@@ -15,9 +15,9 @@ from fairflare.methods.base.catalog import all_methods
 RANGES: dict[str, str] = {
     "true or false": """
         adapters.train_norms allow_phantom attributes augment cache_features centred channels_last compile
-        crt_mask_absent deterministic fairlora_shared fedlc_exclude_target keep_local_models
+        crt_mask_absent deterministic fairlora_shared fedlc_exclude_target include_round0 keep_local_models
         keep_optimizer_state mas max_pool nesterov require_all_sites retrained_head saga salt
-        share_entropy shrinking use_fair
+        share_entropy shrinking stale_ok use_fair
     """,
     "an integer >= 1": """
         adapters.rank batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs gradient_images

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.base.settings import NonNegative, settings
+from fairflare.base.settings import Flag, NonNegative, settings
 from fairflare.core.aggregation import updates
 from fairflare.core.aggregation.fair_rules import contributions, finite_or_mean, minus_state
 from fairflare.core.weighting import normalise
@@ -40,30 +40,36 @@ class MinusModel(ReportsScore, LocalTraining):
     Args:
         preset: ``"original"``: accuracy (else the primary metric: Dice) on the validation images; ``"fedism"``:
             balanced accuracy on the training images.
+        stale_ok: a site that missed the round before takes its last own model.
+        include_round0: the mean has a 0 for the first round, as in FLARE's example.
 
     Source:
         Jiang et al., section 3; FLARE's ``PTFedCEHelper``.
     """
 
     preset: Preset = "original"
+    stale_ok: Flag = False
+    include_round0: Flag = True
 
     def made_of(self, name: str) -> tuple[str, ...]:
         return VALIDATION if self.preset == "original" else TRAINING
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         kept = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
-        total, count = (kept["total"], kept["count"]) if kept else (0.0, 1)  # round 0 counts as accuracy 0, as in FLARE
+        total, count = (kept["total"], kept["count"]) if kept else (0.0, int(self.include_round0))
         found = self._without_us(run, model)
         if math.isfinite(found):
             total, count = total + found, count + 1
         run.store.save(SCORES, run.current_round, {"total": total, "count": count})
-        run.own = {"minus_score": min(max(1.0 - total / count, 0.0), 1.0)}
+        run.own = {"minus_score": min(max(1.0 - total / count, 0.0), 1.0) if count else 1.0}
 
     def _without_us(self, run: SiteRun, model: torch.nn.Module) -> float:
         coefficient = (run.directives.get("coefficient") or {}).get(run.site)
         if coefficient is None or run.current_round == 0 or not 0 <= coefficient <= 1 - LEAST_REST:
             return math.nan
         own = run.store.load_at(OWN_MODEL, run.current_round - 1)
+        if own is None and self.stale_ok:
+            own = run.store.load_before(OWN_MODEL, run.current_round)
         if own is None:
             return math.nan
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -97,6 +103,7 @@ class FedCE(Rule):
         combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
         preset: ``"original"``: FLARE's; ``"fedism"``: no floor, and the coefficients' mean over the rounds is used.
         floor: least value of each estimate and of what they give; ``None``: as the preset has it (1e-6; 0).
+        stale_ok: coefficients are told also to sites that missed the round before.
 
     Source:
         Jiang et al., section 3; FLARE's ``FedCEModelAggregator``.
@@ -116,6 +123,7 @@ class FedCE(Rule):
     combine: Literal["sum", "multiply"] | None = None
     preset: Preset = "original"
     floor: NonNegative | None = None
+    stale_ok: Flag = False
 
     _outlive = ("coefficients", "cosines", "sums", "last")
 
@@ -127,8 +135,8 @@ class FedCE(Rule):
         self._last: list[str] = []  # sites of the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        told = BySite({site: self._coefficients[site] for site in sites if site in self._last})
-        return {"coefficient": told} if self._last else {}
+        told = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
+        return {"coefficient": BySite({site: told[site] for site in sites if site in told})} if told else {}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if inputs.received is None:

@@ -274,7 +274,7 @@ class LoopTask(Task):
 
 
 class OwnPrior(priors.PriorNetwork):
-    """A script's frozen encoder, which gets the images as the script has them.
+    """Encode images with a script's frozen encoder, which gets the images as the script prepares them.
 
     Raises:
         DataError: its width is not known.

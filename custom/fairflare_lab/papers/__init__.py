@@ -1,1 +1,1 @@
-"""The papers' tables."""
+"""Hold the papers' tables for ``fairflare compare --preset``."""

@@ -1,4 +1,4 @@
-"""The papers' tables as ``fairflare/papers/*.yaml`` has them: rows, sweeps, columns (``compare --preset``)."""
+"""Read the papers' tables of ``fairflare/papers/*.yaml``: rows, sweeps, columns (``compare --preset``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairflare.federation.plan.papers import contents, values_in
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of a paper: ``fairflare compare --preset``.
+    """Describe a table of a paper, for ``fairflare compare --preset``.
 
     Args:
         name: of the preset.

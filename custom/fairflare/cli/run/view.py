@@ -1,4 +1,4 @@
-"""How a run goes: a line for each round; in a terminal also a last line that names the sites still at work."""
+"""Show how a run goes by a line for each round; in a terminal a last line also names the sites still at work."""
 
 from __future__ import annotations
 

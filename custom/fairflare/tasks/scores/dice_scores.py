@@ -37,7 +37,7 @@ NOWHERE = Origin(None, None, "stretch")  # of an image that does not say where i
 
 
 class BatchOf(tuple[torch.Tensor, torch.Tensor]):
-    """A batch (inputs, targets) that knows more of its images.
+    """Hold a batch (inputs, targets) together with further facts about its images.
 
     Attributes:
         origins: where they come from; ``None``: it does not matter.

@@ -298,6 +298,12 @@ def test_an_option_that_a_refusal_names_is_one_of_the_command_it_names() -> None
             assert option[1] in names[command], (setting, command)
 
 
+def test_local_models_are_an_option_of_run_alone() -> None:
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    has = {name for name, of in commands.items() if any("--keep-local-models" in p.opts for p in of.params)}
+    assert has == {"run"}
+
+
 @pytest.mark.parametrize(("method", "items", "message"), WRONG)
 def test_wrong_values_are_one_line_that_names_the_setting(
     tmp_path: Path, method: str, items: list[str], message: str

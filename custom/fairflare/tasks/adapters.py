@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: The encoders of the networks that come with FairFlare, and their heads.
+#: Regular expressions for parameter names of FairFlare's own networks: encoders, heads, attention projections, MLPs.
 ENCODER = r"^(encoder|swinViT|convInit|down_|conv_0)"
 HEADS = r"^(head|neck|projector|final_conv|conv_final|out)\."
 ATTENTION = r"(^|\.)attn\.(qkv|out_proj|proj)$"
@@ -38,12 +38,12 @@ Pattern = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_patte
 
 
 class Adapters(Part):
-    """Define which adapters a network gets; given as a kind, or as ``{"kind": ..., setting: value}``."""
+    """Define which adapters a network gets; a task's setting gives a kind, or ``{"kind": ..., setting: value}``."""
 
     average: str = "factors"
 
     def put_into(self, model: nn.Module) -> nn.Module:
-        """Put the adapters into a network, freeze the rest as the settings demand, and return the network."""
+        """Put the adapters into a network, freeze other parameters as the settings demand, and return the network."""
         return model
 
     @classmethod
@@ -77,7 +77,7 @@ class NoAdapters(Adapters):
 
 @settings
 class Lora(Adapters):
-    """Put low-rank adapters beside chosen layers, W + (alpha / rank) B A; needs the package ``peft``.
+    """Put low-rank adapters beside chosen layers (LoRA), W + (alpha / rank) B A; needs the package ``peft``.
 
     All other tensors are frozen and stay unchanged. Norms use their running statistics in training, too.
 
@@ -116,7 +116,7 @@ class Lora(Adapters):
         from fairflare.tasks.freezing import targets_of, train_only
 
         targets = targets_of(model, self.targets, self.train_also)
-        exactly = "|".join(re.escape(name) for name in targets)  # peft matches the whole name
+        exactly = "|".join(re.escape(name) for name in targets)  # peft matches such a pattern with a layer's whole name
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=exactly)
         model = inject_adapter_in_model(config, model)
         train_only(
@@ -129,9 +129,9 @@ class Lora(Adapters):
 
 @settings
 class FairLora(Adapters):
-    """Put in low-rank adapters with singular values by group of people (method ``fair_lora``); needs no package.
+    """Put low-rank adapters with own singular values for each group of people into a network (method ``fair_lora``).
 
-    Everything else is frozen, as with ``lora``.
+    All other tensors are frozen, as with ``lora``. No further package is needed.
 
     Args:
         groups: number of groups of people that the datalists declare for the method's attribute, ``>= 2``; people of
@@ -214,13 +214,13 @@ class Fitted(Adapting):
         return model
 
     def load_what_fits(self, model: nn.Module, path: str) -> str:
-        """Load the tensors of a file that fit, by :func:`fairflare.tasks.pretrained.load_partial`."""
+        """Load the tensors of a file that fit the network, by :func:`fairflare.tasks.pretrained.load_partial`."""
         from fairflare.tasks.pretrained import load_partial
 
         return load_partial(model, Path(path), self.initial_keys or {})
 
     def check(self) -> None:
-        """Build the network once if settings select its parts, so that a name without a part ends the run early."""
+        """Build the network once if settings select its parts, so that a pattern without a match ends the run early."""
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
             outline_of(self)  # type: ignore[arg-type]

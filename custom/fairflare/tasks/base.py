@@ -1,4 +1,4 @@
-"""Collect what a task is written with, to import from one place: :mod:`fairflare.base.task`, splits, data errors."""
+"""Collect the names that a task's file imports: those of :mod:`fairflare.base.task`, the splits, and ``DataError``."""
 
 from fairflare.base.task import LOSS, Batches, Metric, SiteData, Task, evaluating
 from fairflare.data.datalist import SPLITS, DataError

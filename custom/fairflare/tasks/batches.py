@@ -50,8 +50,8 @@ class Split(Dataset[Any]):
 
 
 def loaded(data: ImageData, split: str, batch_size: int, order: Sequence[int]) -> Batches:
-    """Return an iterable of batches of a split in this order; it can be iterated repeatedly."""
-    # The loader gets its own generator; else it would draw from torch's global one, which the training uses.
+    """Return the batches of a split in the given order of sample numbers; they can be iterated repeatedly."""
+    # The loader gets its own generator; else the loader would draw from torch's global one, which the training uses.
     return DataLoader(Split(data, split), batch_size, sampler=order, collate_fn=_whole, generator=torch.Generator())
 
 
@@ -95,7 +95,7 @@ class Augmented:
 
 
 class Blur(Randomizable, Transform):
-    """Blur every image by a Gaussian, 5 pixels wide and 9 high, with a new width in [0.1, 5] each time.
+    """Blur every image by a Gaussian of 5 x 9 pixels (width x height), with a new standard deviation in [0.1, 5] each.
 
     Source:
         Fed-MAS's code: torchvision's ``GaussianBlur((5, 9), (0.1, 5))``, edges mirrored.
@@ -112,8 +112,8 @@ class Blur(Randomizable, Transform):
 class Jitter(Randomizable, Transform):
     """Change brightness, contrast, saturation and hue of every image at random, in a new order each time.
 
-    The first three are multiplied by a factor in [0.75, 1.25] each; the hue is turned by up to 0.01 of a turn. Values
-    stay in [0, 1]. A grey image has neither saturation nor hue.
+    Brightness, contrast and saturation are multiplied by a factor in [0.75, 1.25] each; the hue is turned by up to 0.01
+    of a turn. Values stay in [0, 1]. A grey image has neither saturation nor hue.
 
     Source:
         Fed-MAS's code for its ISIC set: torchvision's ``ColorJitter(0.25, 0.25, 0.25, 0.01)``, without its rounding to
@@ -148,16 +148,16 @@ def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
 
 
 def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
-    """Return the named random changes of one sample, in the order in which they are applied.
+    """Return the named random changes of one sample as a transform, in the order in which they are applied.
 
     Args:
-        names: names of changes. Ours: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of them: up
-            to 9.7 degrees, up to 10 % larger or smaller), ``"intensity"`` (gamma and scale, three in ten each). As the
-            papers' code:
-            ``"flip_vertical"`` (half of them), ``"blur"`` (:class:`Blur`), ``"rotate"`` (every image by up to 10
-            degrees), ``"shift"`` (every image by up to 2 % of its size), ``"one_move"`` (every image one of these:
-            0.95 to 1.2 times as large, up to 5 % of its width to a side, up to 45 degrees), empty pixels black, and
-            ``"jitter"`` (:class:`Jitter`).
+        names: names of changes. FairFlare's own: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of
+            the images: turned by up to 9.7 degrees, up to 10 % larger or smaller), ``"intensity"`` (gamma and scale,
+            each for three in ten images). As in the papers' code: ``"flip_vertical"`` (half of the images), ``"blur"``
+            (:class:`Blur`), ``"rotate"`` (every image by up to 10 degrees), ``"shift"`` (every image by up to 2 % of
+            its size), ``"one_move"`` (one change for every image: 0.95 to 1.2 times as large, moved by up to 5 % of its
+            width to a side, or turned by up to 45 degrees), and ``"jitter"`` (:class:`Jitter`). Empty pixels become
+            black in ``"rotate"``, ``"shift"`` and ``"one_move"``.
         size: height and width of the images.
         with_targets: whether geometric changes apply to the targets, too.
     """

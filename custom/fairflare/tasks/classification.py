@@ -1,4 +1,4 @@
-"""Classification of 2D images: MONAI's ResNet-18 or DenseNet121, cross-entropy; own images or a phantom."""
+"""Define the task of classifying 2D images: MONAI's networks, cross-entropy; a site's own images or a phantom."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch
 
-PLAN_NAMES = {  # arguments of the plan as the task calls them
+PLAN_NAMES = {  # {argument of ``PhantomPlan``: name of the task's setting}
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
     "num_own_test": "phantom_own_test",
 }  # fmt: skip
-PLAN_SETTINGS = (  # those that the plan calls as the task does
+PLAN_SETTINGS = (  # settings of the task that have the same name in ``PhantomPlan``
     "phantom", "camera_shift", "partition", "alpha", "eta", "shard_mode", "corrupted_sites", "corruption", "severity",
     "label_noise_sites", "label_noise", "label_noise_kind", "attributes",
     "attribute_prevalence", "attribute_noise",
 )  # fmt: skip
-MIN_CLASS = 4  # images of a synthetic class, for training and validation
+MIN_CLASS = 4  # least number of images of a synthetic class, for training and validation together
 
 
 @settings
 class ClassificationSite(ClassSite):
-    """What classification reads of a site's private file.
+    """Define the settings that the classification task reads from a site's private file.
 
     Args:
         phantom_site: which of the synthetic sites this one is, from 1; default: the number at the end of its name.
@@ -51,7 +51,7 @@ class ClassificationSite(ClassSite):
 
 @settings
 class ClassificationTask(Preprocessing, ClassTask):
-    """Tell the class of 2D images.
+    """Classify 2D images.
 
     The defaults are a narrow ResNet-18 on 48x48 images, quick enough for a laptop. The setting of the FedISM paper is
     ``image_size=(224, 224), features=(64, 128, 256, 512), max_pool=True, initial_weights=<ImageNet checkpoint>``,
@@ -149,10 +149,10 @@ class ClassificationTask(Preprocessing, ClassTask):
             checks.whole(f"image_size for {where}", side, low=least)
             if self.network.startswith("vit") and side % self.patch_size:
                 raise ValueError(f"image_size must be multiples of patch_size={self.patch_size}, got {self.image_size}")
-        if self.allow_phantom:  # else a site that asks for it all the same is told; a hospital need not import phantoms
+        if self.allow_phantom:  # else nothing is checked, as a hospital's installation need not have phantoms
             most = 1 / len(phantom_of(self.phantom).class_names)
             checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)
-            self.plan(self.phantom_seed)  # refuses what does not fit together
+            self.plan(self.phantom_seed)  # raises an error if the phantom's settings contradict each other
 
     @property
     def drawn_classes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -163,13 +163,13 @@ class ClassificationTask(Preprocessing, ClassTask):
         return phantom_of(self.phantom).groups
 
     def plan(self, seed: int) -> Any:
-        """Return the synthetic federation that these settings describe."""
+        """Return the plan of the synthetic federation that the phantom's settings describe."""
         named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
         least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
         same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         try:
             return source("classes").PhantomPlan(**same, **named, image_size=max(self.image_size), min_class=least)
-        except ValueError as error:  # in the words of the task's arguments
+        except ValueError as error:  # the message names the plan's arguments: replace them by the task's settings
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
 
@@ -189,7 +189,7 @@ class ClassificationTask(Preprocessing, ClassTask):
 
 
 class FolderClasses(LabelledImages):
-    """Images of a site's folder with the number of their class."""
+    """Read the 2D images of a site's folder, each with the number of its class."""
 
     task: ClassificationTask
 
@@ -201,7 +201,7 @@ class FolderClasses(LabelledImages):
 
 
 class PhantomClasses(PhantomImages):
-    """The synthetic images of one site; a split is drawn when it is first asked for."""
+    """Hold the synthetic 2D images of one site with their classes; a split is resized at its first use."""
 
     task: ClassificationTask
 
@@ -244,15 +244,17 @@ class PhantomClasses(PhantomImages):
 
 
 def phantom_of(name: str) -> Any:
-    """Return the phantom of this name."""
+    """Return the classification phantom with the given name."""
     return source("classes").PHANTOMS[name]
 
 
 def phantom_index(site: str, chosen: Any, num_sites: int) -> int:
-    """Return which of the synthetic sites a site is, from 0: its setting, or the number at the end of its name.
+    """Return the index, from 0, of the synthetic site whose images a site gets.
+
+    The index is the site's setting ``phantom_site`` minus 1, or the number at the end of the site's name minus 1.
 
     Raises:
-        DataError: no number, or out of range.
+        DataError: there is no such number, or it is not in [1, ``num_sites``].
     """
     number = chosen
     if number is None:

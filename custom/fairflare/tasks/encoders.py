@@ -1,4 +1,4 @@
-"""MONAI's networks for large models, of images and of volumes: ViT, SwinUNETR, SegResNet."""
+"""Build MONAI's large networks for images and volumes: ViT, SwinUNETR, SegResNet."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from torch import nn
 
 from fairflare.base import checks
 
-WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # the usual ones; of the first stage
-#: Sides must be a multiple of this: so often is the image halved.
+WIDTHS = {"swin_unetr": 24, "segresnet": 16}  # default width of the first stage
+#: Number that an image's sides must be a multiple of, since the network halves the image several times.
 STRIDES = {"swin_unetr": 32, "segresnet": 8}
-LEAST_SWIN = 64  # below, the last stage is one pixel, which an instance norm refuses
+LEAST_SWIN = 64  # least side; with less, the last stage is one pixel, which instance norms refuse
 
 
 class VisionTransformer(ViT):
-    """Features of the class token, with MONAI's names of tensors.
+    """Encode images or volumes by MONAI's vision transformer: the features of the class token, (n, width).
+
+    Names of tensors are those of MONAI's ``ViT``.
 
     Args:
-        name: of the network, for the error where a package is absent.
-        shape: width, blocks and heads.
-        in_channels: of the inputs.
-        image_size: of the inputs, two or three sides, each a multiple of ``patch_size``.
-        patch_size: in each direction.
+        name: name of the network, for the error if a package is absent.
+        shape: width, number of blocks and number of attention heads.
+        in_channels: number of channels of the inputs.
+        image_size: size of the inputs, two or three sides, each a multiple of ``patch_size``.
+        patch_size: side of a patch, in every direction.
 
     Raises:
-        ValueError: a side that is no multiple, or the package einops is absent.
+        ValueError: a side is no multiple of ``patch_size``, or the package einops is absent.
 
     Source:
         Dosovitskiy et al., ICLR 2021; widths of S and B as in DeiT (Touvron et al., ICML 2021).
@@ -56,12 +58,12 @@ class VisionTransformer(ViT):
         )
         del self.classification_head
         for block in self.blocks:
-            block.norm_cross_attn = nn.Identity()  # MONAI has one that it never calls
-        #: Patches in each direction.
+            block.norm_cross_attn = nn.Identity()  # MONAI creates a norm here that it never calls
+        #: Number of patches in each direction.
         self.grid = tuple(side // patch_size for side in image_size)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
-                module.eps = 1e-6  # as all published weights
+                module.eps = 1e-6  # the value with which all published weights were trained
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         tokens: torch.Tensor = super().forward(inputs)[0]
@@ -73,16 +75,16 @@ def build_segmenter(
 ) -> nn.Module:
     """Return a segmentation network with one output channel for each class.
 
-    Initialised from torch's current random state.
+    Its weights are initialised from torch's current random state.
 
     Args:
         network: ``"swin_unetr"`` or ``"segresnet"``.
-        in_channels, classes: numbers of channels.
-        image_size: two or three sides.
-        width: of the first stage; a multiple of 12, or of 8 for ``"segresnet"``. ``None``: the usual one.
+        in_channels, classes: numbers of input and output channels.
+        image_size: size of the inputs, two or three sides.
+        width: width of the first stage; a multiple of 12, or of 8 for ``"segresnet"``. ``None``: the default width.
 
     Raises:
-        ValueError: a size or width that the network cannot have, or the package einops is absent.
+        ValueError: the network cannot have this image size or width, or the package einops is absent.
     """
     check_segmenter(network, image_size, width)
     width = WIDTHS[network] if width is None else width
@@ -100,7 +102,7 @@ def build_segmenter(
 
 
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:
-    """Refuse a size or width that a network cannot have."""
+    """Raise ``ValueError`` for an image size or a width that a segmentation network cannot have."""
     stride = STRIDES[checks.choice("network", network, STRIDES)]
     least = LEAST_SWIN if network == "swin_unetr" else stride
     for side in image_size:
@@ -112,7 +114,7 @@ def check_segmenter(network: str, image_size: Sequence[int], width: int | None) 
 
 
 def needs_einops(network: str) -> None:
-    """Refuse a network, in one sentence, where the package is absent that MONAI's transformers are written with."""
+    """Raise ``ValueError`` if the package einops, which MONAI's transformers need, is not installed."""
     try:
         import einops  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Which parameters of a network are trained, by their names; and which layers an adapter can stand beside."""
+"""Choose by name which parameters of a network are trained, and which of its layers get an adapter."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from fairflare.core.features.norms import norms_of
 if TYPE_CHECKING:
     from torch import nn
 
-NAMES = 12  # that an error lists
+NAMES = 12  # largest number of names that an error lists
 
 
 def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
-    """Freeze every parameter of which ``trained`` says no by its name.
+    """Freeze every parameter for whose name ``trained`` returns False.
 
-    A norm with running statistics of which nothing is trained takes these, unchanged, in training too.
+    A norm without a trained parameter uses its running statistics in training as well, and leaves them unchanged.
 
     Args:
-        model: is changed in place.
-        trained: is asked for names of parameters, and of norms without any with a dot behind them.
-        norms: the norms are trained in any case.
+        model: the network, which is changed in place.
+        trained: function from a parameter's name to whether it is trained. For a module without own parameters, it gets
+            the module's name with a dot at the end.
+        norms: True: the parameters of norms are trained whatever ``trained`` returns.
     """
     for prefix, module in model.named_modules():
         own = dict(module.named_parameters(prefix, recurse=False))
@@ -37,12 +38,16 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
 
 
 def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
-    """Freeze a norm; whoever sets the network to training sets it too."""
+    """Set a frozen norm to evaluation mode before each forward pass, as ``model.train()`` puts it in training mode."""
     module.training = False
 
 
 def matching(setting: str, pattern: str, names: list[str], what: str) -> list[str]:
-    """Return the name in which the pattern is found; a ``ValueError`` with what there is where there is none."""
+    """Return the names in which a setting's pattern is found.
+
+    Raises:
+        ValueError: the pattern is found in no name; the message lists the names.
+    """
     found = [name for name in names if re.search(pattern, name)]
     if not found:
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
@@ -58,16 +63,17 @@ def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
     """Return the names of the layers that get an adapter.
 
     Args:
-        model: without adapters.
-        targets: is searched for in names of linear layers and convolutions.
-        train_also: is searched for in names of parameters that are trained beside; ``^$``: none.
+        model: the network without adapters.
+        targets: regular expression, searched for in the names of linear layers and convolutions without groups.
+        train_also: regular expression, searched for in the names of parameters, which are trained as a whole; ``^$``:
+            none.
 
     Raises:
-        ValueError: one of them is found nowhere (names what there is).
+        ValueError: one of the expressions is found in no name; the message lists the names.
     """
     kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
     layers = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
-    # Convolutions with groups have other products than an adapter's two factors give.
+    # Convolutions with groups are left out: the product of an adapter's two factors does not have their weight's shape.
     usable = [name for name, module in layers if getattr(module, "groups", 1) == 1]
     found = matching("adapters.targets", targets, usable, "linear layers and convolutions")
     if train_also != "^$":

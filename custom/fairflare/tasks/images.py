@@ -1,4 +1,4 @@
-"""What tasks on 2D images share: settings of a task and of a site, batches in a seeded order, folders and phantoms."""
+"""Provide the base classes of tasks on images: settings, seeded batches, images of a folder, synthetic images."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fairflare.tasks.scores.dice_scores import Origin
 
 T = TypeVar("T")
-# Types of settings of tasks on images.
+# Types of the settings that tasks on images have.
 Grey = Literal[1, 3]
 Size = tuple[PositiveInt, PositiveInt]
 Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -51,7 +51,7 @@ Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's nu
 
 
 def one_for_each_class(name: str, values: Collection[Any], count: int, *, different: bool = False) -> None:
-    """Refuse a setting that does not have one (different) entry for each of ``count`` classes."""
+    """Raise ``ValueError`` for a setting that does not have one (different) entry for each of ``count`` classes."""
     if len(values) != count or (different and len(set(values)) != count):
         raise ValueError(
             f"{name} must have {count}{' different' if different else ''} entries, one for each class, got {values!r}"
@@ -60,7 +60,7 @@ def one_for_each_class(name: str, values: Collection[Any], count: int, *, differ
 
 @settings
 class Intensities:
-    """How grey values become what the network gets, the same at all sites.
+    """Define how grey values of image files become values in [0, 1], the same at all sites.
 
     Args:
         intensity: what becomes 0 and 1: ``"auto"`` (8-bit pictures: 0 and 255; all else as ``"percentile"``),
@@ -78,18 +78,18 @@ class Intensities:
             raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        """Return how files are read, with what of them is kept on disk."""
+        """Return the settings for reading image files; ``kept``: a cache of decoded volumes on disk."""
         return Reading("stored", self.intensity, self.window, kept)
 
     @property
     def intensities(self) -> str:
-        """How grey values become [0, 1]; written into the model's file."""
+        """Describe in words how grey values become values in [0, 1]; the text is written into the model's file."""
         return self.reading().in_words()
 
 
 @settings
 class Preprocessing(Intensities):
-    """How files become pictures of one size, the same at all sites.
+    """Define how image files become pictures of one size with values in [0, 1], the same at all sites.
 
     Args:
         orientation: of NIfTI and DICOM: ``"canonical"``: the right way up in the plane that they are stored in;
@@ -105,11 +105,11 @@ class Preprocessing(Intensities):
         return Reading(self.orientation, self.intensity, self.window, kept)
 
     def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
-        """Read one image as the network gets it in evaluation; ``fairflare predict`` uses this, without a datalist.
+        """Read one image without a datalist, and prepare it as for evaluation; ``fairflare predict`` uses this.
 
         Args:
-            file: of any kind that a datalist may name.
-            number: of the slice, when it is a volume.
+            file: an image file of any kind that a datalist may name.
+            number: number of the slice, if the file is a volume.
 
         Returns:
             (channels, height, width) float32 in [0, 1], of the task's size.
@@ -127,7 +127,7 @@ class Preprocessing(Intensities):
 
 
 class ImageTask(Intensities, Fitted, Task):
-    """Base of tasks on images: how a site's data are opened."""
+    """Define the base class of tasks on images; it opens a site's data and checks networks of users."""
 
     image_size: tuple[int, ...]
     in_channels: int
@@ -136,12 +136,12 @@ class ImageTask(Intensities, Fitted, Task):
     network: str
     width: int | None
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
-    class_labels: ClassVar[bool] = False  # of a datalist: numbers, not masks
+    class_labels: ClassVar[bool] = False  # whether the labels of a datalist are class numbers, not masks
     spatial_dims: ClassVar[int] = 2
     allow_phantom: bool = True
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return what the network gives for whole inputs, in evaluation."""
+        """Return the network's outputs for whole inputs, in evaluation."""
         found: torch.Tensor = model(inputs)
         return found
 
@@ -155,7 +155,7 @@ class ImageTask(Intensities, Fitted, Task):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """Write the best, the median and the worst test image with what the model says of them."""
+        """Write the site's best, median and worst test image with the model's predictions into a folder."""
         from fairflare.tasks.scores import examples
 
         chosen = examples.of_classification if self.class_labels else examples.of_segmentation
@@ -163,12 +163,12 @@ class ImageTask(Intensities, Fitted, Task):
         return True
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
-        """Return the site's own images, or the phantom where it is asked for or no data are named anywhere.
+        """Return the site's own images, or synthetic ones if the site's file asks for them or names no data.
 
         Args:
             site: name of the site.
-            settings: the site's private file; see ``site_settings``. Under ``"sites"`` are the blocks of the file, of
-                other sites too.
+            settings: content of the site's private file; its class is ``site_settings``. Under ``"sites"`` are all
+                blocks of the file, including those of other sites.
         """
         own = read_settings(self.site_settings, site, settings)
         if own.data_root is None:
@@ -190,32 +190,32 @@ class ImageTask(Intensities, Fitted, Task):
         return self.open_folder(site, own, listed)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
-        """Return the image of a sample as it is in the file.
+        """Return the image of a sample as its file stores it, without resizing.
 
-        (height, width, 1 or 3), of a volume (rows, columns, slices).
+        The shape is (height, width, 1 or 3), or for a volume (rows, columns, slices).
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the image cannot be read.
         """
-        how = Reading(orientation=self.reading().orientation)  # it says what the number of a slice means
+        how = Reading(orientation=self.reading().orientation)  # the orientation determines which slice a number means
         return read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
-        """Put a training image through a network of the user's own; see :meth:`check_outputs`."""
+        """Check a user's own network on one training image of the site; see :meth:`check_outputs`."""
         if self._of_user("build_model", "build_unet"):
             inputs, _ = next(iter(data.batches("training", batch_size=1)))
             self.check_outputs(model, inputs.to(device))
 
     def check_outputs(self, model: torch.nn.Module, inputs: torch.Tensor | None = None) -> None:
-        """Refuse a network whose outputs are not what loss and metrics of the task need.
+        """Raise an error for a network whose outputs do not fit the loss and the metrics of the task.
 
         Args:
             model: the network.
-            inputs: (n, channels, height, width) or (n, channels, x, y, z); ``None``: zeros of the task's size.
+            inputs: images, (n, channels, height, width) or (n, channels, x, y, z); ``None``: one image of zeros.
 
         Raises:
-            DataError: the network fails, gives another shape than (n, classes) or (n, structures, ...), or has a
-                buffer that grows.
+            DataError: the network fails, its outputs have another shape than (n, classes) or (n, structures, ...), or
+                one of its buffers changes its size.
         """
         import torch
 
@@ -239,25 +239,25 @@ class ImageTask(Intensities, Fitted, Task):
         places = () if self.class_labels else inputs.shape[2:]
         needed = (len(inputs), self.classes if self.class_labels else self.num_classes, *places)
         found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
-        if found != needed and not self._of_user("loss"):  # else the user knows what they are
+        if found != needed and not self._of_user("loss"):  # a user's own loss may need outputs of another form
             text = f"{named} gives {found}, and {needed} is needed for num_classes={needed[1]}"
             raise DataError(text, text)
 
     def _of_user(self, *names: str) -> bool:
-        """Return whether one of the methods is of a class that is not the package's."""
+        """Return whether a class outside this package defines one of the named methods."""
         own = (getattr(type(self), name, None) for name in names)
         return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
-        """Return the images that a datalist names."""
+        """Return the data of the images that a site's datalist names."""
 
     @abstractmethod
     def open_phantom(self, site: str, own: Any) -> SiteData:
-        """Open synthetic images for a site."""
+        """Return synthetic images for a site."""
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
-        """Refuse synthetic data of another number of classes than the task's."""
+        """Raise ``DataError`` if the synthetic data have another number of classes than the task."""
         if not fits:
             raise DataError(
                 f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
@@ -270,12 +270,13 @@ class ImageTask(Intensities, Fitted, Task):
 
 
 class ImageData(SiteData):
-    """Images that can be had by number.
+    """Define the base class of a site's data that are images, which are read by their number in a split.
 
     Args:
-        task: size, channels and augmentation of what :meth:`read` gives.
-        site: name for the messages.
-        moves_targets: the targets are images too, which an augmentation moves along; in batches they are float32.
+        task: the task, which defines size, channels and augmentation of the images.
+        site: name of the site, for messages.
+        moves_targets: whether the targets are images as well: an augmentation then moves them with the inputs, and
+            batches hold them as float32. This is an attribute of the class.
     """
 
     moves_targets: ClassVar[bool] = False
@@ -286,14 +287,14 @@ class ImageData(SiteData):
 
     @abstractmethod
     def read(self, split: str, indices: Sequence[int]) -> Batch:
-        """Return inputs (n, channels, height, width) float32 in [0, 1], and their targets."""
+        """Read images of a split by number: (n, channels, height, width) float32 in [0, 1], and their targets."""
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
-        """Return what the images were before they got the network's size; ``None``: it does not matter."""
+        """Return size and volume of images before they were resized; ``None``: the evaluation does not need this."""
         return None
 
     def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` when these data have no split of this name."""
+        """Return ``split``, or raise ``ValueError`` if the site's data have no split of this name."""
         return checks.choice("split", split, ("training", "validation", *self.test_splits))
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int]:
@@ -315,7 +316,7 @@ class ImageData(SiteData):
 
 
 def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> dict[int, T]:
-    """Return what ``read`` gives for each index; several threads read where there is more than one worker."""
+    """Return the result of ``read`` for each index; with more than one worker, several threads call ``read``."""
     if workers > 1 and len(indices) > 1:
         check_stop()
         with ThreadPool(workers) as threads:
@@ -328,11 +329,11 @@ def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> 
 
 
 class ListedData(SiteData):
-    """Samples of a datalist.
+    """Define data that consist of the samples of a site's datalist.
 
     Args:
-        datalist: of the site.
-        what: the data are, in the words of the log.
+        datalist: the site's datalist.
+        what: description of the data for the log.
     """
 
     def __init__(self, datalist: Datalist, what: str) -> None:
@@ -344,7 +345,7 @@ class ListedData(SiteData):
         self.description = f"{made_up}{what}: {sizes}"
 
     def check_split(self, split: str) -> str:
-        """Return ``split``, or raise ``ValueError`` when the list has no split of this name."""
+        """Return ``split``, or raise ``ValueError`` if the datalist has no split of this name."""
         return checks.choice("split", split, tuple(self.datalist.splits))
 
     def num_samples(self, split: str) -> int:
@@ -358,15 +359,15 @@ class ListedData(SiteData):
 
 
 class FolderImages(ListedData, ImageData):
-    """Images of a site's folder; decoded ones stay in memory while they fit into ``cache_bytes``.
+    """Read the images of a site's folder; decoded images stay in memory while they fit into ``cache_bytes``.
 
     Args:
         task: see :class:`ImageData`.
-        datalist: of the site.
-        coding: the task's numbers for those in the files; ``None``: the same.
+        datalist: the site's datalist.
+        coding: ``{number in the site's files: the task's number}``; ``None``: the numbers are the same.
         cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
-        kept: decoded volumes on disk; ``None``: volumes are decoded as often as they are needed.
-        mask_drawn_on: of the site, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
+        kept: cache of decoded volumes on disk; ``None``: a volume is decoded each time it is needed.
+        mask_drawn_on: the site's setting, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
     """
 
     def __init__(
@@ -389,11 +390,11 @@ class FolderImages(ListedData, ImageData):
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
     def sample_bytes(self, split: str) -> int:
-        """Return how many bytes one sample and its target take in memory."""
+        """Return the number of bytes that one sample, image and target, takes in memory."""
         return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
 
     def target_bytes(self) -> int:
-        """Return how many bytes the target of one sample takes in memory."""
+        """Return the number of bytes that the target of one sample takes in memory."""
         return 8
 
     @abstractmethod
@@ -414,22 +415,22 @@ class FolderImages(ListedData, ImageData):
 
     def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         dataset = self._dataset(split)
-        # MONAI's way to a kept item takes longer than the rest of a batch of small images.
+        # MONAI's own access to a cached item takes longer than all other work on a batch of small images.
         kept = dataset._cache
         found = {i: kept[i] for i in indices if i < len(kept) and kept[i] is not None}
         missing = [i for i in indices if i not in found]
         try:
             found |= read_all(dataset.__getitem__, missing, self.num_workers)
-        except RuntimeError as error:  # MONAI's words around ours
+        except RuntimeError as error:  # MONAI wraps errors of transforms: raise our own error, the cause
             if isinstance(error.__cause__, DataError):
                 raise error.__cause__ from None
             raise
         return [found[i] for i in indices]
 
     def _dataset(self, split: str) -> CacheDataset:
-        """Return the samples of a split, with its part of the cache.
+        """Return MONAI's data set of a split, with a cache for as many samples as still fit into memory.
 
-        What the splits that were read before left over.
+        The splits share ``cache_bytes``; a split gets the memory that earlier opened splits left.
         """
         if split not in self._datasets:
             from monai.data import CacheDataset
@@ -445,12 +446,12 @@ class FolderImages(ListedData, ImageData):
 
 
 class PhantomImages(ImageData):
-    """Synthetic images of one site, as arrays in memory."""
+    """Define the base class of one site's synthetic images, which are arrays in memory."""
 
     synthetic = True
 
     def describe(self, what: str, sizes: Mapping[str, int]) -> None:
-        """Set the line for the log."""
+        """Set the description of the synthetic data, one line for the log."""
         listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
         self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 

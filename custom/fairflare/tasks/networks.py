@@ -1,4 +1,4 @@
-"""Classification networks: a MONAI encoder, a classifier head, and where a method needs it a projection head."""
+"""Build classification networks (MONAI's encoder, classifier head, projection head), and load checkpoints."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fairflare.core.aggregation.low_rank import FACTOR
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# Vision transformers: width, blocks, heads.
+# {name of a vision transformer: (width, number of blocks, number of attention heads)}
 VITS = {"vit_mini": (64, 2, 4), "vit_s": (384, 12, 6), "vit_b": (768, 12, 12), "vit_l": (1024, 24, 16)}
-# What training scripts put in front of the encoder's own names.
+# Prefixes that training scripts put before the names of an encoder's tensors.
 PREFIXES = ("module.", "model.", "encoder.", "backbone.", "net.")
 HEADS = ("fc.", "head.", "classifier.", "class_layers.", "projector.", "neck.", "retrained.")
 
 
 class CosineHead(nn.Module):
-    r"""Scaled cosines of features and class vectors: :math:`s \cos(h, w_c)`, without bias (LDAM's classifier).
+    r"""Compute logits as scaled cosines of features and class vectors, :math:`s \cos(h, w_c)` (LDAM's classifier).
 
     Args:
-        width: of the features.
+        width: number of features.
         classes: number of class vectors.
-        scale: s, ``> 0``; the cosines alone, in [-1, 1], would be logits of nearly equal probabilities.
+        scale: s, ``> 0``; without a scale the logits, in [-1, 1], would give nearly equal probabilities.
     """
 
     def __init__(self, width: int, classes: int, scale: float = 30.0) -> None:
@@ -70,19 +70,20 @@ class GivenHead(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Encoder and head; inputs in [0, 1] are normalised with ImageNet's mean and deviation first.
+    """Classify images by an encoder and a head, after normalising inputs in [0, 1] with ImageNet's mean and deviation.
 
     Args:
-        encoder: (n, channels, height, width), or of volumes (n, channels, height, width, depth), -> (n, width).
-        width: of the encoder's output.
-        classes: number of logits.
-        in_channels: 3, or 1 (normalised with the mean of the three).
-        projector_dim: output of the projection head beside the classifier, a two-layer perceptron (Fed-MAS); ``None``:
-            no such head.
-        neck_dim: output of the projection head between encoder and classifier, a two-layer perceptron (MOON); ``None``:
-            no such head.
-        cosine_scale: the classifier is a :class:`CosineHead` with this scale; ``None``: it is linear.
-        retrained_head: there is a second, linear classifier, ``retrained``, for evaluation mode (CReFF).
+        encoder: network from (n, channels, height, width), or for volumes (n, channels, height, width, depth), to
+            (n, width).
+        width: number of features of the encoder.
+        classes: number of classes, which is the number of logits.
+        in_channels: 3, or 1 (normalised with the mean over ImageNet's three channels).
+        projector_dim: output width of a projection head beside the classifier, a two-layer perceptron (Fed-MAS);
+            ``None``: no such head.
+        neck_dim: output width of a projection head between encoder and classifier, a two-layer perceptron (MOON);
+            ``None``: no such head.
+        cosine_scale: scale of a :class:`CosineHead` as the classifier; ``None``: the classifier is linear.
+        retrained_head: True: a second, linear classifier, ``retrained``, is used in evaluation mode (CReFF).
     """
 
     def __init__(
@@ -112,14 +113,14 @@ class Classifier(nn.Module):
         self._statistics = usual if in_channels != 1 else tuple(sum(values) / 3 for values in usual)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return (n, width) features in front of the head."""
+        """Return the features of inputs that the classifier head gets, (n, width)."""
         ones = [1] * (inputs.ndim - 2)
         mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self._statistics)
         features = self.encoder((inputs - mean) / std)
         return features if self.neck is None else self.neck(features)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        """Return (n, projector_dim) of :meth:`embed`'s features.
+        """Return the projection head's output, (n, projector_dim), for the features that :meth:`embed` returns.
 
         Raises:
             RuntimeError: the network was built without a projection head.
@@ -148,16 +149,18 @@ def build_classifier(
     cosine_scale: float | None = None,
     retrained_head: bool = False,
 ) -> Classifier:
-    """Return a classifier, initialised from torch's current random state.
+    """Build a classification network, initialised from torch's current random state.
 
     Args:
-        network: ``"resnet18"``, ``"densenet121"``, or a ViT of ``VITS``.
-        in_channels, classes: 1 or 3; >= 2.
+        network: ``"resnet18"``, ``"densenet121"``, or a vision transformer of ``VITS``.
+        in_channels: number of channels of the images, 1 or 3.
+        classes: number of classes, ``>= 2``.
         features: widths of the ResNet's four stages.
-        norm_momentum: of all batch norms.
-        image_size: of a ViT's inputs, and of a volume for any network: its dimensions are the network's.
-        patch_size: of a ViT, in each direction.
-        max_pool: the ResNet's pooling behind its first convolution; small images do without.
+        norm_momentum: momentum of all batch norms.
+        image_size: size of the inputs; two sides make a network for images, three a network for volumes. The sides
+            themselves matter to a vision transformer only.
+        patch_size: side of a vision transformer's patch, in every direction.
+        max_pool: whether the ResNet pools after its first convolution; small images need no pooling.
         projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
     """
     encoder: nn.Module
@@ -207,13 +210,14 @@ def build_classifier(
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint file; nothing in it is executed.
+    """Return the tensors of a checkpoint file; no code in the file is executed.
 
     Args:
         path: ``.safetensors``, or a file of ``torch.save`` with a state dict, alone or under ``state_dict``/``model``.
 
     Raises:
-        ValueError: missing, truncated, not a plain state dict, or not finite (says which).
+        ValueError: the file is missing or truncated, holds no plain state dict, or has values that are not finite; the
+            message says which.
     """
     if not path.is_file():
         raise ValueError(f"checkpoint {path} does not exist; nothing is downloaded: put the file there, or correct it")
@@ -225,7 +229,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
             content = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and safetensors raise what they like for a damaged file
+    except Exception as error:  # pickle, zip and safetensors raise many kinds of errors for a damaged file
         raise ValueError(
             f"checkpoint {path} cannot be read as plain tensors ({type(error).__name__}): it is damaged, or holds "
             "pickled objects, which are refused; save its state dict alone, with torch.save or as .safetensors"
@@ -246,7 +250,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 
 
 def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the name without a training script's prefixes, and torchvision's DenseNet names as MONAI's."""
+    """Rename tensors: drop the prefixes of training scripts, and turn torchvision's DenseNet names into MONAI's."""
     named = {}
     for name, tensor in tensors.items():
         while name.startswith(PREFIXES):
@@ -257,7 +261,7 @@ def match_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load_network(model: nn.Module, path: Path) -> str:
-    """Load a checkpoint of a whole network, such as an ``FL_global_model.pt``; one line about what was loaded.
+    """Load a checkpoint of a whole network, such as an ``FL_global_model.pt``, and return one line for the log.
 
     Raises:
         ValueError: the file cannot be read, or a tensor is missing, unexpected or of another shape (names it).
@@ -267,7 +271,7 @@ def load_network(model: nn.Module, path: Path) -> str:
 
 
 def load_encoder(model: Classifier, path: Path) -> str:
-    """Load a checkpoint into the encoder, and into head and projector where they fit; one line about what was done.
+    """Load a checkpoint into the encoder, and into head and projector if they fit; return one line for the log.
 
     Raises:
         ValueError: the file cannot be read, or does not fit the encoder (names what differs).
@@ -289,7 +293,7 @@ def load_encoder(model: Classifier, path: Path) -> str:
 
 
 def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> bool:
-    """Load the projection head of one of our own models where there is the same one; else it begins anew."""
+    """Load the projection head of a checkpoint if it fits the model's, and return whether it was loaded."""
     if model.projector is None:
         return False
     own = {name.partition(".")[2]: tensor for name, tensor in found.items() if name.startswith("projector.")}
@@ -300,10 +304,16 @@ def _load_projector(model: Classifier, found: Mapping[str, torch.Tensor]) -> boo
 
 
 def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal: str, remedy: str = "") -> None:
-    """Load tensors into a network that has the same; a batch norm's counter may be missing.
+    """Load tensors into a network that has the same names and shapes; a batch norm's counter may be missing.
+
+    Args:
+        network: the network, which is changed in place.
+        found: the tensors by name.
+        refusal: begin of the error's message.
+        remedy: end of the error's message.
 
     Raises:
-        ValueError: names or shapes differ: ``refusal``, which, ``remedy``.
+        ValueError: names or shapes differ; the message lists the differences.
     """
     own = network.state_dict()
     found = beside_adapters(own, found)
@@ -314,9 +324,9 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
 
 
 def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what a file of a network without adapters holds, by the names of one with them.
+    """Rename tensors of a network without adapters to the names that they have in a network with adapters.
 
-    These stay as they begin.
+    The adapters' own tensors are taken unchanged from ``own``, the state of the network with adapters.
     """
     if any(FACTOR.fullmatch(name) for name in found):
         return dict(found)
@@ -326,7 +336,7 @@ def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.T
 
 
 def mismatch(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
-    """Return what a checkpoint lacks, has in another shape, or has too much; empty when it fits."""
+    """Describe which tensors of a checkpoint are missing, unexpected or of another shape; empty if all fit."""
     optional = ("num_batches_tracked",)
     missing = [n for n in own if n not in found and not n.endswith(optional)]
     shapes = [n for n, t in own.items() if n in found and found[n].shape != t.shape]

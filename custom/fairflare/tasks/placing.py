@@ -1,7 +1,8 @@
-"""Where an image's pixels go in the picture that the network gets, and back.
+"""Resize images and masks to the network's size, and bring predictions back to the image's own size.
 
-``"stretch"`` gives both sides the network's length; ``"pad"`` keeps the proportions and shows the whole image, with an
-edge around it; ``"crop"`` keeps them too and fills the picture, so that the longer side's ends are cut off.
+``"stretch"`` resizes both sides to the network's lengths; ``"pad"`` keeps the proportions and shows the whole image,
+with an edge around it; ``"crop"`` keeps the proportions and fills the picture, so that the longer side's ends are cut
+off.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import torch
 from torch.nn.functional import interpolate, pad
 
 Size = tuple[int, int]  # height, width
-NOT_COUNTED = -1  # in targets: this pixel has no part in loss and metrics
+NOT_COUNTED = -1  # value in targets of a pixel that does not count in loss and metrics
 
 
 def plain(value: Any) -> torch.Tensor:
-    """Return a plain tensor: gradients through MONAI's own kind would carry the image's header along."""
+    """Convert a value, such as MONAI's ``MetaTensor``, to a plain tensor, whose gradients carry no image header."""
     return torch.as_tensor(value).as_subclass(torch.Tensor)
 
 
 def inner_size(own: Size, size: Size, how: str) -> Size:
-    """Return the size that the whole image gets before it is padded or cut to ``size``."""
+    """Return the size to which the whole image is resized before it is padded or cut to ``size``."""
     if how == "stretch":
         return size
     factors = [new / old for new, old in zip(size, own, strict=True)]
@@ -32,7 +33,7 @@ def inner_size(own: Size, size: Size, how: str) -> Size:
 
 
 def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:
-    """Cut or pad pictures (..., height, width) around their middle; the way back has the sizes exchanged."""
+    """Cut or pad pictures (..., height, width) around their middle; a call with the old size puts pixels back."""
     edges: list[int] = []
     for new, old in zip(size[::-1], (pictures.shape[-1], pictures.shape[-2]), strict=True):
         before = (new - old) // 2 if new >= old else -((old - new) // 2)
@@ -41,9 +42,9 @@ def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tens
 
 
 def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Tensor:
-    """Resize pictures (n, channels, height, width) float32 to the network's size.
+    """Resize pictures (n, channels, height, width) float32 to the network's size, bilinearly.
 
-    Bilinear, filtered where a picture shrinks; an edge is 0.
+    A low-pass filter is applied if a picture shrinks; an edge around the image is 0.
     """
     inner = inner_size((pictures.shape[2], pictures.shape[3]), size, how)
     if tuple(pictures.shape[2:]) != inner and len(pictures):
@@ -52,22 +53,22 @@ def smooth(pictures: torch.Tensor, size: Size, how: str = "stretch") -> torch.Te
 
 
 def nearest(pictures: torch.Tensor, size: Size) -> torch.Tensor:
-    """Return (channels, height, width) of another size: the pixel under each new pixel's centre."""
+    """Resize pictures (channels, height, width) by taking the pixel under each new pixel's centre."""
     return interpolate(pictures[None].float(), size, mode="nearest-exact")[0].to(pictures.dtype)
 
 
 def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Tensor:
-    """Return masks of the network's size; what lies beside the image does not count.
+    """Resize masks to the network's size; pixels outside the image get ``NOT_COUNTED``.
 
     Args:
-        masks: (structures, height, width), 0, 1 or ``NOT_COUNTED``.
-        size: of the network.
+        masks: (structures, height, width) with the values 0, 1 or ``NOT_COUNTED``.
+        size: height and width of the network's inputs.
         how: ``"stretch"``, ``"pad"`` or ``"crop"``.
-        by: ``"nearest"``; ``"area"``: the share of each pixel that the structure covers, of what counts in it; a pixel
-            of which less than half counts does not.
+        by: ``"nearest"``: the nearest pixel's value; ``"area"``: the share of the new pixel's counted area that the
+            structure covers. A new pixel of which less than half counts gets ``NOT_COUNTED``.
 
     Returns:
-        of the masks' type, float32 for ``"area"``.
+        masks of the network's size, in the type of ``masks``, or float32 for ``"area"``.
     """
     inner = inner_size((masks.shape[1], masks.shape[2]), size, how)
     found = nearest(masks, inner) if by == "nearest" else _shares(masks, inner)
@@ -84,7 +85,7 @@ def _shares(masks: torch.Tensor, size: Size) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def overlaps(old: int, new: int) -> torch.Tensor:
-    """Return (new, old): which share of each new pixel's length each old one covers."""
+    """Return the share of each new pixel's length that each old pixel covers, (new, old), along one axis."""
     edges = torch.arange(new + 1, dtype=torch.float64) * old / new
     places = torch.arange(old, dtype=torch.float64)
     covered = torch.minimum(edges[1:, None], places + 1) - torch.maximum(edges[:-1, None], places)
@@ -92,11 +93,11 @@ def overlaps(old: int, new: int) -> torch.Tensor:
 
 
 def back_in_place(pictures: torch.Tensor, own: Size, how: str) -> torch.Tensor:
-    """Return what the network says, at the image's own size: of each pixel the nearest of the network's.
+    """Resize the network's predictions to the image's own size, by the nearest pixel.
 
     Args:
-        pictures: (channels, height, width); 0 is "nothing", also where the image was cut off.
-        own: height and width of the image.
-        how: the image was brought to the network's size.
+        pictures: predictions (channels, height, width); 0 means "nothing found", and cut-off pixels get 0.
+        own: height and width of the image itself.
+        how: the way in which the image was resized for the network: ``"stretch"``, ``"pad"`` or ``"crop"``.
     """
     return nearest(centred(pictures, inner_size(own, (pictures.shape[1], pictures.shape[2]), how)), own)

@@ -1,4 +1,4 @@
-"""Weights of another training, loaded as far as they fit: names by a map, position embeddings of another grid."""
+"""Load weights of another training as far as they fit: rename tensors, and interpolate position embeddings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fairflare.base.checks import few
 from fairflare.core.aggregation.low_rank import FACTOR
 from fairflare.tasks.networks import match_names, read_checkpoint
 
-SHOWN = 5  # names that a line lists
+SHOWN = 5  # largest number of names that a line lists
 POSITIONS = "patch_embedding.position_embeddings"
-#: Names of a ViT as timm and MAE write it, as MONAI has them.
+#: Rules (pattern, replacement) that turn a vision transformer's names in timm and MAE into MONAI's.
 OF_VIT = (
     (r"^patch_embed\.proj\.", "patch_embedding.patch_embeddings."),
     (r"^(blocks\.\d+\.attn)\.proj\.", r"\1.out_proj."),
@@ -26,22 +26,23 @@ OF_VIT = (
 
 
 def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
-    """Load the tensors of a file that fit, wherever the network has them; what was done, for the log.
+    """Load those tensors of a file that fit a network, and return one line about the result for the log.
 
-    A name fits one of the network's as it is, or behind its ``encoder.``. Prefixes of training scripts are taken off
-    first; a ViT's names may be those of timm. Position embeddings of another grid are interpolated.
+    A tensor's name must be that of a tensor of the network, with or without ``encoder.`` before it. Prefixes of
+    training scripts are taken off first; names of a ViT may be those of timm. Position embeddings of another grid are
+    interpolated.
 
     Args:
-        model: gets the tensors; the others of its stay as they are.
-        path: see :func:`fairflare.tasks.networks.read_checkpoint`.
-        keys: ``{REGEX: replacement}``, applied in their order to each name.
+        model: the network, which is changed in place; its tensors that the file lacks stay as they are.
+        path: path of the file, see :func:`fairflare.tasks.networks.read_checkpoint`.
+        keys: ``{REGEX: replacement}``, applied to each name in the file, one after the other.
 
     Returns:
-        One line: how many tensors fitted, which of the file and of the network did not, with shapes.
+        One line: how many tensors fitted, and which tensors of the file and of the network did not, with shapes.
 
     Raises:
-        ValueError: the file cannot be read, two of its names become one, a grid cannot be interpolated, or nothing fits
-            (names what both have).
+        ValueError: the file cannot be read, two of its names become one, a grid cannot be interpolated, or no tensor
+            fits (the message lists names of both).
     """
     own = {name.replace(".base_layer.", "."): name for name in model.state_dict() if not FACTOR.fullmatch(name)}
     state = model.state_dict()
@@ -94,9 +95,10 @@ def _place(name: str, own: Mapping[str, str]) -> str | None:
 def _positions(
     found: dict[str, torch.Tensor], grid: Sequence[int], own: torch.Tensor, path: Path
 ) -> dict[str, torch.Tensor]:
-    """Change position embeddings to this network's form.
+    """Convert position embeddings of a file to the form of the network.
 
-    The class token's embedding is in that token, the patches' embeddings are in the network's grid.
+    The class token's position embedding is added to that token, and the patches' embeddings are interpolated to the
+    network's grid.
     """
     timm, token = found.pop("pos_embed", None), found.get("cls_token")
     if timm is not None:
@@ -120,6 +122,6 @@ def _positions(
 
 
 def _side(patches: int, dimensions: int) -> int:
-    """Return the side of a square or cube of so many patches; 0: the patches make none."""
+    """Return the side of the square or cube that a number of patches makes; 0: the number makes none."""
     side = round(math.exp(math.log(max(patches, 1)) / dimensions))
     return side if side**dimensions == patches else 0

@@ -1,4 +1,4 @@
-"""Frozen prior networks of Fed-MAS: built, loaded, told apart. Never trained, never sent."""
+"""Build and load the frozen prior networks of Fed-MAS, which are never trained or sent, and compute their hashes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from fairflare.tasks.networks import (
     read_checkpoint,
 )
 
-# Trained by benchmarks/train_prior.py on synthetic images; part of the package, so nothing is downloaded.
+# Weights of the embedded prior network, trained by benchmarks/train_prior.py on synthetic images. They are part of the
+# package, so nothing is downloaded.
 EMBEDDED_FILE = Path(__file__).parents[1] / "data" / "weights" / "prior_small.safetensors"
 EMBEDDED_WIDTHS = (16, 32, 48, 96)
 PRIOR_NETWORKS = ("embedded", "resnet18", "resnet50", "densenet121", "timm:<name>")
@@ -34,13 +35,13 @@ FINGERPRINT_LENGTH = 16  # hexadecimal digits: 64 bits
 
 
 class PriorNetwork(nn.Module):
-    """A frozen encoder: evaluation mode for good, no gradients.
+    """Encode images by a frozen encoder, which always stays in evaluation mode and has no gradients.
 
     Args:
-        encoder: (n, 3, height, width), normalised as ImageNet -> (n, width).
-        name: of the architecture.
-        width: of the encoder's output, Fed-MAS's prior dimension.
-        image_size: images are resized to this height and width first; ``None``: taken as they are.
+        encoder: network from images (n, 3, height, width), normalised as ImageNet, to features (n, width).
+        name: name of the architecture.
+        width: number of features of the encoder, Fed-MAS's prior dimension.
+        image_size: height and width to which images are resized first; ``None``: images are not resized.
     """
 
     def __init__(self, encoder: nn.Module, name: str, width: int, image_size: int | None = None) -> None:
@@ -54,12 +55,12 @@ class PriorNetwork(nn.Module):
         self.fingerprint = fingerprint(encoder.state_dict(), f"{name}/{image_size}")
 
     def train(self, mode: bool = True) -> PriorNetwork:
-        """Stay in evaluation mode."""
+        """Ignore the mode and stay in evaluation mode."""
         return super().train(False)
 
     @torch.no_grad()
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return (n, width) features of images (n, 1 or 3, height, width) in [0, 1]."""
+        """Return the features, (n, width), of images (n, 1 or 3, height, width) in [0, 1]."""
         if inputs.shape[1] == 1:
             inputs = inputs.expand(-1, 3, -1, -1)
         if self.image_size is not None and tuple(inputs.shape[2:]) != (self.image_size,) * 2:
@@ -71,9 +72,9 @@ class PriorNetwork(nn.Module):
 
 
 def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
-    """Return a short hash of names, shapes and values (as float32) of a network.
+    """Return a short hash of the names, shapes and values (as float32) of a network's tensors.
 
-    The same for the same file anywhere.
+    The hash of a file's network is the same on every machine.
     """
     digest = hashlib.sha256(extra.encode())
     for name in sorted(state):
@@ -87,20 +88,20 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
 def load_prior(
     network: str = "embedded", checkpoint: str | Path | None = None, image_size: int | None = None
 ) -> PriorNetwork:
-    """Return a prior network with the weights of a checkpoint; nothing is downloaded, nothing in the file is executed.
+    """Return a prior network with the weights of a checkpoint; nothing is downloaded, and no code in it is executed.
 
     Args:
-        network: ``"embedded"`` (a small ResNet with 96 features), ``"resnet50"`` (2048; the MoCo v2
+        network: ``"embedded"`` (a small ResNet with 96 features), ``"resnet50"`` (2048 features; the MoCo v2
             checkpoint fits), ``"resnet18"`` (512), ``"densenet121"`` (1024), or ``"timm:<name>"``, any image encoder
             of the package timm, which must then be installed at every site.
-        checkpoint: a plain state dict, alone or under ``state_dict``, with torchvision's, MONAI's or timm's names;
-            MoCo's layout ``module.encoder_q.*`` is understood, its key encoder, queue and head are left out.
+        checkpoint: path of a plain state dict, alone or under ``state_dict``, with torchvision's, MONAI's or timm's
+            names. MoCo's layout ``module.encoder_q.*`` is understood; MoCo's key encoder, queue and head are left out.
             ``None``: the packaged weights, for ``"embedded"`` only.
-        image_size: see :class:`PriorNetwork`; a ResNet-50 of 224x224 images sees little in 48x48.
+        image_size: see :class:`PriorNetwork`; a ResNet-50 trained on 224x224 images finds little in 48x48.
 
     Raises:
-        ValueError: no checkpoint for a network that needs one; missing, damaged, pickled or of another
-            architecture (names the keys that differ); values that are not finite.
+        ValueError: the network needs a checkpoint and none is given; or the checkpoint is missing, damaged, pickled or
+            of another architecture (the message names the keys that differ), or has values that are not finite.
     """
     if not re.fullmatch(TIMM, str(network)):
         checks.choice("prior_network", network, PRIOR_NETWORKS)
@@ -115,7 +116,7 @@ def load_prior(
         )
     path = Path(path).expanduser()
     tensors = read_checkpoint(path)
-    with torch.random.fork_rng(devices=[]):  # building a network draws initial weights
+    with torch.random.fork_rng(devices=[]):  # keep torch's random state, as building a network draws initial weights
         encoder, width = build_encoder(network)
     queries = {name.partition(MOCO_PREFIX)[2]: tensor for name, tensor in tensors.items() if MOCO_PREFIX in name}
     own = encoder.state_dict()
@@ -130,7 +131,7 @@ def load_prior(
 
 
 def build_encoder(network: str) -> tuple[nn.Module, int]:
-    """Build an encoder (n, 3, height, width) -> (n, width), with random weights; return it and that width."""
+    """Build an encoder (n, 3, height, width) -> (n, width) with random weights; return the encoder and the width."""
     if network.startswith("timm:"):
         return _timm_encoder(network.removeprefix("timm:"))
     if network in ("resnet18", "densenet121"):
@@ -155,8 +156,8 @@ def build_encoder(network: str) -> tuple[nn.Module, int]:
     )
     if not small:
         return encoder, 2048
-    # ReLU features are positive, and a small network's are all alike: removing their mean lets cosines tell images
-    # apart.
+    # ReLU features are positive, and those of a small network are all alike. Without their mean, cosines between
+    # features differ from image to image.
     norm = nn.BatchNorm1d(EMBEDDED_WIDTHS[-1], affine=False)
     return nn.Sequential(OrderedDict(body=encoder, norm=norm)), EMBEDDED_WIDTHS[-1]
 
@@ -165,7 +166,7 @@ def _timm_encoder(name: str) -> tuple[nn.Module, int]:
     try:
         timm: Any = importlib.import_module("timm")
         encoder = timm.create_model(name, pretrained=False, num_classes=0)
-    except Exception as error:  # timm raises its own RuntimeError for an unknown name
+    except Exception as error:  # besides ImportError, timm raises its own RuntimeError for an unknown name
         missing = isinstance(error, ImportError)
         problem = "needs the package timm at every site: pip install timm" if missing else f"cannot be built: {error}"
         raise ValueError(f"prior_network 'timm:{name}' {problem}") from error

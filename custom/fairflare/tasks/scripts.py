@@ -1,4 +1,4 @@
-"""Training scripts that are not ours, as tasks: what the server knows of one, and a script's own parts at its site."""
+"""Wrap a user's own training script as a task: the server's view of it, and the script's parts at its site."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 Criterion = Callable[[Any, Any], "torch.Tensor"]
 PAIR = "(inputs, targets), or a dict with 'image' and 'label'"
-NETWORKS = "networks"  # the key of the server's own file: classes of networks that a job may name
+NETWORKS = "networks"  # key of the server's own file that lists the classes of networks a job may name
 
 
 @settings
 class ScriptTask(Task):
-    """What the server has to know of a job whose sites run a script of their own.
+    """Define, for the server, the network and metrics of a job whose sites run their own training script.
 
     A name that is imported and called is code. So this class by itself builds only networks that the server's own file
     lists (``networks``); the subclass in a job's ``script_task.py``, which is custom code, builds what the job names.
@@ -81,7 +81,7 @@ class ScriptTask(Task):
         module, _, name = model.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), name)
-            if not isinstance(found, type) or not issubclass(found, torch.nn.Module):  # before it is called
+            if not isinstance(found, type) or not issubclass(found, torch.nn.Module):  # before the class is called
                 raise TypeError(f"it must be a class of torch.nn.Module, got {found!r:.80}")
             made: torch.nn.Module = found(**self.model_args)
         except Exception as error:
@@ -99,7 +99,7 @@ class ScriptTask(Task):
 
 
 class ScriptBatches:
-    """A script's batches as pairs; ``source`` is what the script gave."""
+    """Convert a script's batches to pairs (inputs, targets); ``source`` is the object that the script gave."""
 
     def __init__(self, split: str, source: Any, batches: Any) -> None:
         self.split, self.source, self._batches = split, source, batches
@@ -113,20 +113,20 @@ class ScriptBatches:
 
 
 class ScriptData(SiteData):
-    """The batches of a script.
+    """Define a site's data by the batches of the site's own training script.
 
     A ``torch.utils.data.DataLoader`` over a data set with a length is read in the data set's order (or in the order of
     a seed) with the loader's own collation and workers: every sample once, whatever its sampler, shuffling or
-    ``drop_last`` does. Anything else is gone through as it is.
+    ``drop_last`` does. Any other source of batches is iterated as it is.
 
     Args:
         splits: ``{"training": ..., "validation": ..., "test": ...}``; loaders or lists of batches, each
-            (inputs, targets) or a dict with ``"image"`` and ``"label"``. Of the training split without augmentation:
-            the methods measure on it.
+            (inputs, targets) or a dict with ``"image"`` and ``"label"``. The training split should have no
+            augmentation, as methods measure on it.
         classes: number of classes, or the number of training samples of each; ``None``: samples have no class.
 
     Raises:
-        DataError: something that can be gone through only once, or is empty; a wrong number of classes.
+        DataError: a source can be iterated only once or is empty, or ``classes`` does not fit the targets.
     """
 
     description = "a script of the site's own"
@@ -170,7 +170,7 @@ class ScriptData(SiteData):
             batch_size=batch_size,
             collate_fn=source.collate_fn if source.batch_size is not None else None,
             num_workers=source.num_workers,
-            generator=torch.Generator(),  # so that nothing is drawn from the script's random state
+            generator=torch.Generator(),  # with its own generator, the loader leaves the script's random state alone
         )
         return ScriptBatches(split, source, loader)
 
@@ -195,18 +195,19 @@ class ScriptData(SiteData):
 
 
 class LoopTask(Task):
-    """A script's own network, loss and metrics, as the methods' site halves see them.
+    """Define a task by a script's own network, loss and metrics, for the part of a method that runs at sites.
 
     Args:
-        model: the script's network; :meth:`build_model` gives copies.
-        criterion: loss of (outputs, targets): a number, the mean over the batch, or one for each sample.
-        data: of the site.
-        metrics: of (network, what the script gave as batches): a number, or a dict with ``metric`` in it.
-        metric: the primary one.
-        prior: a frozen network of the script's own for Fed-MAS; ``None``: loaded as the job says.
+        model: the script's network; :meth:`build_model` returns copies.
+        criterion: loss function of (outputs, targets), which returns the mean over the batch or one loss a sample.
+        data: the site's data.
+        metrics: function of (network, batches as the script gave them), which returns the primary metric, or a dict
+            with ``metric`` in it.
+        metric: name of the primary metric.
+        prior: a frozen network of the script's own for Fed-MAS; ``None``: a prior is loaded as the job's settings say.
 
     Attributes:
-        told: the metrics that the job declares, as :class:`ScriptTask` has them.
+        told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
     """
 
     told: Mapping[str, Mapping[str, Any]] = {}
@@ -277,7 +278,7 @@ class OwnPrior(priors.PriorNetwork):
     """Encode images with a script's frozen encoder, which gets the images as the script prepares them.
 
     Raises:
-        DataError: its width is not known.
+        DataError: the encoder has neither an attribute ``width`` nor a linear layer.
     """
 
     def __init__(self, encoder: torch.nn.Module) -> None:
@@ -297,12 +298,13 @@ OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
 def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
-    """Return metrics of a script as a job has them: plain values, ``None`` for no limit.
+    """Convert a script's metrics, as a job declares them in plain values (``None``: no limit), to ``Metric`` objects.
 
-    Whether one is about a class nobody says, so a site that keeps metrics by class keeps all but the primary one.
+    A job does not declare whether a metric is about one class. So a site that withholds metrics by class withholds all
+    of them but the primary metric.
 
     Raises:
-        ValueError: an unknown key, no direction, or a value that cannot be one (names the metric).
+        ValueError: a metric has an unknown key, no direction, or an unusable value; the message names the metric.
     """
     found = []
     for name, entry in {**ACCURACY, **told}.items():
@@ -317,7 +319,7 @@ def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
 
 
 def asks_for(metric: str) -> str:
-    """Return what is asked of whoever makes a job for a script that measures something else than it declares."""
+    """Return the text that asks a job's author to declare a metric which the script measures."""
     return (
         f"declare whether more of {metric!r} is better, and its range unless that is [0, 1], where the job is made: "
         f"ScriptRecipe(..., metrics={{{metric!r}: {{'higher_is_better': True or False}}}})"
@@ -325,15 +327,15 @@ def asks_for(metric: str) -> str:
 
 
 def problem(text: str) -> DataError:
-    """Return something that a script gave and that cannot be used; the text names no file."""
+    """Return the error about an unusable value that a script gave; the text names no file, so it may leave the site."""
     return DataError(text, public=text)
 
 
 def pair(batch: Any, split: str) -> Batch:
-    """Return inputs and targets of a batch.
+    """Return inputs and targets of a script's batch.
 
     Raises:
-        DataError: it is no such pair (names the split).
+        DataError: the batch is no pair of tensors; the message names the split.
     """
     if isinstance(batch, Mapping) and "image" in batch and "label" in batch:
         batch = (batch["image"], batch["label"])
@@ -350,7 +352,7 @@ def pair(batch: Any, split: str) -> Batch:
 
 
 def _size(source: Any) -> int | None:
-    """Return samples behind a loader whose data set has a length and an order; else ``None``."""
+    """Return the number of samples of a ``DataLoader`` over a data set with length and order; else ``None``."""
     if not isinstance(source, torch.utils.data.DataLoader) or source.batch_size is None:
         return None
     if isinstance(source.dataset, torch.utils.data.IterableDataset) or not hasattr(source.dataset, "__len__"):

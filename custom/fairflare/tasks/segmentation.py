@@ -1,4 +1,4 @@
-"""Segmentation of 2D images: MONAI's U-Net, Dice loss and Dice metric; own images or the phantom."""
+"""Define the task of segmenting 2D images: MONAI's networks, Dice loss; a site's own images or a phantom."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SegmentationTask(Preprocessing, StructureTask):
 
 
 class FolderData(FolderImages):
-    """Images and masks of a site's folder."""
+    """Read the 2D images and masks of a site's folder."""
 
     task: SegmentationTask
     moves_targets = True
@@ -128,14 +128,14 @@ class FolderData(FolderImages):
         if not own_size and all(sample.part_of is None for sample in samples):
             return None
         whole = [partial(self._whole, split, sample) if own_size else None for sample in samples]
-        # Spacing is that of the file's pixels, so it holds only at the image's own size, not at the network's.
+        # The spacing is the size of the file's pixels. It is valid at the image's own size, not at the network's.
         return [
             Origin(sample.part_of, own, self.task.resize, sample.spacing if own_size else None)
             for sample, own in zip(samples, whole, strict=True)
         ]
 
     def _whole(self, split: str, sample: Sample) -> torch.Tensor:
-        """Return a sample's targets at its own size."""
+        """Return the targets of a sample at the image's own size, (structures, height, width)."""
         from fairflare.data.reading import read_mask
 
         mask = read_mask(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=self.reading)
@@ -143,7 +143,7 @@ class FolderData(FolderImages):
 
 
 class PhantomData(PhantomImages):
-    """The synthetic prostate images of one site."""
+    """Hold the synthetic prostate images and masks of one site."""
 
     moves_targets = True
 

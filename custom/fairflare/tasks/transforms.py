@@ -1,11 +1,12 @@
-"""From a datalist's entry to tensors of one size, as MONAI transforms.
+"""Turn an entry of a datalist into tensors of one size, by MONAI transforms.
 
-What is not MONAI's here, and why:
+Two transforms are not MONAI's:
 
-- :class:`Read`. ``LoadImaged`` tries every other reader when one fails, so the reason is lost; its readers are used
-  directly (:mod:`fairflare.data.reading`), with the site's words around them.
-- :func:`shrunk`. ``Resize(anti_aliasing=True)`` blurs with a Gaussian that does not sum to 1 and sees zeros outside
-  the image: a constant image of 0.5 becomes 0.45, at the border 0.40, and it takes 40 times as long (256 to 64 pixels).
+- :class:`Read`. When a reader fails, ``LoadImaged`` tries every other reader, so the reason is lost. Here MONAI's
+  readers are used directly (:mod:`fairflare.data.reading`), and errors name site and split.
+- :func:`shrunk`. ``Resize(anti_aliasing=True)`` blurs with a Gaussian that does not sum to 1 and takes pixels outside
+  the image as zeros: a constant image of 0.5 becomes 0.45, at the border 0.40. It also takes 40 times as long (256 to
+  64 pixels).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ Item = dict[Hashable, Any]
 
 
 class Read(Transform):
-    """A sample as ``image``, (height, width, 1 or 3) float32 in [0, 1], and ``label``: its mask's values or class.
+    """Read a sample: ``image``, (height, width, 1 or 3) float32 in [0, 1], and ``label``, the mask's values or a class.
 
     Args:
-        site, split: for the messages.
-        max_bytes: that a decoded file may take.
-        class_of: class of a sample; ``None``: it has a mask, of the image's size.
-        how: orientation and intensities.
+        site, split: names for messages.
+        max_bytes: largest number of bytes that a decoded file may take.
+        class_of: function that returns the class of a sample; ``None``: a sample has a mask of the image's size.
+        how: settings for reading files (orientation, intensities).
     """
 
     def __init__(
@@ -64,15 +65,15 @@ class Read(Transform):
 
 
 class Structured(MapTransform):
-    """(height, width) values of a mask file as (structures, height, width) of 0 and 1; -1 where a pixel does not count.
+    """Convert a mask file's values, (height, width), to (structures, height, width) of 0, 1 and -1 (does not count).
 
     Args:
-        keys: of the masks.
-        labels: the labels of each structure.
+        keys: key of the mask in an item.
+        labels: the labels that belong to each structure.
         coding: ``{value in the file: label}``; ``None``: the values are the labels, 0 is background, and 255 stands for
-            1 where that is the only label.
-        site, split: for the messages.
-        ignore: label of pixels that do not count; ``None``: all count.
+            1 if 1 is the only label.
+        site, split: names for messages.
+        ignore: label of pixels that do not count; ``None``: all pixels count.
     """
 
     def __init__(
@@ -129,60 +130,60 @@ def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
     low = int(mask.min())
     if int(mask.max()) - low >= 2**16:
         return np.unique(mask).tolist()
-    return (np.flatnonzero(np.bincount((mask - low).ravel())) + low).tolist()  # without sorting: 5 times as fast
+    return (np.flatnonzero(np.bincount((mask - low).ravel())) + low).tolist()  # without sorting, 5 times as fast
 
 
 def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:
-    """Return (1 or 3, height, width) with ``channels`` channels: colour becomes luminance, grey is repeated."""
+    """Convert a picture (1 or 3, height, width) to ``channels`` channels: colour to luminance, or grey repeated."""
     picture = plain(picture).contiguous()
     return luminance(picture) if channels == 1 else picture.expand(channels, -1, -1)
 
 
 def luminance(pictures: torch.Tensor) -> torch.Tensor:
-    """Return (..., 1 or 3, height, width) as grey, (..., 1, height, width) float32."""
+    """Convert pictures (..., 1 or 3, height, width) to luminance, (..., 1, height, width); grey ones are unchanged."""
     if pictures.shape[-3] == 1:
         return pictures
     return torch.einsum("...chw,c->...hw", pictures.float(), torch.tensor(LUMINANCE)).unsqueeze(-3)
 
 
 def shrunk(picture: torch.Tensor, size: tuple[int, int], how: str) -> torch.Tensor:
-    """Resize (channels, height, width) in [0, 1] to the network's size.
+    """Resize a picture (channels, height, width) in [0, 1] to the network's size, bilinearly.
 
-    Bilinear, with a low-pass filter where the picture shrinks.
+    A low-pass filter is applied if the picture shrinks.
     """
     return smooth(picture[None], size, how)[0].clamp(0.0, 1.0)
 
 
 def placed(masks: torch.Tensor, size: tuple[int, int], how: str, by: str) -> torch.Tensor:
-    """Resize (structures, height, width) masks to the network's size; see :func:`.placing.masks_placed`."""
-    if how == "pad":  # the edge does not count, which bytes without a sign cannot say
+    """Resize masks (structures, height, width) to the network's size; see :func:`.placing.masks_placed`."""
+    if how == "pad":  # pixels of the edge get -1, for which the type needs a sign
         masks = masks.to(torch.int8)
     return masks_placed(masks, size, how, by)
 
 
 def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad:
-    """Return a function of tensors as a transform, whose results carry no header along."""
+    """Wrap a function of tensors as a transform of one key, whose results carry no image header."""
     return Lambdad(key, partial(change, **named), track_meta=False)
 
 
 def with_masks(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
 ) -> Compose:
-    """Return the samples of segmentation: image float32 in [0, 1], label (structures, height, width) of 0 and 1."""
+    """Return the transform of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
     masks = [
         structured,
         each("label", placed, size=size, how=how, by=by),
-    ]  # in this order: resizing could lose a stray value
+    ]  # structures before resizing, which could hide an unexpected value
     return Compose([*with_classes(read, channels, size, how).transforms, *masks])
 
 
 def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> Compose:
-    """Return the samples of classification: image float32 in [0, 1], label the number of the class."""
+    """Return the transform of classification samples: image float32 in [0, 1], label the number of the class."""
     return Compose([read, *as_input(channels, size, how)])
 
 
 def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
-    """Return the transforms from (height, width, 1 or 3) to what the network gets in evaluation."""
+    """Return the transforms of an image (height, width, 1 or 3) to the network's input in evaluation."""
     return [
         EnsureChannelFirstd("image", channel_dim=-1),
         each("image", in_channels, channels=channels),

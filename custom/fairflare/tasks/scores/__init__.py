@@ -1,1 +1,1 @@
-"""Metrics of images and examples of them."""
+"""Compute metrics and statistics of a site's images, and draw example predictions."""

@@ -1,4 +1,4 @@
-"""How good a classifier is: its loss, probabilities and metrics."""
+"""Measure a classifier: loss, probabilities, metrics and their sampling error."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     Told: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
-BATCH = 64  # images, where nothing depends on it
+BATCH = 64  # number of images in a batch where no result depends on this number
 
 
 class MeasuresClasses(ABC):
-    """Part of a task whose targets are the numbers of classes and whose network gives logits, (n, classes)."""
+    """Define loss and metrics of a task with class numbers as targets and a network that gives logits, (n, classes)."""
 
     primary_metric: ClassVar[str]
-    outputs: ClassVar[Any]  # of a network for whole inputs, in evaluation
+    outputs: ClassVar[Any]  # method that returns the network's outputs for whole inputs, in evaluation
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -41,7 +41,7 @@ class MeasuresClasses(ABC):
         """Return the groups of classes, such as head, medium, tail."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the cross-entropy."""
+        """Return the cross-entropy, the mean over the samples."""
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs, targets)
@@ -58,10 +58,7 @@ class MeasuresClasses(ABC):
         return torch.softmax(outputs.to("cpu", torch.float64), 1)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Return the metrics of :func:`fairflare.tasks.scores.metrics.classification_metrics`, and ``loss``.
-
-        The loss is the cross-entropy.
-        """
+        """Evaluate the model: the metrics of :func:`.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
         from fairflare.tasks.scores.metrics import classification_metrics
 
         logits, labels = self._outputs(model, batches, device)
@@ -73,15 +70,15 @@ class MeasuresClasses(ABC):
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
     ) -> list[float] | None:
-        """Return the metric of each draw, as :meth:`fairflare.base.task.Task.resampled`.
+        """Return the primary metric of each draw of images, as :meth:`fairflare.base.task.Task.resampled` defines it.
 
-        NaN where a draw has too few classes.
+        The value is NaN where a draw has too few classes.
         """
         told = self.outcomes(model, data, "test", device)
         return [self._primary(told, one) for one in drawn]
 
     def _primary(self, told: Told, chosen: Any) -> float:
-        """Return the primary metric of some images, by their places; NaN where it is not defined."""
+        """Return the primary metric of the images with the chosen indices; NaN if the metric is not defined on them."""
         from fairflare.tasks.scores.metrics import classification_metrics
 
         found = classification_metrics(
@@ -91,7 +88,7 @@ class MeasuresClasses(ABC):
         return found.get(self.primary_metric, math.nan)
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
-        """Return classes and probabilities, as :meth:`fairflare.base.task.Task.outcomes`."""
+        """Return true classes and probabilities of a split, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
         logits, labels = self._outputs(model, data.batches(split, batch_size=BATCH), device)
         return labels.numpy(), self.probabilities(logits).numpy()
 
@@ -124,7 +121,7 @@ class MeasuresClasses(ABC):
     def _outputs(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits, float64, and labels of all images, on the CPU."""
+        """Return the logits (float64) and labels of all images, on the CPU."""
         import torch
 
         outputs, targets = [], []

@@ -1,4 +1,4 @@
-"""Dice of images at the network's or their own size, and of the volumes that they are slices of."""
+"""Compute the Dice of images, at the network's or their own size, and of volumes whose slices are images."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from monai.metrics.meandice import compute_dice
 from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
-HALF = 0.5  # of a pixel: covered by a structure
+HALF = 0.5  # share of a pixel's area above which the pixel belongs to a structure
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What an image of a batch was before it got the network's size.
+    """Describe an image of a batch as it was before it was resized to the network's size.
 
     Attributes:
-        volume: that it is a slice of; ``None``: it is a picture by itself.
-        whole: its (structures, height, width) targets at its own size, read when called; ``None``: the network's size
-            is wanted.
-        resize: how it was brought to the network's size.
-        spacing: of its pixels, in mm along each axis; ``None``: not known, lengths are in pixels.
+        volume: name of the volume that the image is a slice of; ``None``: the image is no slice of a volume.
+        whole: function that reads the image's targets, (structures, height, width), at the image's own size; ``None``:
+            the evaluation is at the network's size.
+        resize: the way in which the image was resized: ``"stretch"``, ``"pad"`` or ``"crop"``.
+        spacing: size of a pixel in mm along each axis; ``None``: the size is not known, and lengths are in pixels.
     """
 
     volume: str | None
@@ -33,15 +33,16 @@ class Origin:
     spacing: tuple[float, ...] | None = None
 
 
-NOWHERE = Origin(None, None, "stretch")  # of an image that does not say where it comes from
+NOWHERE = Origin(None, None, "stretch")  # origin of an image about which nothing is known
 
 
 class BatchOf(tuple[torch.Tensor, torch.Tensor]):
     """Hold a batch (inputs, targets) together with further facts about its images.
 
     Attributes:
-        origins: where they come from; ``None``: it does not matter.
-        items: the dicts of a bundle's transforms that they were made of; its postprocessing may need more of these.
+        origins: the origin of each image; ``None``: the evaluation does not need origins.
+        items: for each image, the dict that a MONAI bundle's transforms returned; the bundle's postprocessing may need
+            its entries.
     """
 
     origins: Sequence[Origin] | None
@@ -57,28 +58,28 @@ class BatchOf(tuple[torch.Tensor, torch.Tensor]):
 
 
 class DiceScores:
-    """Collects what was found, image by image; pixels whose target is negative do not count.
+    """Collect the Dice of predicted masks, batch by batch; pixels whose target is negative do not count.
 
     Args:
-        more: further metrics, which get every image at the size at which Dice is computed.
+        more: further metrics, which get every image at the size at which Dice is computed; ``None``: no other metrics.
 
     Attributes:
-        images: (images, structures) float64, in the order in which they were added.
+        images: Dice of each image and structure, (images, structures) float64, in the order in which they were added.
     """
 
     def __init__(self, more: MaskMetrics | None = None) -> None:
         self.more = more
         self._scores: list[torch.Tensor] = []
-        self._overlap: dict[Any, torch.Tensor] = {}  # by volume: (2, structures), common and sum of both
+        self._overlap: dict[Any, torch.Tensor] = {}  # by volume: pixels common to both masks, and sum
         self._of_volumes = False
 
     def add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin] | None) -> None:
-        """Add a batch.
+        """Add a batch of predicted masks and targets.
 
         Args:
-            found: (n, structures, height, width) bool.
-            targets: of the same shape and size.
-            origins: of its images; ``None``: not known.
+            found: predicted masks, (n, structures, height, width) bool.
+            targets: targets of the same shape.
+            origins: the origin of each image; ``None``: the origins are not known.
         """
         if origins is None or all(origin.whole is None for origin in origins):
             self._add(found, targets, [NOWHERE] * len(found) if origins is None else origins)
@@ -111,8 +112,10 @@ class DiceScores:
 
     @property
     def volumes(self) -> torch.Tensor | None:
-        """(volumes, structures) Dice, 1 where both are empty; a picture by itself is a volume of one slice. ``None``:
-        nothing is a slice of anything."""
+        """Return the Dice of each volume and structure, (volumes, structures); 1 if both masks are empty.
+
+        An image that is no slice counts as a volume of one slice. ``None``: no image is a slice of a volume.
+        """
         if not self._of_volumes:
             return None
         common, both = torch.stack(list(self._overlap.values())).unbind(1)

@@ -1,6 +1,6 @@
-"""Example predictions of a site: its best, its median and its worst test image, as one picture and a table.
+"""Draw example predictions of a site: its best, median and worst test image, as one picture and a table.
 
-They show images of patients: whoever calls this keeps them where the images are.
+The picture shows images of patients, so a caller must write it only to a folder of the site itself.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 PICTURE, TABLE = "examples.png", "examples.csv"
 SPLIT = "test"
-THRESHOLD = 0.5  # of a structure's probability, as in the evaluation
+THRESHOLD = 0.5  # probability above which a pixel belongs to a structure, as in the evaluation
 COLOURS = ("#ffdc00", "#00c8ff", "#ff5ac8", "#7dff5a", "#ff8c1e", "#c8a0ff")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One image with what the model says of it.
+    """Store one test image with the model's prediction.
 
     Attributes:
-        which: ``"best"``, ``"median"``, ``"worst"``; several in words where one image is several of them.
-        number: its place in the test split, from 0.
-        score: in [0, 1]; of a segmentation its Dice as the evaluation has it, the mean over structures; of a
-            classification the probability of the true class.
-        image: (channels, height, width) in [0, 1], as the network gets it.
-        truth, found: (structures, height, width) bool, or the number of a class.
-        probability: of the class that was told; ``None``: a segmentation.
+        which: ``"best"``, ``"median"`` or ``"worst"``; joined by "and" if one image is several of them.
+        number: index of the image in the test split, from 0.
+        score: score of the image in [0, 1]: for segmentation the Dice as in the evaluation, the mean over structures;
+            for classification the probability of the true class.
+        image: (channels, height, width) in [0, 1], as the network gets the image.
+        truth, found: true and predicted masks, (structures, height, width) bool; or true and predicted class number.
+        probability: probability of the predicted class; ``None``: the task is segmentation.
     """
 
     which: str
@@ -57,17 +57,18 @@ class Example:
 
 
 def choose(scores: Sequence[float]) -> dict[int, str]:
-    """Return which images are shown, and as what.
+    """Choose the best, the median and the worst image by their scores.
 
     Args:
-        scores: of all images, at least one; the more the better.
+        scores: score of each image, at least one; larger is better.
 
     Returns:
-        ``{number of the image: "best"}`` and so on, the best one first; one entry says several where one image is
-        several. Of equal scores the first image counts; of an even number of images the median is the lower one.
+        ``{index of the image: "best"}`` and so on, the best image first. An image that is several of them has one
+        entry, such as ``"best and median"``. Of equal scores the first image counts; of an even number of images the
+        median is the lower one.
 
     Raises:
-        ValueError: there is no image.
+        ValueError: ``scores`` is empty.
     """
     if not len(scores):
         raise ValueError("there is no test image to show")
@@ -80,16 +81,16 @@ def choose(scores: Sequence[float]) -> dict[int, str]:
 
 
 def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
-    """Return where to look at a volume: the slice along its third axis with most of what is not 0; a picture as it is.
+    """Return the index of the slice of a volume to draw, the slice with most voxels above 0; for an image all of it.
 
     Args:
-        inside: (channels, height, width), or (channels, x, y, z).
+        inside: image (channels, height, width), or volume (channels, x, y, z), whose third spatial axis is indexed.
     """
     return (..., int((inside > 0).any(0).sum((0, 1)).argmax())) if inside.ndim == 4 else (...,)
 
 
 def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return an image and its target (a mask of the same shape, or a class) as a picture: of a volume one slice."""
+    """Return an image and its target (a mask of the same shape, or a class) in 2D; for a volume one slice of both."""
     place = place_of(target if target.ndim else image)
     return image[place], target[place] if target.ndim else target
 
@@ -97,7 +98,7 @@ def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.ND
 def of_segmentation(
     task: StructureTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
-    """Return the best, the median and the worst test image by the Dice of an image."""
+    """Return the best, the median and the worst test image of a site by the Dice of each image."""
     scores = DiceScores()
     for _, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
         scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
@@ -115,7 +116,7 @@ def of_segmentation(
 def of_classification(
     task: MeasuresClasses, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
-    """Return the best, the median and the worst test image by the probability of its true class."""
+    """Return the best, the median and the worst test image of a site by the probability of the true class."""
     values: list[float] = []
     for _, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
         values += task.probabilities(outputs)[torch.arange(len(targets)), targets].tolist()
@@ -131,7 +132,7 @@ def of_classification(
 def _outputs(
     task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
-    """Return inputs, targets, outputs and origins of each batch of the test split, in the site's order."""
+    """Yield inputs, targets, outputs and origins of each batch of the test split, in the order of the site's list."""
     with evaluating(model):
         for batch in data.batches(SPLIT, batch_size=batch_size):
             inputs, targets = batch
@@ -141,7 +142,7 @@ def _outputs(
 def _shown(
     chosen: Mapping[int, str], task: Any, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[tuple[str, int, npt.NDArray[np.float32], torch.Tensor, torch.Tensor]]:
-    """Return the chosen images with targets and outputs, which come from the same batches as the scores."""
+    """Return the chosen images with targets and outputs, computed in the same batches as the scores."""
     found = {}
     before = 0
     for inputs, targets, outputs, _ in _outputs(task, model, data, batch_size, device):
@@ -159,13 +160,13 @@ def _shown(
 
 
 def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title: str) -> None:
-    """Write the picture and the table.
+    """Write the picture and the table of example predictions.
 
     Args:
-        examples: of :func:`of_segmentation` or :func:`of_classification`.
-        folder: exists; what it has of these two files is replaced.
-        names: of the structures or classes.
-        title: over the picture.
+        examples: results of :func:`of_segmentation` or :func:`of_classification`.
+        folder: an existing folder; earlier files of the same names are replaced.
+        names: names of the structures or classes.
+        title: text over the picture.
 
     Raises:
         OSError: the folder cannot be written.
@@ -175,7 +176,7 @@ def write(examples: Sequence[Example], folder: Path, names: Sequence[str], title
     from fairflare.base.disk.files import csv_text
     from fairflare.reporting.pictures import save_picture
 
-    with rc_context({"text.parse_math": False}):  # a name with two dollars is no formula
+    with rc_context({"text.parse_math": False}):  # a class name with two dollar signs is not to be drawn as a formula
         write_whole(folder / PICTURE, partial(save_picture, draw(examples, names, title)), durable=False)
     text = csv_text(_rows(examples, names))
     write_whole(folder / TABLE, lambda path: path.write_text(text, encoding="utf-8"), durable=False)
@@ -194,7 +195,7 @@ def _rows(examples: Sequence[Example], names: Sequence[str]) -> list[list[Any]]:
 
 
 def draw(examples: Sequence[Example], names: Sequence[str], title: str) -> Figure:
-    """Return a panel for each image; structures are outlined, the truth whole and what was found dashed."""
+    """Draw a panel for each example; true structures have a solid outline, predicted structures a dashed one."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -228,7 +229,7 @@ def _outline(axes: Axes, example: Example) -> None:
     for number, (truth, found) in enumerate(zip(example.truth, example.found, strict=True)):
         colour = COLOURS[number % len(COLOURS)]
         for mask, style, width in ((truth, "solid", 1.6), (found, "dashed", 1.2)):
-            if mask.any():  # the frame lets a structure at the edge be closed
+            if mask.any():  # with a frame of zeros, the outline of a structure at the edge is closed
                 framed = np.pad(mask.astype(np.float32), 1)
                 place = np.arange(-1, mask.shape[1] + 1), np.arange(-1, mask.shape[0] + 1)
                 axes.contour(*place, framed, levels=[HALF], colors=colour, linestyles=style, linewidths=width)

@@ -1,8 +1,8 @@
-"""Metrics of masks beside Dice: overlap, distances of surfaces, volumes (MONAI), calibration.
+"""Compute metrics of masks beside Dice: overlap, surface distances, volume errors (by MONAI), and calibration.
 
-Of each image and structure, then the mean over images. Where both masks are empty they agree wholly (IoU and surface
-Dice 1, distances 0); where one is, they do not at all (0), and a distance is the diagonal of the image: a missing
-structure never makes a mean better. Surfaces are the pixels at a mask's edge.
+Each metric is computed for each image and structure, then averaged over images. If both masks are empty, they agree
+fully (IoU and surface Dice 1, distances 0). If one mask is empty, IoU and surface Dice are 0, and a distance is the
+diagonal of the image, so a missing structure never improves a mean. A surface is the pixels at a mask's edge.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     import torch
 
 Wanted = Literal["dice", "iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier"]
-PIXEL = "pixel_"  # in front of a metric in pixels, where the images do not say their spacing
-BINS = 15  # of probabilities, equal, for ECE
+PIXEL = "pixel_"  # prefix of a metric's name in pixels, for images without spacing
+BINS = 15  # number of equally wide bins of the probability, for ECE
 MM3_IN_ML = 1000.0
 log = logging.getLogger(__name__)
 
-Table: TypeAlias = "npt.NDArray[np.float64]"  # by structure
+Table: TypeAlias = "npt.NDArray[np.float64]"  # one value for each structure
 
 
 @dataclass(frozen=True)
 class Offered:
-    """A metric that a task can be asked for.
+    """Describe a metric of masks that a task's setting can request.
 
     Attributes:
-        doc: what it is.
-        better: more is better.
-        unit: of lengths or volumes; empty: a share.
-        measured: it needs the size of a pixel.
+        doc: meaning of the metric.
+        better: whether larger values are better.
+        unit: unit of a length, area or volume; empty: the metric is a share.
+        measured: whether the metric needs the size of a pixel.
     """
 
     doc: str
@@ -49,17 +49,17 @@ class Offered:
 
 
 def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Offered]:
-    """Return the metrics that are asked for, by name and without those in pixels.
+    """Return the requested metrics of masks by name, without their variants in pixels.
 
     Args:
-        wanted: words of the task's setting ``metrics``; ``dice`` is not among the result.
-        dims: 2 or 3.
-        tolerance: of surface Dice.
+        wanted: values of the task's setting ``metrics``; ``dice`` is left out of the result.
+        dims: number of spatial dimensions, 2 or 3.
+        tolerance: tolerance of surface Dice, in mm (or pixels, for images without spacing).
     """
     size, unit = ("volume", "ml") if dims == 3 else ("area", "mm2")
     every = {
         "iou": {"iou": Offered("intersection over union", better=True)},
-        # MONAI's. The 95th percentile of the distances of both surfaces together (medpy) is another, no larger number.
+        # MONAI's definition. medpy takes the percentile over both surfaces together, which is never larger.
         "hd95": {"hd95": Offered("larger of both surfaces' 95th percentiles of distances", unit="mm", measured=True)},
         "assd": {"assd": Offered("average distance of both surfaces", unit="mm", measured=True)},
         "surface_dice": {
@@ -79,10 +79,11 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
 
 
 def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
-    """Yield the same as the task declares them, also in pixels and by structure.
+    """Yield the requested metrics of masks as a task declares them, with their variants in pixels and by structure.
 
     Args:
-        structures: names; none: there is one structure.
+        wanted, dims, tolerance: see :func:`offered`.
+        structures: names of the structures; empty: there is only one structure.
     """
     empty = "of a model that finds nothing it says how much of the structure a site's images have"
     for name, one in offered(wanted, dims, tolerance).items():
@@ -102,7 +103,7 @@ def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Seq
 
 
 class MaskMetrics:
-    """Collects what is asked for, image by image.
+    """Collect the requested metrics of masks, image by image.
 
     Args:
         wanted, dims, tolerance: see :func:`offered`.
@@ -113,24 +114,24 @@ class MaskMetrics:
         self.dims, self.tolerance = dims, tolerance
         self.size = "volume" if dims == 3 else "area"
         self._values: dict[str, list[Table]] = defaultdict(list)
-        self._known: list[bool] = []  # of each image: the size of its pixels
-        self._pixels: Table | None = None  # (structures, BINS, 3): pixels, sum of probability, of truth
-        self._squares: Table | None = None  # (structures,)
+        self._known: list[bool] = []  # for each image, whether the size of its pixels is known
+        self._pixels: Table | None = None  # (structures, BINS, 3): pixels, sum of probability, true pixels
+        self._squares: Table | None = None  # sum of squared differences of probability and truth, (structures,)
 
     def add(
         self, found: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
     ) -> None:
-        """Measure one image.
+        """Measure the masks of one image.
 
         Args:
-            found, truth: (structures, ...) bool.
-            counts: of the same shape: False: the pixel does not count; there both are False.
-            spacing: mm along each axis; ``None``: not known.
+            found, truth: predicted and true masks, (structures, ...) bool.
+            counts: mask of the same shape, False where a pixel does not count; ``found`` and ``truth`` are False there.
+            spacing: size of a pixel in mm along each axis; ``None``: the size is not known.
         """
         if not self.wanted - {"dice", "ece", "brier"}:
             return
         inside = counts.any(0).nonzero()
-        if len(inside):  # without what fills an image up
+        if len(inside):  # cut off the padding around the image
             low, high = inside.aminmax(dim=0)
             box: Any = (..., *(slice(int(a), int(b) + 1) for a, b in zip(low, high, strict=True)))
             found, truth = found[box], truth[box]
@@ -165,18 +166,18 @@ class MaskMetrics:
             "surface_dice": (lambda *pair: compute_surface_dice(*pair, [self.tolerance], **common), 1.0, 0.0),
         }
         for name, (measure, agreed, missed) in measures.items():
-            if name in self.wanted:  # MONAI warns of empty masks, which the rule above is about
+            if name in self.wanted:  # for empty masks, of which MONAI warns, the module's own rule holds
                 values[name] = np.where(neither, agreed, missed)
                 for part in np.flatnonzero(both):
                     values[name][part] = float(measure(found[:, [part]], truth[:, [part]])[0, 0])
         return values
 
     def add_probabilities(self, probabilities: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add a batch at the network's size.
+        """Add the probabilities of a batch, at the network's size, to the sums for calibration.
 
         Args:
-            probabilities: (n, structures, ...) in [0, 1].
-            targets: of the same shape; below 0: the pixel does not count.
+            probabilities: predicted probabilities, (n, structures, ...) in [0, 1].
+            targets: targets of the same shape; a pixel with a negative target does not count.
         """
         if not self.wanted & {"ece", "brier"}:
             return
@@ -193,9 +194,10 @@ class MaskMetrics:
             self._squares[part] += float(((told - truth) ** 2).sum())
 
     def means(self) -> dict[str, Table]:
-        """Return the mean of each metric over the images, (structures,).
+        """Return the mean of each metric over the images, an array (structures,) by the metric's name.
 
-        A metric's name has ``pixel_`` in front where no size is known.
+        A metric that needs the size of a pixel gets the prefix ``pixel_`` if no image states a size. If only some
+        images state a size, the metric is left out, with a warning.
         """
         measured = {name: one.measured for name, one in offered(sorted(self.wanted), self.dims, self.tolerance).items()}
         mixed = len(set(self._known)) > 1

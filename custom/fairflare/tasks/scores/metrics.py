@@ -1,4 +1,4 @@
-"""Classification metrics by name, as the papers use them; scikit-learn computes them."""
+"""Compute classification metrics by name, as the papers use them, with scikit-learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEANINGS = {
     "auc_ovr": "the same, one versus rest, weighted by class size",
 }
 NAMES = tuple(MEANINGS)
-#: What a server learns of a site's data from its metrics of one model, beyond how well the model does there.
+#: Facts about a site's data that a server can derive from a metric of one model, beyond the model's quality.
 STEERED = "a server that sends a model which always answers one class reads off that class's share"
 REVEALS = {
     "accuracy": STEERED,
@@ -45,26 +45,26 @@ def classification_metrics(
     groups: Mapping[str, Sequence[int]] | None = None,
     areas: bool = True,
 ) -> dict[str, float]:
-    """Return metrics of a test set, each under the name that says which variant it is.
+    """Compute the classification metrics of a test set, each under a name that states its variant.
 
     Args:
-        targets: (n,) class numbers.
-        probabilities: (n, classes), rows sum to 1.
-        class_names: for ``recall_<name>``.
+        targets: true class numbers, (n,).
+        probabilities: predicted probabilities, (n, classes); rows sum to 1.
+        class_names: names of the classes, for ``recall_<name>``.
         groups: ``{"head": [classes], ...}``: ``<group>`` is the mean recall of its classes that occur, ``all`` the
             mean of the groups (Fed-MAS, Tables 1 and 2).
-        areas: False: without those under the ROC curve, which take most of the time.
+        areas: False: leave out the areas under the ROC curve, which take most of the time.
 
     Returns:
         ``accuracy``; ``balanced_accuracy`` (mean recall of the classes that occur); ``precision``, ``recall``,
-        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (scikit-learn's: over
-        the classes that occur or are predicted, 0 where undefined); ``f1_harmonic`` = 2PR/(P+R) of the weighted two
-        (FedMRL's table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest, weighted:
-        FedMRL's); ``recall_<class>``. A class that does not occur has no recall and no AUC; probabilities are
-        renormalised over the rest, and AUC is absent when one class only occurs.
+        ``f1`` (weighted by class size, 0 where undefined); ``precision_macro``, ``f1_macro`` (as scikit-learn: over
+        the classes that occur or are predicted, 0 where undefined); ``f1_harmonic`` = 2PR/(P+R) of weighted precision
+        and recall (FedMRL's table); ``auc_ovo`` (one-versus-one, macro: FedISM's AUC); ``auc_ovr`` (one-versus-rest,
+        weighted: FedMRL's AUC); ``recall_<class>``. A class that does not occur has no recall and no AUC;
+        probabilities are renormalised over the other classes, and AUC is absent if only one class occurs.
 
     Raises:
-        ValueError: shapes that do not fit, no sample, a class number out of range.
+        ValueError: shapes do not fit, there is no sample, or a class number is out of range.
     """
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
@@ -78,7 +78,7 @@ def classification_metrics(
         checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
     found = probabilities.argmax(1)
     present = np.unique(targets)
-    # Over the classes that occur: one that is only predicted has no recall to balance.
+    # Recalls are computed over the classes that occur: a class that is only predicted has no recall.
     _, recalls, _, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
     precision, recall, f1, _ = precision_recall_fscore_support(targets, found, average="weighted", zero_division=0)
     precision_macro, _, f1_macro, _ = precision_recall_fscore_support(targets, found, average="macro", zero_division=0)

@@ -1,4 +1,4 @@
-"""Sums over a site's images for ``fairflare stats``: everything is counted here, at the site, and only sums leave."""
+"""Count a site's images, cases and intensities for ``fairflare stats``; only sums leave the site."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]
 log = logging.getLogger(__name__)
 NO_LABEL = re.compile(r"'label' of .* does not exist|no key 'label'")
-SAID = 5  # unusable files that the site's own log names
+SAID = 5  # largest number of unusable files that the site's own log names
 
 
 @dataclass
 class SiteSums:
-    """What was counted at one site. Cases are the site's own keys and stay here; :meth:`counts` and :meth:`bins` may
-    leave.
+    """Store the counts of one site's images.
+
+    Case keys never leave the site; the results of :meth:`counts` and :meth:`bins` may leave.
 
     Attributes:
-        least: cases that a figure must have.
-        synthetic: the images are made up.
-        images, cases: by split.
-        unusable, missing_labels: entries.
-        empty: cases whose mask marks nothing, once for each image.
-        intensity: pixels by bin.
-        records: by axis, bin and case.
+        least: smallest number of cases behind a figure that may leave the site.
+        synthetic: whether the images are synthetic.
+        images, cases: number of images and set of case keys, by split.
+        unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.
+        empty: case keys of the images whose mask marks nothing, one entry for each image.
+        intensity: number of pixels in each bin of the intensity.
+        records: number of records by axis, bin and case.
     """
 
     least: int
@@ -56,7 +57,10 @@ class SiteSums:
     )
 
     def counts(self) -> dict[str, int]:
-        """Return numbers that may leave, by the names of ``COUNTS``; with too few cases only the floor itself."""
+        """Return the counts that may leave the site, by the names of ``COUNTS``.
+
+        With fewer than ``least`` cases these are only ``min_cases`` and ``synthetic``.
+        """
         found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
@@ -75,7 +79,10 @@ class SiteSums:
         return found
 
     def bins(self) -> dict[str, tuple[int, dict[int, int]]]:
-        """Return by axis all its records, and those by bin that may leave; nothing with too few cases."""
+        """Return for each axis its number of records, and the records by bin that may leave the site.
+
+        With fewer than ``least`` cases the result is empty.
+        """
         if "cases" not in self.counts():
             return {}
         found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
@@ -87,22 +94,22 @@ class SiteSums:
         return found
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
-        """Count records of a case in a bin."""
+        """Add records of a case to a bin of an axis."""
         self.records[axis][number][case] += count
 
 
 def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, least: int) -> SiteSums:
-    """Read every image of training, validation and test once, and counts.
+    """Read every training, validation and test image of a site once, and count them.
 
     Args:
-        site: for the messages.
-        settings: of its private file.
-        kind: what the labels are.
-        how: files are read, as by a task.
-        least: see :class:`SiteSums`.
+        site: name of the site, for messages.
+        settings: content of the site's private file.
+        kind: whether labels are masks or classes.
+        how: settings for reading files, as those of a task.
+        least: smallest number of cases behind a figure, see :class:`SiteSums`.
 
     Raises:
-        DataError: no folder, no list, or one that nothing can be read of.
+        DataError: the site has no data folder, no datalist, or a datalist that cannot be read.
     """
     own = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
     if own.data_root is None:
@@ -127,7 +134,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
             except DataError as error:
                 _unusable(sums, error)
     for line in values.lines():
-        log.warning("note: %s", line)  # the site's own log
+        log.warning("note: %s", line)  # written to the site's own log only
     return sums
 
 
@@ -137,11 +144,11 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
     else:
         sums.unusable += 1
     if sums.unusable + sums.missing_labels <= SAID:
-        log.warning("not in the statistics: %s", problem)  # the site's own log
+        log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
 
 def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> None:
-    """Count one entry of a datalist; of an entry that cannot be read nothing is counted."""
+    """Count one entry of a datalist; nothing is counted of an entry that cannot be read."""
     case = sample.case
     depth = None if sample.slice is not None else slices_in(sample.image, max_bytes=own.max_image_bytes, how=how)
     planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]
@@ -175,7 +182,7 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
 
 
 def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
-    """Return labels as training understands them: the site's coding, and masks of 0 and 255 as 0 and 1."""
+    """Return pixel counts by the task's labels: apply the site's coding; 255 becomes 1 in masks of 0 and 255."""
     if coding is None:
         coding = {255: 1} if labels.keys() <= {0, 255} else {}
     found = Counter[int]()
@@ -185,7 +192,7 @@ def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[in
 
 
 def _spacings(sample: Sample) -> dict[str, float]:
-    """Return distances of rows and of slices in mm, as the list says, else the file's header."""
+    """Return the distances of rows and of slices in mm, from the datalist or else from the file's header."""
     spacing = sample.spacing
     facts = image_file(sample.image).facts()
     if spacing is None and facts.grid.statements:

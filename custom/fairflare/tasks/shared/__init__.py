@@ -1,1 +1,1 @@
-"""What the tasks on pictures and on volumes share: settings of a site's file, structures, classes."""
+"""Provide base classes of tasks on images and on volumes: settings of a site's file, structures, classes."""

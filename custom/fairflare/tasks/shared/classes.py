@@ -1,4 +1,4 @@
-"""What tasks on classes share, in pictures and volumes: network, names and groups of classes, labels of a datalist."""
+"""Provide the base classes of classification, of images and of volumes: network, names of classes, labels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ GROUP: dict[str, Any] = {
 
 @settings
 class ClassSite(SiteSettings):
-    """What tasks on classes read of a site's private file.
+    """Define the settings that a classification task reads from a site's private file.
 
     Args:
         class_numbers: ``{own number: class}``; default: the task's numbers.
@@ -59,7 +59,7 @@ class ClassSite(SiteSettings):
 
 @settings
 class ClassTask(MeasuresClasses, ImageTask):
-    """Base of classification: one of several classes for each image.
+    """Define the base class of classification tasks: an image belongs to exactly one of several classes.
 
     Args:
         network: the name of one; each task says which it knows.
@@ -90,8 +90,8 @@ class ClassTask(MeasuresClasses, ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassSite
     class_labels: ClassVar[bool] = True
     has_classes: ClassVar[bool | None] = True
-    drawn_classes: ClassVar[tuple[str, ...]] = ()  # names of the synthetic data's classes
-    drawn_groups: ClassVar[Mapping[str, Sequence[int]]] = {}  # groups of them
+    drawn_classes: ClassVar[tuple[str, ...]] = ()  # names of the classes of the synthetic data
+    drawn_groups: ClassVar[Mapping[str, Sequence[int]]] = {}  # class numbers of each group, synthetic data
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "resnet18"),
         "max_pool": only_with("network", "resnet18"),
@@ -124,7 +124,7 @@ class ClassTask(MeasuresClasses, ImageTask):
             raise ValueError("retrained_head needs classifier='linear'")
 
     def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
-        """Raise ``ValueError`` where a group is called like a metric or has a class that the task has not."""
+        """Raise ``ValueError`` for a group of classes with a metric's name, or with a class that the task lacks."""
         for group, members in groups.items():
             if group in (*NAMES, "all", "loss") or group.startswith("recall_"):
                 raise ValueError(f"class_groups: '{group}' is the name of a metric; choose another")
@@ -133,7 +133,7 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return self.num_classes if self.num_classes is not None else len(self.drawn_classes)
 
     def names(self) -> list[str]:
@@ -171,18 +171,19 @@ class ClassTask(MeasuresClasses, ImageTask):
         return load_encoder(model, Path(path)) if fits else self.load_what_fits(model, path)
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
-        """See :func:`fairflare.tasks.priors.load_prior`."""
+        """Load a frozen prior network by :func:`fairflare.tasks.priors.load_prior`."""
         from fairflare.tasks.priors import load_prior
 
         return load_prior(network, checkpoint, image_size)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Declare the metrics of the classes, of their groups, and the loss.
+        """Declare the metrics over all classes, of each class and of each group of classes, and the loss.
 
-        Means of groups are by class where a group has one class, or one class has no group: both can be solved for.
+        Means of groups are declared as by class if a group has one class, or if exactly one class has no group: the
+        recall of this single class could then be computed from the means.
         """
         groups = {group: set(members) for group, members in self.groups().items()}
-        every = tuple(range(self.classes))  # what a group leaves out is in the mean over all
+        every = tuple(range(self.classes))  # the mean over all classes also reveals classes outside a group
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
         return (
             *(
@@ -200,10 +201,11 @@ class ClassTask(MeasuresClasses, ImageTask):
         )
 
     def suited_to(self, data: SiteData) -> ClassTask:
-        """Return the task with the class names and class groups of a site's images, where the job does not set them.
+        """Return the task with the class names and class groups of a site's images, if the job does not set them.
 
-        The task's defaults are those of the phantom. For other images they come from the datalist; without names there
-        the classes are called ``class_0``, ``class_1`` and so on, and without groups there are none.
+        The task's defaults are names and groups of the phantom's classes. For other images they come from the datalist.
+        If the datalist has no names, the classes are called ``class_0``, ``class_1`` and so on; if it has no groups,
+        the task has none.
         """
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or (self.class_names is not None and self.class_groups is not None):
@@ -216,10 +218,10 @@ class ClassTask(MeasuresClasses, ImageTask):
         return own
 
     def check_classes(self, site: str, own: ClassSite, datalist: Datalist) -> None:
-        """Refuse classes of a site that do not fit the task.
+        """Raise an error if the classes of a site do not fit the task.
 
         Raises:
-            DataError: names, groups or numbers do not fit; says which.
+            DataError: the datalist's class names or groups, or the site's ``class_numbers``, do not fit.
         """
         named = datalist.class_names
         if named is not None and own.class_numbers is None and len(named) != self.classes:
@@ -238,7 +240,7 @@ class ClassTask(MeasuresClasses, ImageTask):
 
 
 class LabelledImages(FolderImages):
-    """Images of a site's folder with the number of their class."""
+    """Read the images of a site's folder, each with the number of its class."""
 
     task: ClassTask
 
@@ -246,7 +248,7 @@ class LabelledImages(FolderImages):
         self, task: ClassTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: Any
     ) -> None:
         super().__init__(task, datalist, coding, **memory)
-        # All labels are looked at before the first round, not in the middle of it.
+        # All labels are read here, so that a wrong label is found before the first round, not during it.
         found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
         self._cases = {split: cases_of_classes(self.cases(split), own, task.classes) for split, own in found.items()}
@@ -256,7 +258,7 @@ class LabelledImages(FolderImages):
         self.num_classes = len(self.class_names) if self.class_names else max(known) + 1
 
     def class_of(self, sample: Sample, split: str) -> int:
-        """Return the class of a sample by the task's numbers."""
+        """Return the class of a sample, in the task's numbers."""
         classes = self.task.classes
         label = checks.whole(f"site '{self.site}': class of '{sample.image}'", sample.label, low=0)
         found = label if self.coding is None else self.coding.get(label, -1)

@@ -1,4 +1,4 @@
-"""What tasks on images read of a site's private file, and how what is wrong in it is said."""
+"""Define the settings that tasks read from a site's private file, and the errors about this file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fairflare.data.datalist import DataError
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 
-CACHE_BYTES = 2**30  # decoded images of a site that are kept in memory, all splits together
-OTHER_KEYS = (  # of the site file, not the task's business
+CACHE_BYTES = 2**30  # default memory for decoded images of a site, all splits together
+OTHER_KEYS = (  # keys of the site file that other parts than the task read
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
     "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
     "precision", "channels_last", "compile", "deterministic", "networks",
@@ -28,7 +28,7 @@ Filename = Annotated[str, Field(min_length=1)]
 
 @settings
 class FolderSettings:
-    """What every task reads of a site's private file: where its images are, and how many are kept and read at once.
+    """Define the settings that every task reads from a site's private file: the data folder, memory and threads.
 
     Args:
         data_root: folder with the data; none: made-up data, where they are wanted.
@@ -50,7 +50,7 @@ class FolderSettings:
 
 @settings
 class SiteSettings(FolderSettings):
-    """What tasks on images read of a site's private file.
+    """Define the settings that tasks on images read from a site's private file.
 
     Args:
         max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
@@ -75,7 +75,7 @@ class SiteSettings(FolderSettings):
             raise ValueError(f"decoded_folder must be the absolute path of a folder, got {self.decoded_folder!r}")
 
     def memory(self) -> dict[str, Any]:
-        """Return arguments of :class:`FolderImages`."""
+        """Return the arguments of :class:`FolderImages` about memory, threads and the cache of decoded volumes."""
         kept = None
         if self.decoded_folder is not None and self.decoded_bytes:
             kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
@@ -84,10 +84,10 @@ class SiteSettings(FolderSettings):
 
 
 def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> Any:
-    """Return the settings of a site's private file as ``kind``.
+    """Return the content of a site's private file as an object of the settings class ``kind``.
 
     Raises:
-        DataError: a key that nobody reads, a value that cannot be used, data for other sites but not for this one.
+        DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for this.
     """
     own = field_names(kind)
     check_keys(kind, site, given)
@@ -101,16 +101,16 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
 
 
 def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
-    """Refuse keys of a site's private file that nobody reads.
+    """Raise an error for a key of a site's private file that no part of the program reads.
 
     Args:
-        kind: settings that the task reads.
-        site: for the message.
-        given: the file's content for this site.
-        others: keys that others read.
+        kind: class of the settings that the task reads.
+        site: name of the site, for the message.
+        given: content of the file for this site.
+        others: further keys that are allowed.
 
     Raises:
-        DataError: there is one; names it and the nearest known one.
+        DataError: a key is unknown; the message names it and the nearest known key.
     """
     known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS, *others)))
     for key in given:
@@ -118,7 +118,7 @@ def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], 
             hint, near = checks.unknown(key, known, "docs/data.md has all"), checks.nearest(key, known)
             raise DataError(
                 f"site '{site}': unknown key '{key}' in the site's fairflare.json{hint}",
-                # Close to a key that exists it is a typing mistake; anything else is the site's own word.
+                # A key near a known one is a typing mistake and may be named; any other key may be private to the site.
                 f"site '{site}': unknown key {f'{key:.60}'!r} in the site file{near}"
                 if near
                 else f"site '{site}': unknown key in the site file",
@@ -127,7 +127,10 @@ def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], 
 
 @contextmanager
 def setting_of(site: str, key: str | None = None) -> Iterator[None]:
-    """Turn a ``ValueError`` about a key of the site file into a ``DataError``; default: its first word is the key."""
+    """Turn a ``ValueError`` about a key of the site file into a ``DataError``.
+
+    If no key is given, the first word of the error's message is the key.
+    """
     try:
         yield
     except ValueError as error:
@@ -136,7 +139,7 @@ def setting_of(site: str, key: str | None = None) -> Iterator[None]:
 
 
 def setting_error(site: str, key: str, problem: str) -> DataError:
-    """Return a key of the site file whose value cannot be used."""
+    """Return the error about a key of the site file whose value cannot be used."""
     return DataError(
         f"site '{site}': {problem}; correct it in the site's fairflare.json",
         f"site '{site}': key '{key}' in the site file is not usable",
@@ -144,7 +147,10 @@ def setting_error(site: str, key: str, problem: str) -> DataError:
 
 
 def _refuse_half_settings(site: str, given: Mapping[str, Any], own: FolderSettings) -> None:
-    """Refuse, before a phantom stands in, a site file that names data, but not for this site: that is a mistake."""
+    """Raise ``DataError`` if a site file names no data for this site, but other keys show that it should.
+
+    Otherwise the site would train on synthetic data by mistake.
+    """
     if own.datalist is not None:
         raise setting_error(
             site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"

@@ -1,4 +1,4 @@
-"""What tasks on structures share, in pictures and volumes: labels, network, Dice loss and metrics."""
+"""Provide the base class of segmentation, of images and of volumes: labels, network, Dice loss and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fairflare.tasks.transforms import Structured
 
 THRESHOLD = 0.5
-BATCH = 16  # images, where nothing depends on it
+BATCH = 16  # number of images in a batch where no result depends on this number
 EMPTY = "of a model that finds nothing it is the share of images without the structure"
 DICE = Metric(
     name="dice", doc="Dice, mean over structures and images", reveals=EMPTY, higher_is_better=True, mean_of_images=True
@@ -55,7 +55,7 @@ Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
 
 @settings
 class SegmentationSite(SiteSettings):
-    """What segmentation reads of a site's private file.
+    """Define the settings that a segmentation task reads from a site's private file.
 
     Args:
         mask_values: the site's ``{value in the file: label}``; default: the task's.
@@ -74,7 +74,7 @@ class SegmentationSite(SiteSettings):
 
 @settings
 class StructureTask(ImageTask):
-    """Base of segmentation: every output channel is one structure with its own sigmoid.
+    """Define the base class of segmentation tasks: every output channel is one structure with its own sigmoid.
 
     Args:
         num_classes: number of structures, that is of output channels.
@@ -106,8 +106,8 @@ class StructureTask(ImageTask):
 
     primary_metric: ClassVar[str] = "dice"
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
-    has_classes: ClassVar[bool | None] = False  # an image has all structures
-    uncounted: ClassVar[bool] = False  # some pixels lie beside the image, whatever the settings say
+    has_classes: ClassVar[bool | None] = False  # an image may show several structures at once
+    uncounted: ClassVar[bool] = False  # whether targets may have pixels outside the image, which do not count
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "augmentation": only_with("augment"),
         "tolerance": only_with("metrics", "surface_dice"),
@@ -144,7 +144,7 @@ class StructureTask(ImageTask):
 
     @abstractmethod
     def build_unet(self) -> torch.nn.Module:
-        """Return the U-Net of the task's settings."""
+        """Build the U-Net that the task's settings describe."""
 
     def build_model(self) -> torch.nn.Module:
         if self.network == "unet":
@@ -155,17 +155,14 @@ class StructureTask(ImageTask):
         return build_segmenter(self.network, width=self.width, **same)
 
     def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
-        """Return the transform from a mask file's values to structures.
-
-        See :class:`fairflare.tasks.transforms.Structured`.
-        """
+        """Return the transform from a mask file's values to structures, :class:`fairflare.tasks.transforms.Structured`."""
         from fairflare.tasks.transforms import Structured
 
         return Structured("label", self.structures, coding, site, split, self.ignore)
 
     @property
     def structures(self) -> list[list[int]]:
-        """The labels of each structure."""
+        """Return the labels that belong to each structure."""
         return self.labels or [[index + 1] for index in range(self.num_classes)]
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
@@ -177,21 +174,21 @@ class StructureTask(ImageTask):
         return load_network(model, Path(path)) if self.initial_keys is None else self.load_what_fits(model, path)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the Dice loss of each image and structure, then the mean."""
+        """Return the Dice loss, computed for each image and structure and then averaged."""
         from monai.losses.dice import DiceLoss
 
         return DiceLoss(sigmoid=True)(*self.counted(outputs, targets))
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the Dice loss of each image, the mean over its structures."""
+        """Return the Dice loss of each image, (n,), the mean over its structures."""
         from monai.losses.dice import DiceLoss
 
         return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
 
     def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs and targets without the pixels that do not count.
+        """Return outputs and targets in which pixels that do not count have no influence on the loss.
 
-        There nothing is found, and nothing is to be.
+        At these pixels the output is minus infinity (nothing is found) and the target is 0.
         """
         if self.ignore is None and not self.uncounted:
             return outputs, targets
@@ -202,13 +199,14 @@ class StructureTask(ImageTask):
         return outputs.sigmoid()
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Return the Dice at threshold 0.5, 1 where both are empty: mean over structures, then over images.
+        """Evaluate the model by the Dice at threshold 0.5, the mean over structures and then over images.
 
-        Batches that do not say where their images come from (a script's own) are compared at the network's size.
+        The Dice is 1 if both masks are empty. Images without known origin (those of a user's script) are compared at
+        the network's size.
 
         Returns:
-            ``dice``, ``loss``, of slices of volumes ``volume_dice``; with several structures the same of each,
-            ``dice_<class name>``.
+            ``dice``, ``loss`` and the metrics of the setting ``metrics``; ``volume_dice`` if images are slices of
+            volumes; with several structures also the metrics of each structure, such as ``dice_<class name>``.
         """
         scores, losses, counts = self._scores(model, batches, device, self.metrics)
         result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
@@ -225,14 +223,14 @@ class StructureTask(ImageTask):
         return result
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
-        """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes`."""
+        """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
         scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
         return None, scores.images.numpy()
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
     ) -> tuple[DiceScores, list[float], list[int]]:
-        """Return the Dice of each image with further metrics, and of each batch its loss and its number of images."""
+        """Return Dice and further metrics of each image, and the loss and number of images of each batch."""
         from fairflare.tasks.scores.dice_scores import DiceScores
         from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
@@ -273,7 +271,7 @@ class StructureTask(ImageTask):
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:
-        """Return what the values of a site's masks mean; ``None``: they are the labels."""
+        """Return ``{value: label}`` of a site's masks; ``None``: the values are the labels."""
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):
@@ -281,13 +279,13 @@ class StructureTask(ImageTask):
         return own.mask_values
 
     def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
-        """Seed and number of a site's synthetic cases."""
+        """Return the seed of a site's synthetic cases, and the factor on their number."""
         seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
         return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
 
 
 def check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
-    """Refuse a structure without a label that masks can have: it would silently be empty everywhere."""
+    """Raise ``ValueError`` for a structure whose labels no mask value stands for; it would be empty in every mask."""
     for structure in structures:
         if mask_values is not None and not set(structure) & set(mask_values.values()):
             raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")

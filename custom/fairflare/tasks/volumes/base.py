@@ -1,4 +1,4 @@
-"""What tasks on whole volumes share: their way into the body's directions and one spacing, patches, site data."""
+"""Provide the base classes of tasks on whole volumes: orientation and spacing, and the volumes of a site."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch
 
-#: In MONAI's letters, where each axis leads: ``RAS`` to the right, to the front, to the head.
+#: Direction of each axis in MONAI's letters: with ``RAS`` they lead to the right, to the front and to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
 Changes = tuple[Literal["flip", "affine", "intensity"], ...]
 
 
 @settings
 class VolumeSettings(ImageTask):
-    """How files become volumes that the network can read, the same at all sites.
+    """Define how files become volumes of one orientation and spacing, the same at all sites.
 
     Args:
         orientation: to which directions of the body the axes are turned, as MONAI's ``Orientation`` has it (``"RAS"``);
@@ -51,13 +51,13 @@ class VolumeSettings(ImageTask):
 
     @abstractmethod
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """Return a volume, (channels, x, y, z) in its final directions and spacing, in the size of the network."""
+        """Return a volume (channels, x, y, z), already in the task's orientation and spacing, in the network's size."""
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
-        """Return (1, x, y, z) float32 in [0, 1], in the task's directions, spacing and size.
+        """Return a volume as (1, x, y, z) float32 in [0, 1], in the task's orientation, spacing and size.
 
         Raises:
-            DataError: the file does not say how it lies, which the task needs.
+            DataError: the task needs the orientation and spacing of the file, which does not state them.
         """
         return self.fitted(self._resampled(volume.image[None], volume.affine, "bilinear", name, site)).clamp(0.0, 1.0)
 
@@ -89,19 +89,19 @@ class VolumeSettings(ImageTask):
         ).image  # fmt: skip
 
     def read_volume(self, file: Path) -> tuple[MetaTensor, Whole]:
-        """Return one volume as the network gets it in evaluation, and as it is stored: for ``fairflare predict``."""
+        """Read one volume for ``fairflare predict``; return the network's input, and the volume as stored."""
         whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
         return self.placed(whole, file.name), whole
 
 
 class VolumeData(ImageData):
-    """Volumes that can be had by number, each as (1, x, y, z); ``task`` is a :class:`VolumeSettings`."""
+    """Define a site's data that are volumes, read by number as (1, x, y, z); ``task`` is a :class:`VolumeSettings`."""
 
     task: Any
 
     @abstractmethod
     def item(self, split: str, index: int) -> Mapping[str, Any]:
-        """Return ``image`` and ``label`` of one volume, as tensors."""
+        """Return a dict of tensors with ``image`` and ``label`` of one volume."""
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
@@ -111,11 +111,11 @@ class VolumeData(ImageData):
 
 
 class FolderVolumes(VolumeData, FolderImages):
-    """Volumes of a site's folder."""
+    """Define the base class of the volumes of a site's folder."""
 
     @abstractmethod
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
-        """Return what a sample is in the task's directions, spacing and size."""
+        """Return a sample's tensors in the task's orientation, spacing and size, from the volume as it was read."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         return self._items(split, [index])[0]
@@ -130,17 +130,17 @@ class FolderVolumes(VolumeData, FolderImages):
             )  # fmt: skip
             return self.prepared(whole, sample, split)
 
-        return Compose([Lambda(read, track_meta=False)])  # what is no transform of MONAI's would not be kept
+        return Compose([Lambda(read, track_meta=False)])  # MONAI's cache holds results of its own transforms only
 
     def sample_bytes(self, split: str) -> int:
-        """Return the bytes of a sample as the first volume of the split needs; sizes of volumes differ."""
-        (read,) = self.transform(split).transforms  # in MONAI's words an error of ours would be a RuntimeError
+        """Estimate the number of bytes that a sample of the split takes in memory, by the split's first sample."""
+        (read,) = self.transform(split).transforms  # MONAI's Compose would turn our errors into RuntimeError
         first: Any = read(self.datalist.splits[split][0])
         return sum(int(first[key].nbytes) for key in ("image", "label"))
 
 
 class PhantomVolumes(VolumeData):
-    """Synthetic volumes of one site."""
+    """Define the base class of one site's synthetic volumes."""
 
     synthetic = True
 
@@ -156,7 +156,7 @@ class PhantomVolumes(VolumeData):
 
     @abstractmethod
     def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
-        """Return ``image`` and ``label`` of a synthetic volume."""
+        """Return a dict of tensors with ``image`` and ``label`` of a synthetic volume."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         from fairflare.data.intensity import between, bounds_of

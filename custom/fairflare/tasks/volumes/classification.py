@@ -1,4 +1,4 @@
-"""Classification of whole volumes: MONAI's ResNet-18, DenseNet121 or ViT in 3D."""
+"""Define the task of classifying whole volumes by MONAI's ResNet-18, DenseNet121 or ViT in 3D."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fairflare.data.whole_volumes import Whole
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
-LESION = 2  # label of the phantom
+LESION = 2  # label of lesions in the phantom's masks
 Edge = Annotated[int, Field(strict=True, ge=32)]
 
 
 @settings
 class VolumeClassificationTask(VolumeSettings, ClassTask):
-    """Tell the class of whole volumes.
+    """Classify whole volumes.
 
     The defaults are a narrow ResNet-18 on 32x32x32 voxels, quick enough for a laptop. The synthetic data ask whether
     there is a lesion.
@@ -63,7 +63,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of what the network gets."""
+        """Return the size of the network's inputs, in voxels."""
         return self.volume_size
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
@@ -86,7 +86,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
 
 class FolderVolumeClasses(FolderVolumes, LabelledImages):
-    """Volumes of a site's folder with the number of their class."""
+    """Read the volumes of a site's folder, each with the number of its class."""
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
         import torch
@@ -98,7 +98,7 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
 
 
 class PhantomVolumeClasses(PhantomVolumes):
-    """Whether there is a lesion in the synthetic abdomens of one site."""
+    """Hold the synthetic abdomens of one site, in the classes "no lesion" (0) and "lesion" (1)."""
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch

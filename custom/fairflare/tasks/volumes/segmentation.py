@@ -1,4 +1,4 @@
-"""Segmentation of whole volumes: MONAI's U-Net or SegResNet on patches in 3D, sliding windows in evaluation."""
+"""Define the task of segmenting whole volumes: training on 3D patches, and sliding windows in evaluation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fairflare.data.whole_volumes import Whole
     from fairflare.tasks.transforms import Structured
 
-RARE = -2.0  # of the first outputs: a structure covers few voxels (Lin et al., focal loss, ICCV 2017, section 3.3)
-STEP = 16  # the network's poolings halve a side four times
+RARE = -2.0  # initial bias of the outputs, as structures cover few voxels (Lin et al., focal loss, ICCV 2017, 3.3)
+STEP = 16  # divisor of a side, which the network's poolings halve four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
 Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
 
@@ -52,7 +52,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         windows: that the network gets at once in evaluation.
     """
 
-    uncounted: ClassVar[bool] = True  # what fills a volume up to whole steps of the network
+    uncounted: ClassVar[bool] = True  # padding, up to a multiple of ``STEP``, does not count
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "augmentation": only_with("augment"),
         "features": only_with("network", "unet"),
@@ -73,7 +73,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Of what the network is trained on."""
+        """Return the size of the patches that the network is trained on, in voxels."""
         return self.patch_size
 
     def build_unet(self) -> torch.nn.Module:
@@ -92,18 +92,18 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return model
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the sum of Dice loss and binary cross-entropy of each voxel, one to one.
+        """Return the sum of the Dice loss and the mean binary cross-entropy of the voxels, with equal weights.
 
-        The sum is nnU-Net's (Isensee et al., 2021).
+        This is the loss of nnU-Net (Isensee et al., 2021).
         """
         return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the same of each patch or volume."""
+        """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
         return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return (n, structures, x, y, z) from overlapping windows, whose middle counts most (MONAI's Gaussian)."""
+        """Return outputs (n, structures, x, y, z) of overlapping windows, whose middle has most weight (Gaussian)."""
         from monai.inferers.inferer import SlidingWindowInferer
 
         window = SlidingWindowInferer(self.patch_size, self.windows, self.overlap, mode="gaussian")
@@ -111,27 +111,27 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return found
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
-        """Return small batches and a larger step as settings.
+        """Return settings of local training with small batches and a larger learning rate.
 
-        Sites have few volumes, and a round of large batches has few steps.
+        Sites have few volumes, so that a round with large batches would have few steps.
         """
         return {"batch_size": 2, "learning_rate": 0.003}
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """Pad a volume to at least a patch, and to whole steps of the network."""
+        """Pad a volume at least to the size of a patch, and to a multiple of ``STEP`` voxels along each axis."""
         from monai.transforms import DivisiblePad, SpatialPad
 
         found: MetaTensor = DivisiblePad(STEP)(SpatialPad(self.patch_size)(image))
         return found
 
     def targets(self, whole: Whole, structured: Structured, name: str, site: str) -> torch.Tensor:
-        """Return (structures, x, y, z) int8: 0, 1, or -1 where nothing counts."""
+        """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
         import torch
 
         assert whole.mask is not None
         found = structured.structures(whole.mask, name).float()
         placed = self._resampled(found.numpy(), whole.affine, "nearest", name, site)
-        # Padding must become -1 (ignored). Padding adds zeros, so shift by 1 before and back afterwards.
+        # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
         return (self.fitted(placed + 1).as_tensor() - 1).round().to(torch.int8)
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
@@ -143,7 +143,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
 
 class _Patches(VolumeData):
-    """Patches of the training volumes; all other splits as whole volumes, one a batch."""
+    """Define data of patches cut from the training volumes; other splits have whole volumes, one in each batch."""
 
     task: VolumeSegmentationTask
     moves_targets = True
@@ -169,7 +169,7 @@ class _Patches(VolumeData):
 
 
 class _Volumes:
-    """Whole volumes, one a batch since their sizes differ, with the size of their voxels."""
+    """Iterate over whole volumes with the size of their voxels, one in each batch since their sizes differ."""
 
     def __init__(self, data: VolumeData, split: str, order: Sequence[int]) -> None:
         self.data, self.split, self.order = data, split, order
@@ -185,7 +185,7 @@ class _Volumes:
 
 
 class _Cut:
-    """Random patches, the same for the same seed however they are cut into batches."""
+    """Iterate over batches of random patches, which are the same for the same seed whatever the batch size."""
 
     def __init__(self, data: _Patches, order: Sequence[int], batch_size: int, seed: int) -> None:
         self.data, self.order, self.batch_size, self.seed = data, order, batch_size, seed
@@ -218,7 +218,7 @@ class _Cut:
 
 
 class FolderPatches(_Patches, FolderVolumes):
-    """Volumes and masks of a site's folder."""
+    """Read the volumes and masks of a site's folder, and cut training patches."""
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         return self.of_samples(split, FolderVolumes.cases(self, split))
@@ -227,7 +227,7 @@ class FolderPatches(_Patches, FolderVolumes):
         return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
-        """Return the values of volumes for the samples: of each patch in training."""
+        """Repeat each volume's value for its training patches; in other splits a volume is one sample."""
         return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class FolderPatches(_Patches, FolderVolumes):
 
 
 class PhantomPatches(_Patches, PhantomVolumes):
-    """The synthetic abdomens of one site."""
+    """Hold the synthetic abdomens and masks of one site, and cut training patches."""
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         each = self.task.patches if split == "training" else 1
@@ -258,14 +258,14 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
 
 def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
-    """Return the size of a voxel in mm; ``None``: the file does not say."""
+    """Return the size of a voxel in mm along each axis; ``None``: the file does not state it."""
     return None if whole.affine is None else tuple(image.pixdim.tolist())
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the binary cross-entropy of each sample, (n,), the mean over what counts (targets >= 0).
+    """Return the binary cross-entropy of each sample, (n,), the mean over the voxels that count (targets >= 0).
 
-    0 where nothing counts.
+    The value is 0 for a sample in which no voxel counts.
     """
     from torch.nn.functional import binary_cross_entropy_with_logits
 

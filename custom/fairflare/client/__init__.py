@@ -1,4 +1,4 @@
-"""The import path of training scripts: ``from fairflare import client``; see :mod:`fairflare.flare.client_api`."""
+"""Offer :mod:`fairflare.flare.client_api` to training scripts under the name ``fairflare.client``."""
 
 from fairflare.flare.client_api import Site, search_distance, sharpness_report, site_name, with_report
 

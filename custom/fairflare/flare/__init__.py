@@ -1,4 +1,4 @@
-"""FLARE's side: transport, executor, aggregator, Client API, exported jobs."""
+"""Connect FairFlare to NVIDIA FLARE: controller, executor, aggregator, Client API, exported jobs."""
 
 from fairflare.base.machine.environment import ignore_matplotlib_settings, started_by_flare
 

@@ -1,8 +1,8 @@
-"""A rule under FLARE's own controllers: ``FedAvgRecipe(aggregator=FairAggregator(rule=FedISM()))``.
+"""Run a method's rule under FLARE's own controllers: ``FedAvgRecipe(aggregator=FairAggregator(rule=FedISM()))``.
 
-FLARE calls ``accept_model`` for each result and ``aggregate_model`` once. An exception in the first is logged and the
-site silently left out, so a refusal is recorded here instead; the second raises below ``min_sites``, with every site's
-reason, and ends the job.
+In a round FLARE calls ``accept_model`` for each result, then ``aggregate_model`` once. If ``accept_model`` raised an
+exception, FLARE would log it and leave the site out silently, so a refusal is recorded instead. ``aggregate_model``
+raises an error if there are fewer than ``min_sites`` usable results; it names every site's reason and ends the job.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ Signature = tuple[Any, ...]
 
 
 class AsSent:
-    """Under a stock controller models are collected as they come, and compared with each other later.
+    """Collect models under a stock controller in the form in which sites send them, and compare their forms later.
 
     Args:
-        received: the model that the controller sent out, of FLARE's kinds of values; ``None``: nobody knows it.
-        as_updates: why whole models are collected as updates from it; empty: as they are.
+        received: the model that the controller sent out, with values of FLARE's types; ``None``: it is not known.
+        as_updates: the setting or rule that needs updates: whole models are then collected as updates from
+            ``received``; empty: models are collected as they are.
     """
 
     stays: frozenset[str] = frozenset()
@@ -50,7 +51,7 @@ class AsSent:
     def __init__(self, received: Mapping[str, Any] | None = None, as_updates: str = "") -> None:
         self.updates = False
         self.received, self.as_updates = received or {}, as_updates
-        self.only_updates = True  # no whole model has come
+        self.only_updates = True  # False once a site has sent a whole model
         self.signatures: dict[str, Signature] = {}
         self.layouts: dict[str, Layout] = {}
         self.common: Layout = {}
@@ -80,7 +81,7 @@ class AsSent:
         moved: list[bool] = []
         for name in names:
             tensor = make(name)
-            check_state({name: tensor}, {name: tensor}, site)  # finite, real
+            check_state({name: tensor}, {name: tensor}, site)  # checks that values are finite and real
             layout[name] = tensor.dtype, tuple(tensor.shape)
             if (known or message.is_update) and not any(moved) and is_trained(name, tensor):
                 start = _as_tensor(name, received[name]) if known and not self.as_updates else torch.zeros_like(tensor)
@@ -95,7 +96,7 @@ class AsSent:
         return Incoming(layout, make)
 
     def agree(self, signature: Signature) -> None:
-        """Count what the sites of this signature sent; of a tensor, the type that most of them gave it."""
+        """Set the common form of models by the sites with this signature; a tensor gets their most common dtype."""
         alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
         self.updates = signature[0]
         self.common = {
@@ -104,7 +105,7 @@ class AsSent:
         }
 
     def check(self, state: State) -> None:
-        """Raise ValueError where a number is none of the type that most sites gave its tensor."""
+        """Raise ``ValueError`` if a value of a site's model does not fit the dtype of its tensor at most sites."""
         own = layout_of(state)
         conformed = self.collected(state)
         for name, (dtype, _) in self.common.items():
@@ -117,26 +118,27 @@ class AsSent:
 
 @settings
 class FairAggregator(Bounds, ModelAggregator):
-    """Offer a single-phase rule as FLARE's ``ModelAggregator``.
+    """Run a rule that asks sites once a round as FLARE's ``ModelAggregator``.
 
-    What the results must look like is what most of them do: sites whose names or shapes of tensors, kind of parameters
-    or round differ from the majority's are left out by name.
+    The form of most results is the required one: sites whose names or shapes of tensors, kind of parameters or round
+    differ from the majority's are left out, and named in the log.
 
     Args:
         rule: a method's server half.
         min_sites: usable results a round needs.
 
-    A rule weighs by ``NUM_STEPS_CURRENT_ROUND`` as FLARE does (without it, or where it is no positive number, 1), or by
-    the ``num_samples`` of :func:`fairflare.client.with_report` where at least as many sites tell these; warnings name
-    who tells neither.
+    A rule weighs a site by ``NUM_STEPS_CURRENT_ROUND`` as FLARE does (by 1 if this is absent or no positive number),
+    or by the ``num_samples`` of :func:`fairflare.client.with_report` if at least as many sites report these. Warnings
+    name sites that report neither.
 
-    Where the length of updates counts (``max_update_norm``, FedNova, q-FedAvg), whole models are taken as updates from
-    the controller's global model. A site that sent back what it received is left out by name.
+    If the length of updates matters (``max_update_norm``, FedNova, q-FedAvg), whole models are converted to updates
+    of the controller's global model. A site that sent back the received model is left out, and named in the log.
 
-    The result's metrics are the means over the sites, whatever their range, for the controller's ``stop_cond``.
+    Metrics of the result are the means over the sites, whatever their range, for the controller's ``stop_cond``.
 
     Raises:
-        ValueError: the rule does what a stock controller does not: ask the sites twice a round, or send them parts.
+        ValueError: the rule needs more than a stock controller does: it asks sites twice a round, makes a part of the
+            model itself, or sends each site a model of its own.
     """
 
     rule: Rule
@@ -157,36 +159,36 @@ class FairAggregator(Bounds, ModelAggregator):
         self._collector = Collector(self.rule, bounds=self)
         moves = isinstance(self.rule, Steps) or type(self.rule).move is not Rule.move
         self._needs_updates = "max_update_norm" if self.max_update_norm else type(self.rule).__name__ if moves else ""
-        self._steps_before: dict[str, tuple[float, float]] = {}  # of the first round, and of the last one
+        self._steps_before: dict[str, tuple[float, float]] = {}  # by site: steps of its first and of its last round
         self.last_weighing: Weighing | None = None
         self.reset_stats()
 
     @property
     def accepted(self) -> list[str]:
-        """Return the sites of the round so far."""
+        """Return the names of the sites whose result is in the current round so far."""
         return self._collector.accepted
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Why others are left out."""
+        """Return why a site's result is not in the current round, by site."""
         return self._collector.rejected
 
     def reset_stats(self) -> None:
-        """Begin a round (not the rule's own state)."""
+        """Start a round: forget the sites' results, but not the rule's own state."""
         self._shape = AsSent(as_updates=self._needs_updates)
         self._kinds: dict[str, set[type]] = {}
-        self._counts: dict[str, tuple[int | None, Any]] = {}  # num_samples, and NUM_STEPS_CURRENT_ROUND as it came
+        self._counts: dict[str, tuple[int | None, Any]] = {}  # by site: num_samples, and steps as reported
         self._metrics: dict[str, dict[str, float]] = {}
         self._fault: OSError | None = None
         self._collector.begin(0, 1, shape=self._shape, received=None)
 
     def accept_model(self, model: FLModel) -> None:
-        """Take one site's result, or records in ``rejected`` why not."""
+        """Add one site's result to the round, or record in ``rejected`` why it cannot be used."""
         site = str((model.meta or {}).get("client_name") or "")
         if not site:
             self._refuse("?", "a result without a site name (meta 'client_name')")
             return
-        if not self._shape.received:  # what was sent out stands until the round is over
+        if not self._shape.received:  # FLARE holds the model that was sent out until the round is over
             sent = None if self.fl_ctx is None else self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
             self._shape.received = sent.get(ModelLearnableKey.WEIGHTS) or {} if isinstance(sent, Mapping) else {}
         try:
@@ -196,7 +198,7 @@ class FairAggregator(Bounds, ModelAggregator):
             self._kinds[site] = {_kind(value) for value in model.params.values()}
             self._counts[site] = training.num_samples, (model.meta or {}).get(NUM_STEPS)
             self._collector.keep(training)
-        except OSError as error:  # the server's own fault; raised here, FLARE would drop the site and go on
+        except OSError as error:  # the server's own fault; if raised here, FLARE would only drop the site
             self._fault = error
         except Exception as error:
             found = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
@@ -206,10 +208,10 @@ class FairAggregator(Bounds, ModelAggregator):
             self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else found)
 
     def aggregate_model(self) -> FLModel:
-        """Return the aggregated model, or update where the sites sent updates.
+        """Return the aggregated model, or the aggregated update if the sites sent updates.
 
         Raises:
-            QuorumError: fewer than ``min_sites`` usable results (gives the reasons).
+            QuorumError: there are fewer than ``min_sites`` usable results; the message gives each site's reason.
             OSError: the server could not write a site's model.
         """
         if self._fault is not None:
@@ -240,7 +242,7 @@ class FairAggregator(Bounds, ModelAggregator):
         )
 
     def _counted(self) -> Counts:
-        """Return what the accepted sites are weighed by, as FLARE's own FedAvg has it, and what is odd about it."""
+        """Return the number that each accepted site is weighed by, as in FLARE's own FedAvg, with warnings."""
         given = {site: self._counts[site] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
         steps = {site: number for site, (_, said) in given.items() if (number := _positive(said)) is not None}
@@ -286,12 +288,12 @@ class FairAggregator(Bounds, ModelAggregator):
         log.warning("left out: %s", reason)
 
     def _with_head(self, model: FLModel) -> Message:
-        """Return a script that sends no report still has a version and a status, as far as its rule is concerned."""
+        """Convert a result to a message with version and status, which a script without a report does not send."""
         message = from_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
-        message.metrics = None  # of the stock controller; an accuracy in percent is none of a rule's business
-        if _positive(message.meta.get("num_steps")) is None:  # what FLARE counts as 1 is said, and costs no round
+        message.metrics = None  # metrics are for the stock controller, may be in percent: unchecked
+        if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:
             self._collector.at_round(int(message.current_round))
@@ -299,7 +301,7 @@ class FairAggregator(Bounds, ModelAggregator):
 
 
 def _positive(said: Any) -> float | None:
-    """Return a number of steps as FLARE's own FedAvg reads it; ``None``: it takes 1 in its place."""
+    """Return a reported number of steps as FLARE's own FedAvg reads it; ``None``: FedAvg uses 1 in its place."""
     try:
         number = 0.0 if said is None or isinstance(said, bool) else float(said)
     except (TypeError, ValueError, OverflowError):
@@ -308,7 +310,7 @@ def _positive(said: Any) -> float | None:
 
 
 def _as_tensor(name: str, value: Any) -> torch.Tensor:
-    """Return a parameter as FLARE carries it; a plain number in float64, as in FLARE's own sums."""
+    """Convert a parameter of FLARE's message to a tensor; a plain number becomes float64, as in FLARE's own sums."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return clean_tensor(name, np.float64(value) if plain else value)
 
@@ -323,9 +325,9 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(found: Signature, common: Signature) -> bool:
-    """Return whether a signature is the common one but for what a filter does.
+    """Return whether a model's signature equals the common one, apart from changes that a FLARE filter makes.
 
-    A filter may exclude tensors of an update, and make integers floating.
+    A filter may exclude tensors of an update, and turn integers into floating-point numbers.
     """
     kinds = {(name, shape): floating for name, shape, floating in common[2]}
     whole = found[0] or len(found[2]) == len(common[2])
@@ -352,6 +354,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of what all sites measured, so that a stock controller's ``stop_cond`` has a value."""
+    """Return the mean of each metric that all sites measured, for a stock controller's ``stop_cond``."""
     shared = set.intersection(*(set(m) for m in metrics)) if metrics else set()
     return {name: sum(m[name] for m in metrics) / len(metrics) for name in sorted(shared)}

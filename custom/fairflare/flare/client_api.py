@@ -1,4 +1,4 @@
-"""For sites that keep their own training script (FLARE's Client API): what a script adds to take part in our methods.
+"""Provide calls with which a site's own training script (FLARE's Client API) takes part in FairFlare's methods.
 
     site = client.Site(model, criterion, train, validation, test, metrics=evaluate)
     for epoch in site.epochs(EPOCHS):                    # of every round
@@ -8,8 +8,8 @@
             loss.backward()
             site.step(optimizer)                         # the method's
 
-The job (``ScriptRecipe``) says which method. Behind FLARE's own FedAvg controller, with
-``aggregator=FairAggregator(rule=...)``, a script reports by itself: :func:`with_report`. See ``docs/own_script.md``.
+The job (``ScriptRecipe``) defines the method. Under FLARE's own FedAvg controller, with
+``aggregator=FairAggregator(rule=...)``, a script adds its report by :func:`with_report`. See ``docs/own_script.md``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Site", "search_distance", "sharpness_report", "site_name", "with_rep
 
 
 def site_name() -> str:
-    """Return the name of this site in its federation; starts the Client API if the script has not."""
+    """Return the name of this site in its federation; start the Client API if the script has not done so."""
     try:
         return str(flare.get_site_name())
     except RuntimeError:  # flare.init() was not called
@@ -56,32 +56,34 @@ def site_name() -> str:
 
 
 class Site:
-    """A script's part in the rounds of a :class:`fairflare.flare.controller.RoundsController`.
+    """Take part with a training script in the rounds of a :class:`fairflare.flare.controller.RoundsController`.
 
-    It answers ``anchor`` and ``validate``. For ``train`` it loads the received model into ``model``, measures what the
-    method asks about, and lets the script train. The script's optimizer, and what it keeps from round to round, are its
-    own. Torch's random state is seeded for each round. What goes wrong in here costs this site the round: the server
-    gets the reason, the site's log the details. An exception in the script's own lines ends the script, and with it the
-    site's part in the job.
+    The object itself answers the tasks ``anchor`` and ``validate``. For ``train`` it loads the received model into
+    ``model``, measures the values that the method needs, and lets the script train. The script has its own optimizer
+    and may hold its own state from round to round. Torch's random state is seeded for each round. An error in a call of
+    this object costs the site the round: the server gets the reason, and the site's log the details. An exception in
+    the script's own lines ends the script, and with it the site's part in the job.
 
     Args:
-        model: the network; its names and shapes are the job's.
-        loss: of (outputs, targets), the mean over the batch.
-        train, validation, test: DataLoaders or lists of batches; see :class:`fairflare.tasks.scripts.ScriptData`.
-            ``train`` is what the method measures on: every training image, without augmentation. The script may train
-            with another loader.
-        metrics: ``metrics(model, validation)`` gives a number or a dict of such, each as the job declares it
-            (``ScriptRecipe(metrics=...)``); called with the loaders as they were given here.
-        primary_metric: the name of that number, or the job's ``primary_metric`` among the dict's.
-        classes: number of classes, or of the training images of each (saves reading them); ``None``: images have none.
-        prior: Fed-MAS's frozen network: a module, or the file that a hospital has it in; ``None``: as the job says.
+        model: the network; names and shapes of its tensors must be those of the job's network.
+        loss: loss function of (outputs, targets), the mean over the batch.
+        train, validation, test: DataLoaders or lists of batches; see :class:`fairflare.tasks.scripts.ScriptData`. The
+            method measures on ``train``: every training image, without augmentation. The script may train with another
+            loader.
+        metrics: function such that ``metrics(model, validation)`` returns a number or a dict of numbers, each declared
+            in the job (``ScriptRecipe(metrics=...)``); it is called with the loaders that are given here.
+        primary_metric: name of the number that ``metrics`` returns, or the job's ``primary_metric`` in the dict.
+        classes: number of classes, or number of training images of each class (then they are not counted); ``None``:
+            images have no class.
+        prior: Fed-MAS's frozen network: a module, or the path of the hospital's file; ``None``: the job defines it.
         metrics_by_class: False: only the primary metric and the loss leave the site.
-        min_cases: of a list with fewer images, or of a class in it, nothing but the update leaves; see
-            ``docs/privacy.md``. A job can only raise it.
-        folder: what the site keeps between tasks; ``None``: next to the job's code, as long as FLARE keeps the job.
+        min_cases: if a split, or a class in it, has fewer images, nothing about it leaves the site but the update; see
+            ``docs/privacy.md``. A job can only raise this number.
+        folder: folder for the site's state between tasks; ``None``: a folder next to the job's code, which exists as
+            long as FLARE keeps the job.
 
     Raises:
-        DataError, SiteError: something given here that cannot be used.
+        DataError, SiteError: an argument cannot be used.
     """
 
     def __init__(
@@ -114,10 +116,10 @@ class Site:
         self._round: int | None = None
         self._epoch: int | None = None
 
-    # -- the loop
+    # -- calls of the script's training loop
 
     def receive(self) -> bool:
-        """Wait for the next round; True: ``model`` is the received one, train it and call :meth:`send`.
+        """Wait for the next round; True: ``model`` holds the received weights: train it, then call :meth:`send`.
 
         False: the job is over.
         """
@@ -146,7 +148,7 @@ class Site:
         return False
 
     def send(self) -> None:
-        """Answer the round with the model as it is now."""
+        """Send the current state of the model to the server as the answer to the round."""
         current_round, self._round, self._epoch = self._round, None, None
         if current_round is None or self._site is None:
             raise RuntimeError("there is no round to answer; call site.receive() first")
@@ -165,14 +167,14 @@ class Site:
             self.send()
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the method's objective of a training batch, in place of ``criterion(model(inputs), targets)``."""
+        """Return the method's loss of a training batch, in place of ``criterion(model(inputs), targets)``."""
         return self._training().loss(inputs, targets, self._epoch)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the method's step, in place of ``optimizer.step()``, after the backward pass of :meth:`loss`."""
+        """Make the method's optimizer step, in place of ``optimizer.step()``, after the backward pass of its loss."""
         self._training().step(optimizer)
 
-    # -- pieces
+    # -- internal parts
 
     def _training(self) -> ScriptSite:
         if self._site is None:
@@ -195,9 +197,9 @@ class Site:
 
 
 def _state_folder() -> Path:
-    """Return ``fairflare_state`` in the job's run folder at this site.
+    """Return the folder ``fairflare_state`` in the job's run folder at this site.
 
-    For a script that did not come with the job, the folder is in the current one.
+    For a script that did not come with the job, it is in the current working directory.
     """
     script = Path(sys.argv[0]).resolve()
     run = script.parents[2] if script.parent.name == "custom" else Path.cwd()
@@ -205,16 +207,16 @@ def _state_folder() -> Path:
 
 
 def with_report(model: FLModel, report: Mapping[str, Any], *, num_samples: int | None = None) -> FLModel:
-    """Return the model to send, with the report that a rule reads.
+    """Add the report that a method's rule reads to a model that a script sends, and return the model.
 
     Args:
-        model: what the script is about to send; changed in place.
-        report: the fields that the rule declares (its ``report_fields``); numbers, texts or lists of them.
-        num_samples: number of training samples, for rules that weigh by it; ``>= 1``.
+        model: the model that the script is about to send; changed in place.
+        report: values of the fields that the rule declares (its ``report_fields``): numbers, texts or lists of them.
+        num_samples: number of training samples, for rules that weigh sites by it; ``>= 1``.
 
     Raises:
-        TypeError: a value that cannot travel (names the field), or ``model`` is no FLModel.
-        ValueError: num_samples < 1.
+        TypeError: a value of the report cannot be sent (the message names its field), or ``model`` is no FLModel.
+        ValueError: ``num_samples`` is less than 1.
     """
     if not isinstance(model, FLModel):
         raise TypeError(f"model must be an FLModel, got {type(model).__name__}")
@@ -236,7 +238,7 @@ def sharpness_report(
     batches: Iterable[tuple[Any, Any]],
     rho: float,
 ) -> dict[str, float]:
-    """Return what :class:`fairflare.methods.fed_ism.FedISM` asks of a site, measured on the received model.
+    """Return the values that a site reports to :class:`fairflare.methods.fed_ism.FedISM`, of the received model.
 
     Args:
         model, loss_fn, batches, rho: as in :func:`fairflare.core.sharpness.sharpness`; ``batches`` is the whole

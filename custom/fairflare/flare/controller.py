@@ -1,4 +1,4 @@
-"""FLARE's side of the server: how :class:`fairflare.federation.server.rounds.Rounds` reaches sites over FLARE."""
+"""Run :class:`fairflare.federation.server.rounds.Rounds` at FLARE's server: a controller sends tasks to the sites."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class RoundsController(RunSettings, ModelController):
             self, persistor_id="", ignore_result_error=True, task_check_period=self.task_check_period
         )
         self._seen: Callable[[str], None] = lambda site: None
-        self._task: Message | None = None  # asked last
+        self._task: Message | None = None  # the task that was sent last
         self._collect: Callable[[], None] = lambda: None
 
     # -- the workflow
 
     def run(self) -> None:
-        """Run the rounds as FLARE's entry; see :class:`fairflare.federation.server.rounds.Rounds`."""
+        """Run all rounds of the job; FLARE calls this. See :class:`fairflare.federation.server.rounds.Rounds`."""
         self.fl_ctx.set_prop(AppConstants.NUM_ROUNDS, self.rounds_in_all, private=True, sticky=False)
         place = self._place()
         for text in sweep():
@@ -96,7 +96,7 @@ class RoundsController(RunSettings, ModelController):
                 Rounds(self.task, self.rule, self, self, place, [events]).run()
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
-                self.panic(str(stopped))  # the simulator would end with exit code 0
+                self.panic(str(stopped))  # without a panic, the simulator would end with exit code 0
             return
         except Exception as error:
             self.error(str(error))
@@ -117,7 +117,7 @@ class RoundsController(RunSettings, ModelController):
         )
 
     def _site_half(self) -> Any:
-        """Return the training's settings as this job's client configuration has them; ``None`` when it is not here."""
+        """Return the site half's settings from the job's client configuration; ``None``: the server has none."""
         if self.training is not None:
             return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
@@ -133,7 +133,7 @@ class RoundsController(RunSettings, ModelController):
         return sorted(client.name for client in self.engine.get_clients())
 
     def expected(self) -> list[str]:
-        """Return the names in the job's deploy map; the connected sites where it says all."""
+        """Return the names of the sites in the job's deploy map; if it names all sites, those that are connected."""
         meta = self.fl_ctx.get_prop(FLContextKey.JOB_META)
         places = meta.get(JobMetaKey.DEPLOY_MAP) if isinstance(meta, Mapping) else None
         names = {name for app in (places or {}).values() for name in app if isinstance(name, str)}
@@ -141,7 +141,7 @@ class RoundsController(RunSettings, ModelController):
 
     def ask(self, question: Question) -> None:
         task = question.task
-        if self.training is not None:  # the sites' scripts have the loop, and are told what to train with
+        if self.training is not None:  # the sites' scripts train, and need the method's site half with each task
             told = clean_meta(told_training(self.training, self.task))
             task = replace(task, meta={**task.meta, TRAINING_KEY: told})
         self._task = task
@@ -171,17 +171,17 @@ class RoundsController(RunSettings, ModelController):
     def watch(self, seen: Callable[[str], None]) -> None:
         self._seen = seen
 
-    # -- what FLARE tells otherwise
+    # -- further calls by FLARE: results and events
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Hand over also what FLARE keeps from the callback: an error reply, and a message that it cannot convert.
+        """Hand over replies that FLARE does not give to the callback: error replies, and messages it cannot convert.
 
-        Such a reply goes to the task that it answers: that task may be over, and another one begun.
+        Such a reply goes to the callback of the task that it answers, as meanwhile another task may have begun.
         """
         received = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
         why = _unreadable(client_task.client.name, client_task.result)
         if why and isinstance(received, _Received):
-            # A site that trains with a script of its own need not know the task.
+            # A site that trains with its own script need not know the task ``check``.
             unknown = client_task.task.name == TASK_CHECK and why == _answered(client_task.client.name, _UNKNOWN)
             received.hand_over(client_task.client.name, says_nothing() if unknown else why)
         super()._process_result(client_task, fl_ctx)
@@ -200,9 +200,9 @@ class RoundsController(RunSettings, ModelController):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Note a late answer: too late to be used, but the site is alive.
+        """Log an answer that arrived too late to be used, and note that its site is alive.
 
-        FLARE's clients ask first whether a task still stands, so most late answers are not even sent.
+        FLARE's clients ask first whether a task is still open, so most late answers are not even sent.
         """
         self._seen(client.name)
         self.info(f"site {client.name!r}: late answer to {shortened(task_name)} is not used")
@@ -211,11 +211,11 @@ class RoundsController(RunSettings, ModelController):
         super().handle_event(event_type, fl_ctx)
         name = None
         task = self._task if event_type == EventType.BEFORE_TASK_DATA_FILTER else None
-        if task is not None and (task.by_site or task.each is not None):  # it has something for one site alone
+        if task is not None and (task.by_site or task.each is not None):  # the task has a part for each site alone
             _add_own(task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)
-        elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # done with whatever kept it, it wants work
+        elif event_type == EventType.BEFORE_PROCESS_TASK_REQUEST:  # the site is idle again and asks for a task
             peer = fl_ctx.get_peer_context()
             name = peer.get_identity_name() if isinstance(peer, FLContext) else None
         if name:
@@ -224,26 +224,26 @@ class RoundsController(RunSettings, ModelController):
 
 @dataclass
 class _Received:
-    """FLARE's callback of one task."""
+    """Hand over the replies to one task, as the callback that FLARE calls for each."""
 
     hand_over: Callable[[str, Message | str], bool]
 
     def __call__(self, reply: FLModel) -> bool:
         used = self.hand_over(str((reply.meta or {}).get("client_name")), from_model(reply))
-        reply.params = None  # FLARE keeps the message for a while
+        reply.params = None  # frees memory, as FLARE holds the message for a while
         return used
 
 
 def _add_own(task: Message, fl_ctx: FLContext) -> None:
-    """Add to the copy of a task that FLARE made for one site what that site alone is told.
+    """Add the part for one site alone to the copy of a task that FLARE made for this site.
 
-    FLARE broadcasts one payload; the copy shares its tensors, and only its envelope is replaced here.
+    FLARE broadcasts one payload to all sites. The copy shares its tensors; only its envelope is replaced here.
     """
     data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
     whole = from_shareable(data)
     own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
     whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
-    if task.each is not None and own.params is not None:  # what all are sent has no tensors
+    if task.each is not None and own.params is not None:  # the payload for all sites has no tensors
         whole.data_kind, whole.data = DataKind.WEIGHTS, own.params
     whole.update_shareable(data)
 
@@ -253,7 +253,7 @@ def _answered(site: str, code: Any) -> str:
 
 
 def _unreadable(site: str, result: Shareable) -> str:
-    """Return why a result holds no message; empty when it does."""
+    """Return why a site's result holds no readable message; empty if it holds one."""
     try:
         code = result.get_return_code()
         if code and code != ReturnCode.OK:

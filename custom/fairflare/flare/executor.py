@@ -1,4 +1,4 @@
-"""The one executor: ``check``, ``train``, ``anchor`` and ``validate`` at a site, and what FLARE's own workflows ask."""
+"""Perform the server's tasks at a site as FLARE's executor, and answer tasks of FLARE's own workflows."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from fairflare.methods.base.training import LocalTraining, SiteError
 
 @settings
 class SiteExecutor(Executor):
-    """Answer the server's tasks with the method's site half on the task's data.
+    """Answer the server's tasks at a site by the method's site half, on the data of the site.
 
     Args:
         task: what is learned; see :class:`fairflare.tasks.base.Task`.
         training: the method's site half.
         isolate: do each task in a child process. The site's own ``isolate`` setting wins.
 
-    The site's file ``local/fairflare.json`` says where the data are, and may set ``device``, ``num_threads``,
-    ``isolate``, ``state_root`` and ``submit_model``; the job cannot override it.
+    The site's file ``local/fairflare.json`` names the data folder, and may set ``device``, ``num_threads``,
+    ``isolate``, ``state_root`` and ``submit_model``; a job cannot override this file.
     """
 
     task: Task
@@ -59,12 +59,12 @@ class SiteExecutor(Executor):
         Executor.__init__(self)
         self._settings: dict[str, Any] | None = None
         self._workers: dict[str, SiteWorker] = {}
-        self._asked: SiteTask | None = None  # by our server, last, without its model
-        self._trained: int | None = None  # the round
+        self._asked: SiteTask | None = None  # the last request of FairFlare's controller, without its model
+        self._trained: int | None = None  # round of the last successful training
         self._received: Shareable | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Show result filters the task's model, which FLARE has put away by then and ``ConvertWeights`` wants."""
+        """Restore the task's model for result filters; ``ConvertWeights`` needs it, and FLARE has removed it."""
         if event_type == EventType.BEFORE_TASK_RESULT_FILTER and self._received is not None:
             fl_ctx.set_prop(FLContextKey.TASK_DATA, self._received, private=True, sticky=False)
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
@@ -91,7 +91,8 @@ class SiteExecutor(Executor):
             self.log_warning(fl_ctx, str(e))
             reply = SiteReply(STATUS_FAILED, reason=getattr(e, "public", str(e)))
         except Exception as e:
-            # An exception would reach the server as a bare code, and its text FLARE's uploaded error log.
+            # If the exception left this method, the server would get a code without a reason, and the exception's text
+            # would reach the error log that FLARE uploads.
             reply = refusal(site, task_name, e)
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -101,7 +102,7 @@ class SiteExecutor(Executor):
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
 
     def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return what one of FLARE's workflows asks; a failure is a return code, why stands in this site's log."""
+        """Answer a task of FLARE's own workflows; a failure becomes a return code, and the site's log has a reason."""
         site = fl_ctx.get_identity_name()
         try:
             if task_name == SUBMIT_MODEL:
@@ -119,7 +120,7 @@ class SiteExecutor(Executor):
         return cast(Shareable, answer.to_shareable())
 
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
-        """Return the last one: a site validates what it receives, so it knows no better one of its own."""
+        """Return the site's last trained model; no better one is known, as a site validates only received models."""
         experiment = self._asked.experiment if self._asked else ""
         worker = self._worker(self._worker_arguments(site, experiment, fl_ctx))
         check_submission(shareable, worker, self._asked)
@@ -146,7 +147,7 @@ class SiteExecutor(Executor):
             self._settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site)
         settings = self._settings
         root = Path(settings.get("state_root") or Path(workspace.get_root_dir()) / "fairflare_state")
-        # That of an experiment outlives the job, so that a resubmitted one goes on.
+        # The folder of an experiment outlives the job, so that a resubmitted job resumes the experiment.
         of_job = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "fairflare_state"
         folder = root / safe_name(experiment) / safe_name(site) if experiment else of_job
         return {
@@ -155,7 +156,7 @@ class SiteExecutor(Executor):
             "training": self.training,
             "settings": settings,
             "state_folder": folder,
-            # Simulated sites share a machine, and the number of threads changes the last bits of a sum.
+            # Simulated sites share a machine. One thread each makes sums equal to the last bit everywhere.
             "num_threads": 1 if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else None,
             "decoded": root / DECODED_PLACE / safe_name(site),
         }

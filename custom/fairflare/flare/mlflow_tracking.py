@@ -1,4 +1,4 @@
-"""The server's curves in MLflow, through FLARE's own receiver. Importing this needs the package ``mlflow``."""
+"""Write the server's curves to MLflow, by FLARE's own receiver. Importing this module needs the package ``mlflow``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ EVENTS = (EVENT, f"fed.{EVENT}")
 
 
 class MLflow(MLflowReceiver):
-    """FLARE's MLflow receiver for curves that the server sends.
+    """Write curves that the server sends to MLflow.
 
-    FLARE's own keeps an MLflow run for each site and drops what the server says. This one has a run for whoever sends:
-    the server's, with all curves of a job, and one for a site only when its script sends something by itself.
+    FLARE's own MLflow receiver has an MLflow run for each site and drops the server's values. This receiver has a run
+    for each sender: one for the server, with all curves of a job, and one for a site only if its script sends values.
 
-    A store that does not answer costs the curves, not the job: after the first failure nothing more is sent to it, and
-    the server's log says so.
+    If the MLflow store does not answer, the job goes on without curves: after the first failure nothing more is sent to
+    the store, and the server's log reports this.
 
     Args:
-        tracking_uri: of the store; ``None``: FLARE's, an SQLite file in the job's results.
-        kw_args: ``experiment_name``, ``run_name``, ``experiment_tags``, ``run_tags``, as FLARE's receiver has them.
-        artifact_location: see there.
-        events: that are written; ``None``: those of the server and of the sites.
+        tracking_uri: address of the store; ``None``: FLARE's default, an SQLite file in the job's results.
+        kw_args: ``experiment_name``, ``run_name``, ``experiment_tags`` and ``run_tags``, as for FLARE's receiver.
+        artifact_location: location for artifacts, as for FLARE's receiver.
+        events: events whose values are written; ``None``: those of the server and of the sites.
         buffer_flush_time: seconds between two deliveries.
     """
 
@@ -47,20 +47,20 @@ class MLflow(MLflowReceiver):
         buffer_flush_time: float = 1,
     ) -> None:
         super().__init__(tracking_uri, kw_args, artifact_location, events or list(EVENTS), buffer_flush_time)
-        self.buffer_flush_time = buffer_flush_time  # the job's export reads arguments back by name
+        self.buffer_flush_time = buffer_flush_time  # the export of a job reads arguments from attributes of their name
         self.failed = False
 
     @classmethod
     def like(cls, receiver: MLflowReceiver) -> MLflow:
-        """Make a receiver with the settings of FLARE's receiver, and its events where not FLARE's defaults."""
+        """Make a receiver with the settings of FLARE's receiver, and with its events unless they are the defaults."""
         events = None if receiver.events == [f"fed.{EVENT}"] else receiver.events
         kept = receiver.tracking_uri, receiver.kw_args, receiver.artifact_location
         return cls(*kept, events, receiver.buff_flush_time)
 
     def initialize(self, fl_ctx: FLContext) -> None:
-        """Return the store, and the server's run in it.
+        """Connect to the store and start the server's MLflow run.
 
-        FLARE's would make runs of the sites that are connected by now.
+        FLARE's receiver would start a run for each connected site instead.
         """
         import mlflow
 
@@ -96,7 +96,7 @@ class MLflow(MLflowReceiver):
 
 
 def tag(name: str) -> str:
-    """Return a curve's name as MLflow takes it: what it refuses becomes ``_``.
+    """Return a curve's name with ``_`` in place of characters and parts that MLflow refuses.
 
     >>> tag("cka//site #1"), tag("weight/../a")
     ('cka/_/site _1', 'weight/_/a')

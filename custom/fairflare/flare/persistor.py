@@ -1,4 +1,4 @@
-"""The run's model files as FLARE's other components look for them: through a persistor."""
+"""Give FLARE's other components access to the run's model files, by a persistor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
 
 
 class RunModels(PTFileModelPersistor):
-    """``FL_global_model.pt`` and ``best_FL_global_model.pt`` of the run directory, for FLARE's locators to read.
+    """Read the run's ``FL_global_model.pt`` and ``best_FL_global_model.pt`` for FLARE's model locators.
 
-    :class:`fairflare.federation.record.models.ModelFiles` alone writes them, in FLARE's layout; FLARE's event of a new
-    best model is fired when that file is there already, so nothing is written twice. Under our prefix, since FLARE's
-    own class is not on its default allow list.
+    Only :class:`fairflare.federation.record.models.ModelFiles` writes these files, in FLARE's layout. FLARE's event of
+    a new best model is fired after its file was written, so nothing is written twice. The class is needed because
+    FLARE's own persistor is not on FLARE's default allow list of classes.
     """
 
     def __init__(self) -> None:
@@ -29,24 +29,21 @@ class RunModels(PTFileModelPersistor):
         )
 
     def handle_event(self, event: str, fl_ctx: FLContext) -> None:
-        """Find the run's folder when a run starts, and do nothing else.
-
-        The stock class would write the best model here, too.
-        """
+        """Find the run's folder when a run starts; ignore other events, at which FLARE's class would save models."""
         if event == EventType.START_RUN:
             self._initialize(fl_ctx)
             self.log_dir = fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())
 
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
-        """Return the current global model; an empty one before the first round."""
+        """Return the current global model, or an empty model before the first round."""
         path = Path(self.log_dir) / MODEL_FILE
         self.ckpt_preload_path = str(path) if path.is_file() else None
         return super().load_model(fl_ctx)
 
     def save_model(self, ml: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Refuse to save: another workflow would replace the run's result.
+        """Refuse to save a model, since another workflow would overwrite the run's result.
 
         Raises:
-            RuntimeError: always; give that workflow a persistor of its own.
+            RuntimeError: always; the other workflow needs its own persistor.
         """
         raise RuntimeError("the model files of this run are written by RoundsController; give this workflow its own")

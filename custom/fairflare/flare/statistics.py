@@ -1,7 +1,7 @@
-"""FLARE's federated statistics about images: what a site counts, and the page that the server makes of it.
+"""Compute statistics about the sites' images by FLARE's federated statistics, and write a page about them.
 
-FLARE's StatisticsController asks, its StatisticsExecutor answers with :class:`ImageStatistics`, and its privacy
-cleansers go over the answer. :func:`statistics_here` takes the same way in one process.
+FLARE's StatisticsController asks the sites, its StatisticsExecutor answers with :class:`ImageStatistics`, and its
+privacy cleansers check the answer. :func:`statistics_here` runs the same parts in one process.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from fairflare.reporting.sites import statistics as figures
 from fairflare.tasks.images import Intensities
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
 
-FOLDER = "fairflare"  # in the server's run directory
-WRITER = "statistics_page"  # id of the component
-DATASET = "images"  # FLARE's word for what features belong to
+FOLDER = "fairflare"  # folder of the page in the server's run directory
+WRITER = "statistics_page"  # id of the component that writes the page
+DATASET = "images"  # name of the data set, in FLARE's sense, that all features belong to
 PHASES = (StatisticsConstants.STATS_1st_STATISTICS, StatisticsConstants.STATS_2nd_STATISTICS)
-DECIMALS = 6  # FLARE rounds the ends of bins to it; 1 / 64 has as many
-LEAST = 5  # cases
-MOST_RECORDS = 10**15  # pixels of a site that are believed
+DECIMALS = 6  # decimals to which FLARE rounds the ends of bins; 1 / 64 has six
+LEAST = 5  # smallest number of cases behind a figure, by default
+MOST_RECORDS = 10**15  # largest number of pixels that a site may report
 
 
 @settings
 class ImageStatistics(Intensities, Statistics):
-    """What a site tells of its images: the numbers and histograms of :mod:`fairflare.core.statistics.site_figures`.
+    """Report numbers and histograms of a site's images, those of :mod:`fairflare.core.statistics.site_figures`.
 
     Args:
         task: ``"segmentation"`` or ``"classification"``; default: as the labels in the site's datalist are.
@@ -75,23 +75,23 @@ class ImageStatistics(Intensities, Statistics):
         return Reading(self.orientation, self.intensity, self.window, kept)
 
     def initialize(self, fl_ctx: FLContext) -> None:
-        """Read the site's private file."""
+        """Read the site's private file; FLARE calls this at the start."""
         workspace = fl_ctx.get_engine().get_workspace()
         site = fl_ctx.get_identity_name()
         self.open(site, read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), site))
 
     def open(self, site: str, own: Mapping[str, Any]) -> None:
-        """Set whose images are counted.
+        """Set the site whose images are counted.
 
         Args:
-            site: its name.
-            own: its private settings.
+            site: name of the site.
+            own: content of the site's private file.
         """
         self._site, self._own, self._sums = site, dict(own), None
 
     @property
     def sums(self) -> SiteSums:
-        """Return the site's counts, measured once and reused for every question of FLARE."""
+        """Return the site's counts, which are computed once and reused for every question of FLARE."""
         if self._sums is None:
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
@@ -99,12 +99,12 @@ class ImageStatistics(Intensities, Statistics):
         return self._sums
 
     def features(self) -> dict[str, list[Feature]]:
-        """Return what is told; the rest is left out."""
+        """Return the names of the figures that may leave the site, as FLARE's features; other figures are left out."""
         names = [*self.sums.counts(), *self.sums.bins()]
         return {DATASET: [Feature(name, DataType.INT) for name in names]}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
-        """Return a number, or of a histogram all its records."""
+        """Return the value of a number, or the number of all records of a histogram."""
         if feature_name in AXES:
             return self.sums.bins()[feature_name][0]
         return self.sums.counts()[feature_name]
@@ -112,7 +112,10 @@ class ImageStatistics(Intensities, Statistics):
     def histogram(
         self, dataset_name: str, feature_name: str, num_of_bins: int, global_min_value: float, global_max_value: float
     ) -> Histogram:
-        """Return its bins that may be told; where they are is declared, whatever is asked for. Of a number: none."""
+        """Return the bins of a histogram that may leave the site; a number has none.
+
+        The ends of bins are those declared in ``AXES``, whatever number of bins and range FLARE requests.
+        """
         _, told = self.sums.bins().get(feature_name, (0, {}))
         width = AXES[feature_name].width if feature_name in AXES else 0
         bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in told.items()]
@@ -120,14 +123,14 @@ class ImageStatistics(Intensities, Statistics):
 
 
 class SiteStatistics(StatisticsController):
-    """FLARE's controller, of which a site's answer sees nothing before every value of it was checked.
+    """Collect the sites' statistics as FLARE's controller, and check every value of an answer before using it.
 
-    FLARE's own ends the job at the first answer that it cannot read or add. Here a wrong or failed answer costs its
-    site the figures, by name, and the others have theirs.
+    FLARE's own controller ends the job at the first answer that it cannot read or add. Here a site with a wrong or
+    failed answer is left out and named, and the figures of the other sites are used.
     """
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Ask both questions, then make the page of the sites that answered both well; called by FLARE."""
+        """Ask the sites both questions, then write the page about sites with two usable answers; FLARE calls this."""
         self.reset()
         for phase in PHASES:
             self.statistics_task_flow(abort_signal, fl_ctx, phase)
@@ -143,15 +146,15 @@ class SiteStatistics(StatisticsController):
         page.save(told, overwrite_existing=True, fl_ctx=fl_ctx)
 
     def reset(self) -> None:
-        """Forget everything: the state is that before the first question."""
+        """Forget all answers, as before the first question."""
         self.left_out: dict[str, str] = {}
         self._counts: dict[str, dict[str, int]] = {}
-        self._measured: dict[str, figures.Measured] = {}  # of sites that answered both questions
+        self._measured: dict[str, figures.Measured] = {}  # figures of the sites that answered both questions
         self.client_statistics: dict[str, Any] = {}
         self.global_statistics: dict[str, Any] = {}
 
     def results_cb(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Take an answer; called by FLARE for each."""
+        """Check and store a site's answer; FLARE calls this for each answer."""
         site, phase = client_task.client.name, client_task.task.props[StatisticsConstants.STATISTICS_TASK_KEY]
         result, client_task.result = client_task.result, None
         try:
@@ -159,21 +162,26 @@ class SiteStatistics(StatisticsController):
             if code != ReturnCode.OK:
                 raise ValueError(f"its task failed ({code!s:.40}); the site's log says why")
             self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
-        except Exception as error:  # a site may send anything, and FLARE's decoding raises anything
+        except Exception as error:  # a site may send any value, and FLARE's decoder may raise any error
             told = str(error) if type(error) is ValueError else f"its answer cannot be read ({type(error).__name__})"
             self.left_out.setdefault(site, named(site, printable(told)))
             self.log_warning(fl_ctx, f"left out: {self.left_out[site]}")
 
     def take(self, site: str, phase: str, told: Any) -> None:
-        """Take a site's answer to a question, every value checked.
+        """Check every value of a site's answer to a question, and store the answer.
+
+        Args:
+            site: name of the site.
+            phase: the question, one of ``PHASES``.
+            told: the decoded answer.
 
         Raises:
-            ValueError: a figure that nobody declared, or one out of range.
+            ValueError: a figure is not declared, or is out of range.
         """
         if phase == StatisticsConstants.STATS_1st_STATISTICS:
             counts = _of_features(told, StatisticsConstants.STATS_COUNT)
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
-            # FLARE asks for histograms of what it knows the ends of.
+            # FLARE asks only for histograms of features whose smallest and largest value it knows.
             for statistic, end in (("min", 0), ("max", 1)):
                 of_site = {DATASET: dict.fromkeys(self._counts[site], end)}
                 self.client_statistics.setdefault(statistic, {})[site] = of_site
@@ -193,10 +201,10 @@ class SiteStatistics(StatisticsController):
         self._measured[site] = measured
 
     def told(self) -> dict[str, figures.Measured]:
-        """Return what the sites told that answered both questions well.
+        """Return the figures of the sites that gave usable answers to both questions.
 
         Raises:
-            ValueError: there is none (says why, by site).
+            ValueError: there is no such site; the message gives the reason for each site.
         """
         for site in {*self._counts} - {*self._measured}:
             self.left_out.setdefault(site, f"site {site!r}: no answer to the second question")
@@ -207,10 +215,10 @@ class SiteStatistics(StatisticsController):
 
 
 def _of_features(told: Any, statistic: str) -> Mapping[str, Any]:
-    """Return what a site told of each feature.
+    """Return a statistic of each feature from a site's answer.
 
     Raises:
-        ValueError: of something else.
+        ValueError: the answer has another form, or features that are not declared.
     """
     of = told.get(statistic, {}) if isinstance(told, Mapping) else None
     if not isinstance(of, Mapping) or not {*of} <= {DATASET} or not isinstance(found := of.get(DATASET, {}), Mapping):
@@ -228,7 +236,7 @@ def _whole(name: str, value: Any) -> int:
 
 @settings
 class StatisticsPage(StatisticsWriter):
-    """Write ``stats.json``, ``stats.csv`` and ``stats.html`` into the folder ``fairflare`` of the run.
+    """Write the sites' statistics as ``stats.json``, ``stats.csv`` and ``stats.html`` into the run's ``fairflare``.
 
     Args:
         intensities: what 0 and 1 of the intensities are, in words.
@@ -243,7 +251,7 @@ class StatisticsPage(StatisticsWriter):
         self.left_out: dict[str, str] = {}
 
     def save(self, data: dict[str, figures.Measured], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
-        """Write what all sites told; called by :class:`SiteStatistics`."""
+        """Write the figures of all sites; :class:`SiteStatistics` calls this."""
         document = figures.document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
         for line in figures.write_statistics(document, run / FOLDER):
@@ -251,9 +259,9 @@ class StatisticsPage(StatisticsWriter):
 
 
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
-    """Return classification where the datalist has a number as a label, else segmentation (masks).
+    """Return ``"classification"`` if a label in the site's datalist is a number, else ``"segmentation"`` (masks).
 
-    What is wrong with the list is said later.
+    Errors in the datalist are ignored here; they are reported when the images are read.
     """
     try:
         content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
@@ -265,16 +273,19 @@ def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
 
 
 def configs() -> dict[str, Any]:
-    """Return what FLARE's controller asks for. With a range it never asks a site for its smallest and largest value."""
+    """Return the statistics that FLARE's controller requests.
+
+    As each histogram has a range here, FLARE never asks a site for its smallest and largest value.
+    """
     ends = {"bins": AXES[INTENSITY].bins, "range": [0, 1]}
-    # By name: `nvflare job submit` cannot read a job with FLARE's "*" for all features.
+    # Features are listed by name, since `nvflare job submit` cannot read a job with FLARE's "*" for all features.
     return {"count": {}, "histogram": {name: dict(ends) for name in (*AXES, *COUNTS)}}
 
 
 def cleansers(least: int) -> dict[str, Any]:
     """Return FLARE's privacy cleansers by id.
 
-    The cleansers look at numbers of records, behind what a site leaves out by cases.
+    The cleansers check numbers of records, after the site has left out figures with too few cases.
     """
     return {
         "min_count": MinCountCleanser(min_count=least),
@@ -289,16 +300,16 @@ def statistics_here(
     class_names: tuple[str, ...] = (),
     done: Callable[[str], None] = lambda site: None,
 ) -> figures.StatsDocument:
-    """Return statistics of site folders on this machine by FLARE's controller, without messages.
+    """Compute statistics of sites whose folders are on this machine, by FLARE's controller without messages.
 
     Args:
-        sites: the settings of each, as in its ``fairflare.json``.
-        generator: how files are read.
-        class_names: in the order of the classes.
-        done: is told which site was read.
+        sites: settings of each site, as in its ``fairflare.json``.
+        generator: settings for reading files and for what may leave a site.
+        class_names: names of the classes, in their order.
+        done: function that is called with the name of each site after an answer.
 
     Raises:
-        ValueError: the data of a site cannot be used (names it).
+        ValueError: the data of a site cannot be used; the message names the site.
     """
     controller = SiteStatistics(configs(), WRITER, precision=DECIMALS)
     controller.reset()

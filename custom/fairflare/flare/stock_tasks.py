@@ -1,6 +1,6 @@
-"""What FLARE's own workflows ask of a site: ``validate`` a model that is named, ``submit_model``.
+"""Answer the tasks of FLARE's own workflows at a site: ``validate`` a given model, and ``submit_model``.
 
-Their messages carry a plain model or nothing, no directives, and a failure is a return code.
+The messages of these tasks hold a plain model or nothing, but no directives. A failure is reported as a return code.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
 
 
 class NotServed(Exception):
-    """Signal a task that this site does not do; the error's text is for the site's own log.
+    """Signal that a site does not perform a task of FLARE; the text is for the site's own log.
 
     Args:
-        code: what FLARE is told.
+        code: the return code that FLARE gets.
+        why: the reason, for the site's own log.
     """
 
     def __init__(self, code: str, why: str) -> None:
@@ -37,7 +38,7 @@ class NotServed(Exception):
 
 
 def is_stock(task_name: str, shareable: Shareable) -> bool:
-    """Return whether one of FLARE's workflows asks, and not our server."""
+    """Return whether a task comes from one of FLARE's own workflows, not from FairFlare's controller."""
     if task_name == SUBMIT_MODEL:
         return True
     if task_name != TASK_VALIDATE:
@@ -46,20 +47,23 @@ def is_stock(task_name: str, shareable: Shareable) -> bool:
         return True
     try:
         return META_KEY not in from_shareable(shareable).meta
-    except (TypeError, ValueError):  # no message of ours either; its decoder says what is wrong
+    except (TypeError, ValueError):  # not FairFlare's message either; the decoder raises the error
         return False
 
 
 def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
-    """Return the request to test the model of a stock ``validate`` task, exactly as it came: tensors or NumPy arrays.
+    """Return the request to test the model in a ``validate`` task of FLARE's own workflows.
 
-    With a method that keeps parts of the model at the site that is the common model, or another site's, without them.
+    The model, of tensors or NumPy arrays, is tested exactly as it was sent. If the method keeps parts of the model at
+    the site, these parts are not used: the sent model is the common one, or another site's.
 
     Args:
-        asked: by our server, last: whose run it is, and which tensors its model files hold; ``None``: it has not yet.
+        shareable: FLARE's message.
+        asked: the last request of FairFlare's controller, which names the run and the tensors of its model files;
+            ``None``: there was no request yet.
 
     Raises:
-        NotServed: it holds no whole model.
+        NotServed: the message holds no whole model.
     """
     try:
         dxo = from_shareable(shareable)
@@ -85,10 +89,10 @@ def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
 
 
 def metrics_of(reply: SiteReply, primary: str) -> DXO:
-    """Return the metrics as FLARE stores them; such as are not finite are left out.
+    """Return the metrics of a reply in the form in which FLARE stores them; values that are not finite are left out.
 
     Raises:
-        NotServed: the model could not be tested, or its ``primary`` metric is not finite.
+        NotServed: the model could not be tested, or its ``primary`` metric is withheld or not finite.
     """
     found = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
     held, odd = primary in suppressed_in({SUPPRESSED: None, **reply.stats}), ReturnCode.EXECUTION_RESULT_ERROR
@@ -102,10 +106,11 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
 
 
 def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask | None = None) -> None:
-    """Check that this site may and can give the model that is asked for.
+    """Check that a site may send its local model in answer to ``submit_model``.
 
     Raises:
-        NotServed: its own file does not allow it, there is no model of that name, or parts of it stay at the site.
+        NotServed: the site's own file does not allow it, there is no model of the requested name, or the model or parts
+            of it stay at the site by the method.
     """
     allowed, name = worker.settings.get(SUBMITS, False), shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     no, own = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)
@@ -130,7 +135,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
 
 
 def _refuse_if(*cases: tuple[bool, str, str]) -> None:
-    """Raise the first of these that is so: whether, what FLARE is told, why."""
+    """Raise ``NotServed`` for the first case whose condition holds; a case is (condition, return code, reason)."""
     for there, code, why in cases:
         if there:
             raise NotServed(code, why)

@@ -1,4 +1,4 @@
-"""Curves through FLARE's analytics events: any FLARE receiver (TensorBoard by default) writes them on the server."""
+"""Send a run's curves as FLARE's analytics events, which any FLARE receiver (TensorBoard by default) writes."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ if find_spec("tensorboard"):
 else:
 
     class TBAnalyticsReceiver(AnalyticsReceiver):  # type: ignore[no-redef]
-        """Replace FLARE's receiver where TensorBoard is not installed: the curves are not written."""
+        """Replace FLARE's receiver if TensorBoard is not installed; no curves are written."""
 
         def __init__(self, tb_folder: str = "tb_events", events: list[str] | None = None) -> None:
             super().__init__(events=events)
             self.tb_folder = tb_folder
 
         def initialize(self, fl_ctx: Any) -> None:
-            """Say so."""
+            """Log that no curves are written, as TensorBoard is not installed."""
             log.warning(NO_CURVES)
 
         def save(self, fl_ctx: Any, shareable: Any, record_origin: str) -> None:
-            """Keep nothing."""
+            """Ignore a value, as no curves are written."""
 
         def finalize(self, fl_ctx: Any) -> None:
-            """Do nothing: there is nothing to close."""
+            """Do nothing, as no file is open."""
 
 
 class TensorBoard(TBAnalyticsReceiver):
-    """FLARE's TensorBoard receiver under our prefix, as all that a job of ours names."""
+    """Offer FLARE's TensorBoard receiver under a class path of this package, as for all classes that a job names."""
 
 
 class FlareEvents(Curves):
-    """Fire FLARE's events of a round, and the curves as its analytics events.
+    """Fire FLARE's events of a round, and send curves as FLARE's analytics events.
 
     Args:
-        controller: fires them.
+        controller: FLARE's controller that fires the events.
         directions: see :class:`fairflare.federation.record.curves.Curves`.
     """
 
@@ -78,9 +78,9 @@ class FlareEvents(Curves):
         )
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """Hand the best model to whoever keeps FLARE's best model.
+        """Fire FLARE's event of a new best model, for the components that handle it.
 
-        The best model is not the current one, but the one that was validated.
+        The event's model is the one that was validated, not the current global model.
         """
         fl_ctx = self.controller.fl_ctx
         model = make_model_learnable(dict(state), {"current_round": made})

@@ -1,4 +1,4 @@
-"""The import path that ``project.yml`` files name, which lie outside this repository: it has to stay."""
+"""Keep the import path of the provisioning builder that users' ``project.yml`` files name."""
 
 from fairflare.flare.export.provision import AUTHORIZATION, SitePolicyBuilder, job_classes
 

@@ -1,1 +1,1 @@
-"""Job folders, recipes and provisioning."""
+"""Export runs as FLARE job folders and recipes, and prepare FLARE's provisioning."""

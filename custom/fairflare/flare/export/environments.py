@@ -1,4 +1,4 @@
-"""FLARE's execution environments: a POC that keeps its results, and from a FLARE ``Run`` to our results document."""
+"""Provide a FLARE POC environment that keeps its results, and read the results document of a FLARE ``Run``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fairflare.reporting.results import find_results, read_results
 
 
 class PocEnv(StockPocEnv):
-    """FLARE's POC environment, whose results outlive it.
+    """Run jobs in FLARE's POC environment, and keep their results after the environment is removed.
 
-    FLARE downloads a job's result into the POC workspace and removes that when the run is over, so its
-    ``run.get_result()`` names a folder that is gone. Here it names a copy.
+    FLARE downloads a job's result into the POC workspace and removes the workspace when the run is over. So FLARE's
+    ``run.get_result()`` names a folder that no longer exists. With this class it names a copy.
 
     Args:
-        results: folder for the results, one folder a job in it, named by its id; made when it is needed.
-        arguments: of :class:`nvflare.recipe.poc_env.PocEnv`: ``num_clients``, ``clients``, ``gpu_ids``, ``use_he``,
-            ``project_conf_path``, ...
+        results: folder for the results, with one folder for each job, named by its id; made when it is needed.
+        arguments: arguments of :class:`nvflare.recipe.poc_env.PocEnv`: ``num_clients``, ``clients``, ``gpu_ids``,
+            ``use_he``, ``project_conf_path``, ...
     """
 
     def __init__(self, *, results: str | Path = "poc-results", **arguments: Any) -> None:
@@ -30,7 +30,7 @@ class PocEnv(StockPocEnv):
         self.results = Path(results).absolute()
 
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
-        """Wait for the job and copies what it left; its folder, or ``None`` when ``timeout`` seconds were too few."""
+        """Wait for a job, copy its results and return their folder; ``None``: ``timeout`` seconds were too few."""
         found = super().get_job_result(job_id, timeout)
         if not found:
             return None
@@ -40,17 +40,17 @@ class PocEnv(StockPocEnv):
 
 
 def of(run: Run, timeout: float = 0.0) -> Results:
-    """Wait for a run of any environment and read its results.
+    """Wait for a run in any of FLARE's environments and read its results.
 
     Args:
-        run: of ``recipe.run(env)`` or ``recipe.execute(env)``.
-        timeout: seconds to wait; 0: until it is over.
+        run: result of ``recipe.run(env)`` or ``recipe.execute(env)``.
+        timeout: seconds to wait; 0: until the run is over.
 
     Returns:
-        The document of ``docs/results.md``.
+        The results document, described in ``docs/results.md``.
 
     Raises:
-        ValueError: the run left no results: it is not over yet, it failed before its first round, or FLARE's own
+        ValueError: the run has no results: it is not over yet, it failed before its first round, or FLARE's own
             ``PocEnv`` has removed them.
     """
     folder = run.get_result(timeout=timeout)

@@ -1,4 +1,4 @@
-"""A plan as a FLARE job: FLARE's own exporter, and the one place where ours differs from it."""
+"""Turn a plan into a FLARE job by FLARE's own exporter, adapted to tasks and training scripts that a job carries."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ from fairflare.methods.base.catalog import plugin_of
 from fairflare.tasks import scripts
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
-TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components
-# A site asks for its next task this often; FLARE's default of 2 s would dominate short phases.
+TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components in the job
+# Seconds between a site's requests for its next task; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}
-SCRIPT_END = 10.0  # seconds that a script's process has to end by itself when the job is over
-#: The file that a job carries beside a training script: with it the server may build the network that the job names.
+SCRIPT_END = 10.0  # seconds in which a script's process must end by itself after the job
+#: File that a job carries beside a training script, so that the server may build the network that the job names.
 SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
 
 
 def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
-    """Return a job with one app for server and sites, deployed to the plan's sites where it names them.
+    """Return a FLARE job with one app for server and sites; if the plan names sites, it is deployed to these alone.
 
     Args:
+        plan: the run.
+        name: name of the job.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` (and a MONAI bundle beside it), or the
             training script; ``"preinstalled"``: no custom code; ``"bundle"``: the whole package too.
-        isolate: each task in a child process at the site.
+        isolate: whether a site performs each task in a child process.
     """
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
     job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    # Packages that sites have installed or receive whole. For "bundle" FLARE itself carries the plugin's files instead.
+    # Packages that sites have installed or get as a whole. For "bundle", FLARE itself adds a plugin's files to the job.
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
     job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
@@ -66,21 +68,21 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
 
 
 def script_executor(script: Script, packaging: str) -> ClientAPIExecutor:
-    """Return FLARE's executor of training scripts, which hands models on as they are: no conversion, no difference."""
+    """Return FLARE's executor of training scripts, set up so that models pass without conversion or differences."""
     formats = {"params_exchange_format": ExchangeFormat.PYTORCH, "server_expected_format": ExchangeFormat.PYTORCH}
     path = str(script.path) if packaging == "preinstalled" else script.path.name
     if script.command is None:
         return ClientAPIExecutor("in_process", task_script_path=path, task_script_args=script.arguments, **formats)
-    # The process starts in the app's folder.
+    # The script's process starts in the app's folder.
     place = path if packaging == "preinstalled" else f"custom/{path}"
     command = [*shlex.split(script.command), place, *shlex.split(script.arguments)]
     return ClientAPIExecutor("external_process", command=command, shutdown_timeout=SCRIPT_END, **formats)
 
 
 def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
-    """Return the path of an initial checkpoint as the job has it.
+    """Return the path of an initial checkpoint as it stands in the job.
 
-    FLARE's rule: an absolute path is one of the server's, any other a file here, which the job carries.
+    By FLARE's rule an absolute path is a path at the server, and any other path is a local file that the job carries.
     """
     if Path(checkpoint).is_absolute():
         return checkpoint
@@ -98,7 +100,10 @@ def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
 
 
 class _JobConfig(FedJobConfig):
-    """FLARE names a class after the file it comes from; the task of a job is of the file that the job carries."""
+    """Write a job's configuration so that the task's class path is that of the task file which the job carries.
+
+    FLARE itself would name the class by the file from which it was loaded.
+    """
 
     def __init__(self, plan: Plan, packaging: str, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -111,7 +116,7 @@ class _JobConfig(FedJobConfig):
             return str(super()._get_class_path(obj, custom_dir))
         if carries:
             return "task.Task" if self.plan.script is None else f"{SCRIPT_TASK.stem}.Task"
-        base = type(obj).__mro__[1]  # the packaged class that the template's Task subclasses
+        base = type(obj).__mro__[1]  # the packaged base class of the template's class ``Task``
         return f"{base.__module__}.{base.__name__}"
 
     def generate_job_config(self, job_root: str) -> None:
@@ -132,7 +137,7 @@ class _JobConfig(FedJobConfig):
 
 
 def carry_package(custom: Path) -> None:
-    """Copy the whole package into the custom code of a job."""
+    """Copy the whole package ``fairflare`` into the custom code of a job."""
     shutil.copytree(
         Path(fairflare.__file__).parent,
         custom / "fairflare",

@@ -1,4 +1,4 @@
-"""A class for each method, made at run time: the settings that it declares are the arguments."""
+"""Make a recipe class for each method at run time, whose arguments are the settings that the method declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflare.flare.export.recipes import OPTIONS, FairRecipe
 from fairflare.methods.base.catalog import Method, all_methods
 
 WIDTH = 116
-MODULE = "fairflare.recipes"  # where the classes are found, also by pickle
+MODULE = "fairflare.recipes"  # module from which the classes are imported, also by pickle
 HEAD = (
     "The defaults are those of a job that is quick to try; with ``small=False`` whatever is not given is as in the "
     'paper, which is said where it differs ("paper: ...").'
@@ -31,14 +31,14 @@ RAISES = "Raises:\n    ValueError: a value of another type or out of range: one 
 
 
 class MethodRecipe(FairRecipe):
-    """Base of the recipes of one method each. What a caller did not give is the quick job's, or the paper's.
+    """Define the base class of recipes of a single method; defaults are those of the quick job, or of the paper.
 
     Attributes:
-        method: of ``fairflare list``.
+        method: name of the method, as in ``fairflare list``.
         dotted: arguments that are settings of a part: ``{"weighting_grid": "weighting.grid"}``.
 
     Raises:
-        TypeError: an argument that the class does not have (suggests the nearest).
+        TypeError: the class has no such argument; the message suggests the nearest.
     """
 
     method: ClassVar[str]
@@ -58,7 +58,7 @@ class MethodRecipe(FairRecipe):
 
 
 def class_names() -> dict[str, Method]:
-    """Return ``{class name: method}``."""
+    """Return ``{name of the recipe class: method}`` for all methods."""
     return {class_name(method): method for method in all_methods().values()}
 
 
@@ -77,10 +77,14 @@ def class_name(method: Method) -> str:
 
 
 def make_class(name: str, method: Method) -> type[MethodRecipe]:
-    """Return the recipe of a method, with signature and docstring.
+    """Make the recipe class of a method, with signature and docstring.
+
+    Args:
+        name: name of the class.
+        method: the method.
 
     Raises:
-        ValueError: two settings would be one argument.
+        ValueError: two settings would become the same argument.
     """
     dotted: dict[str, str] = {}
     parameters: dict[str, inspect.Parameter] = {}
@@ -117,7 +121,10 @@ def make_class(name: str, method: Method) -> type[MethodRecipe]:
 
 
 def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
-    """Name of the setting, the argument, and what it means: of the run, the server's half, the sites', and the task."""
+    """Yield (setting's name, argument, meaning) for all arguments of a method's recipe class.
+
+    They are the recipe's own options and the settings of the run, the server half, the site half and the task.
+    """
     quick = make_plan(method.name, min_sites=2)
     paper = make_plan(method.name, min_sites=2, small=False) if papers_of(method) else quick
     of_recipe, declared = meanings(FairRecipe), inspect.signature(FairRecipe, eval_str=True).parameters
@@ -127,7 +134,7 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             _parameter(name, declared[name].annotation, declared[name].default),
             of_recipe[name].replace("`", "``"),
         )
-    hidden = ("label", "norm_statistics")  # the latter is of the sites, and the run follows it
+    hidden = ("label", "norm_statistics")  # norm_statistics is a setting of the site half, and the run follows it
     yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):
@@ -166,14 +173,14 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _plain(value: Any) -> Any:
-    """Return a part by its kind, a list as a tuple."""
+    """Return a setting's value in plain form: a part becomes its kind, a list becomes a tuple."""
     if isinstance(value, Part):
         return value.kind
     return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else value
 
 
 def _plain_type(hint: Any) -> Any:
-    """Return what a person gives for a declared type: bounds are left out, a part is its kind, any sequence will do."""
+    """Return the type that a user gives for a declared type: without bounds, a part as its kind, lists as sequences."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _plain_type(inner[0])

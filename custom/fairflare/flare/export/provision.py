@@ -1,4 +1,4 @@
-"""A builder for ``nvflare provision``: kits with what FairFlare's jobs need and a hospital should insist on."""
+"""Define a builder for ``nvflare provision`` that writes the policies which FairFlare's jobs and hospitals need."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fairflare.base.settings import Flag, Positive, settings
 
 EVERY_SITE = "*"
 PREFIX = "fairflare."
-RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first that is there
-MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # mlflow need not be installed where kits are made
-SITE_FILE: dict[str, Any] = {"min_cases": 5}  # what a site's private file has unless site_settings says otherwise
-# Who may do what at a site, unless the project file says otherwise: nobody may bring code or open a shell. The right to
-# a job's log is in no category of FLARE's, so it has to be named.
+RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first of these files that exists
+MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # as text, since mlflow may not be installed where kits are made
+SITE_FILE: dict[str, Any] = {"min_cases": 5}  # default content of a site's private file
+# Default rights of each role at a site; a project file may define others. No role may bring code or open a shell. The
+# right to read a job's log is in none of FLARE's categories, so it is named.
 AUTHORIZATION: dict[str, Any] = {
     "format_version": "1.0",
     "permissions": {
@@ -44,12 +44,13 @@ AUTHORIZATION: dict[str, Any] = {
 
 @settings
 class SitePolicyBuilder(Builder):
-    """Write ``local/`` of the server and of every site; this builder must precede the SignatureBuilder.
+    """Write the folder ``local`` of the server and of every site in ``nvflare provision``, before the SignatureBuilder.
 
-    ``resources.json``: the classes of our jobs are allowed, and sites do not send their logs to the server. The same in
-    ``resources.json.default``: ``nvflare deploy prepare`` goes by that file and removes the other.
-    ``authorization.json``: no custom code and no shell. ``privacy.json``: as given. ``fairflare.json``: as given, and a
-    ``min_cases`` of 5 at every site. :meth:`lay` does the same with a kit that was made without this builder.
+    ``resources.json`` allows the classes of FairFlare's jobs, and keeps sites from sending their logs to the server.
+    ``resources.json.default`` has the same content: ``nvflare deploy prepare`` uses that file and removes the other.
+    ``authorization.json`` permits no custom code and no shell. ``privacy.json`` is written as given. ``fairflare.json``
+    is written as given, with a ``min_cases`` of 5 at every site. :meth:`lay` writes the same files into a kit that was
+    made without this builder.
 
     Args:
         allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
@@ -91,11 +92,11 @@ class SitePolicyBuilder(Builder):
                 raise ValueError(f"site_settings of {name!r} must be a mapping, got {block!r}")
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        """Write the files of every participant.
+        """Write the policy files of every participant; FLARE's provisioning calls this.
 
         Raises:
-            ValueError: settings for a site that the project does not have, or no server.
-            RuntimeError: the kits are not there yet (the builder stands too early in the project file).
+            ValueError: the project has no server, or ``site_settings`` names a site that the project does not have.
+            RuntimeError: the kits do not exist yet, as the builder comes too early in the project file.
         """
         server, clients = project.get_server(), list(project.get_clients())
         if server is None:
@@ -111,15 +112,18 @@ class SitePolicyBuilder(Builder):
             self._build_site(client.name, Path(ctx.get_local_dir(client)))
 
     def lay(self, kit: Path) -> str:
-        """Write the same into a kit that was made without this builder, as by ``nvflare package``.
+        """Write the policy files into a start-up kit that was made without this builder, as by ``nvflare package``.
 
-        What the site's ``fairflare.json`` says stays.
+        Existing entries of the site's ``fairflare.json`` are kept.
+
+        Args:
+            kit: folder of the kit.
 
         Returns:
             The name of the server or site.
 
         Raises:
-            ValueError: not the kit of a server or site, or it has rights or filters of its own that differ.
+            ValueError: the folder is no kit of a server or site, or has other rights or filters already.
         """
         local, startup = kit / "local", kit / "startup"
         for file, key in (("authorization.json", self._policy), ("privacy.json", self.privacy)):
@@ -180,11 +184,11 @@ class SitePolicyBuilder(Builder):
 
 
 def job_classes() -> list[str]:
-    """Return paths of the classes that a job without custom code names, sorted: what a site's class allow list needs.
+    """Return the sorted paths of the classes that jobs without custom code name, for a site's class allow list.
 
-    Among them are the paths that job folders of the version before name. Not the prefix ``"fairflare."``: FLARE calls
-    whatever a job names under it, functions too, with the job's arguments, and some of the package's read files or
-    import them, which is their work on a user's own machine.
+    Among them are the paths that job folders of the previous version name. The prefix ``"fairflare."`` alone would be
+    unsafe: FLARE calls any class or function that a job names under an allowed prefix, with the job's arguments, and
+    some functions of the package read or import files, as they are meant for a user's own machine.
     """
     from fairflare.base.settings import field_names, parts_of
     from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
@@ -221,7 +225,7 @@ def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; nothing where there is none."""
+    """Return the content of a JSON file; an empty dict if the file does not exist."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content
 

@@ -22,13 +22,13 @@ from fairflare.methods.base.catalog import get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
-#: Arguments of :class:`FairRecipe` that are neither settings of the method and its task nor of the run.
+#: Arguments of :class:`FairRecipe` that are no settings: neither of the method, nor of its task, nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like", "task_file", "monai_bundle", "isolate")
-MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may not be installed
+MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may be absent
 
 
 class FairRecipe(Recipe):
-    """Any method as a FLARE job: of typed parts, or by a method's name and settings.
+    """Define a FLARE job of any method, from typed parts, or from a method's name and settings.
 
     .. code-block:: python
 
@@ -36,40 +36,42 @@ class FairRecipe(Recipe):
         FairRecipe("fed_ism", settings={"rho": 0.05, "image_size": [48, 48]}, num_rounds=2)
 
     Args:
-        method: a name of ``fairflare list``; default: the one that ``rule`` and ``training`` are the halves of, and
-            where there is none, a method of the rule's name.
-        rule, training: server half and site half as objects, which are what they say; one that is not given is as in
-            the method's quick job, with the values that the two share.
-        name: of the job; default: the method's.
+        method: name of a method, as in ``fairflare list``; default: the method that has ``rule`` and ``training`` as
+            its halves, or, if no method has both, a new method of the rule's name.
+        rule, training: server half and site half as objects, used unchanged; a half that is not given is as in the
+            method's quick job, with the values that both halves share.
+        name: name of the job; default: the method's.
         packaging: ``"task_file"``: the job carries ``app/custom/task.py`` and sites must permit custom code;
             ``"preinstalled"``: no custom code, sites need the package and its classes in their allow list;
             ``"bundle"``: the job carries the whole package. A ``"preinstalled"`` job is for hospitals: one site's
-            influence is bounded in it (:data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`); ``settings`` go before.
-        task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: what the method's paper
-            learns.
-        run: rounds, quorum, seed, timeouts as an object; the next arguments then stay out.
-        sites: their number (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as the
-            method's small job has.
-        settings: of the method's halves and of the task, by name; see :func:`fairflare.federation.plan.plan.make_plan`.
-        small: False: the paper's settings for whatever is not given.
-        paper: which paper's, without ``small`` (``--paper NAME``); default: the first with a table that has the method.
+            influence is bounded (:data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`); ``settings`` override this.
+        task: ``"segmentation"`` or ``"classification"``, or a task as an object; default: the task of the method's
+            paper.
+        run: rounds, quorum, seed and timeouts as an object; arguments about the run are then not allowed.
+        sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
+            the method's small job has.
+        settings: settings of the method's halves and of the task, by name; see
+            :func:`fairflare.federation.plan.plan.make_plan`.
+        small: False: settings that are not given are those of the paper.
+        paper: name of the paper whose settings hold without ``small`` (``--paper NAME``); default: the first paper with
+            a table that has the method.
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.
-        monai_bundle: folder of a MONAI bundle: network, loss, optimizer, transforms and metric are its own.
-        num_rounds: communication rounds; default: the method's small job.
-        min_sites: usable results a round needs; also FLARE's ``min_clients``. Default: 2.
+        monai_bundle: folder of a MONAI bundle, whose network, loss, optimizer, transforms and metric are used.
+        num_rounds: number of communication rounds; default: that of the method's small job.
+        min_sites: number of usable results that a round needs; also FLARE's ``min_clients``. Default: 2.
         phase_timeout: seconds for each of train, anchor, norms and validate; for check at most ten minutes. Default:
             3600.
-        isolate: each task in a child process at the site.
+        isolate: whether a site performs each task in a child process.
         options: further settings of :class:`fairflare.federation.plan.run_settings.RunSettings` by name.
 
     Raises:
-        ValueError: unknown method, task, packaging or setting (suggests the nearest), a value out of range, or one that
-            is given twice.
+        ValueError: a method, task, packaging or setting is unknown (the message suggests the nearest), or a value is
+            out of range or given twice.
     """
 
-    framework = FrameworkType.PYTORCH  # FLARE's helpers (cross-site evaluation) look at it
+    framework = FrameworkType.PYTORCH  # read by FLARE's helpers (cross-site evaluation)
 
     def __init__(
         self,
@@ -127,22 +129,22 @@ class FairRecipe(Recipe):
         if packaging == "preinstalled" and self.plan.task_file not in TASKS_BY_KIND.values():
             raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
-        self._job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's helpers look for it
+        self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here
 
     def add_cse_validator_if_needed(self) -> None:
-        """Ask the sites' executor for local models too; FLARE's ``add_cross_site_evaluation`` calls this.
+        """Let the sites' executor answer requests for local models; FLARE's ``add_cross_site_evaluation`` calls this.
 
-        It gives none unless the site's own file says ``"submit_model": true``.
+        The executor sends a local model only if the site's own file has ``"submit_model": true``.
         """
         for defined in self._job._deploy_map["@ALL"].app_config.executors:
             if SUBMIT_MODEL not in defined.tasks:
                 defined.tasks.append(SUBMIT_MODEL)
 
     def finalize(self) -> None:
-        """Leave one TensorBoard receiver, and put an MLflow receiver of ours in the place of FLARE's.
+        """Keep one TensorBoard receiver in the job, and replace FLARE's MLflow receiver by FairFlare's.
 
-        A TensorBoard receiver of FLARE, where ``add_experiment_tracking`` added one, takes the place of ours. FLARE's
-        MLflow receiver drops what a server sends; ours has the same settings.
+        If ``add_experiment_tracking`` has added FLARE's TensorBoard receiver, FairFlare's is removed. FLARE's MLflow
+        receiver drops values that a server sends; FairFlare's writes them, and gets the same settings.
         """
         components = self._job._deploy_map["server"].app_config.components
         for key, component in components.items():

@@ -1,4 +1,4 @@
-"""A run whose sites train with a script of their own, as :mod:`fairflare.federation.plan.plan` makes others."""
+"""Make the plan of a run whose sites train with their own script; other runs: :mod:`.federation.plan.plan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairflare.federation.plan.plan import Plan, Script, make_plan
 from fairflare.methods.base.catalog import get_method
 from fairflare.tasks.scripts import ScriptTask
 
-#: Settings of local training that are refused here, because the script's own training loop decides them.
+#: Settings of local training that are refused for such a run, because the script's own training loop decides them.
 OF_THE_LOOP = (
     "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "local_epochs", "local_steps",
     "keep_optimizer_state", "augment", "schedule", "nesterov",
@@ -30,22 +30,22 @@ def make_script_plan(
     settings: Mapping[str, Any] | None = None,
     **run: Any,
 ) -> Plan:
-    """Put such a run together.
+    """Make the plan of a run whose sites train with their own script.
 
     Args:
-        method: a name of ``fairflare list``.
-        script: of the sites.
-        model: class of the network: ``"Net"`` of the script, or ``"package.module.Net"`` of one that is installed.
+        method: name of a method, as in ``fairflare list``.
+        script: the training script of the sites.
+        model: class of the network: ``"Net"`` in the script, or ``"package.module.Net"`` in an installed package.
         model_args: arguments of that class.
-        primary_metric: of what the script measures.
-        metrics: of :class:`fairflare.tasks.scripts.ScriptTask`.
-        sites: as for :func:`fairflare.federation.plan.plan.make_plan`.
-        settings: of the method's halves; not what the script's loop decides (optimizer, epochs and so on).
-        run: of :class:`fairflare.federation.plan.run_settings.RunSettings`.
+        primary_metric: name of the primary metric among the metrics that the script measures.
+        metrics: declarations of the metrics, as for :class:`fairflare.tasks.scripts.ScriptTask`.
+        sites: sites as for :func:`fairflare.federation.plan.plan.make_plan`.
+        settings: settings of the method's halves, without those that the script's loop decides (optimizer, epochs...).
+        run: settings of :class:`fairflare.federation.plan.run_settings.RunSettings`.
 
     Raises:
-        ValueError: as for :func:`fairflare.federation.plan.plan.make_plan`; a setting that the loop decides; a method
-            that has a model of its own at every site.
+        ValueError: as for :func:`fairflare.federation.plan.plan.make_plan`; or the script's loop decides a given
+            setting, or the method has a model of its own at every site.
     """
     chosen = get_method(method)
     if vain := [name for name in settings or {} if name in OF_THE_LOOP]:

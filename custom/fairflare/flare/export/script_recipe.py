@@ -1,4 +1,4 @@
-"""Define a FLARE Recipe for sites that train with a script of their own, with any method."""
+"""Define a FLARE Recipe, with any method, for sites that train with their own script."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from fairflare.methods.base.catalog import get_method
 
 
 class ScriptRecipe(Recipe):
-    """Any method as a FLARE job whose sites run a training script: FLARE's Client API executor in place of ours.
+    """Define a FLARE job of any method whose sites run a training script, by FLARE's Client API executor.
 
     Args:
-        method: a name of ``fairflare list``.
-        train_script: the script, with :class:`fairflare.client.Site` in it. It goes with the job; with packaging
-            ``"preinstalled"`` it is an absolute path at every site.
-        model: class of the network, which the server builds: ``"Net"`` of the script (whose top level must then do
-            nothing but define things), or ``"package.module.Net"``.
+        method: name of a method, as in ``fairflare list``.
+        train_script: path of the script, which uses :class:`fairflare.client.Site`. The job carries the script; with
+            packaging ``"preinstalled"`` the path is an absolute path at every site.
+        model: class of the network, which the server builds: ``"Net"`` in the script (whose top level must then only
+            define names), or ``"package.module.Net"``.
         model_args: arguments of that class, plain values.
-        primary_metric: of what the script measures.
-        metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` of all that the script measures
-            but accuracy and the loss; the limits are [0, 1] where they are not given, ``None``: no limit.
-        script_args: of the script's command line.
-        launch_external_process: in a process of its own, not in the site's job process.
-        command: that process's interpreter; each site needs it on its path.
-        name: of the job; default: the method's.
+        primary_metric: name of the primary metric among the metrics that the script measures.
+        metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` for all metrics of the script
+            but accuracy and the loss; limits that are not given are [0, 1], ``None``: no limit.
+        script_args: arguments of the script's command line.
+        launch_external_process: whether the script runs in its own process, not in the site's job process.
+        command: command of that process's interpreter, which every site needs on its path.
+        name: name of the job; default: the method's.
         packaging: ``"task_file"``: the job carries the script; ``"preinstalled"``: no custom code, see
             :class:`fairflare.flare.export.recipes.FairRecipe`; ``"bundle"``: the script and the whole package.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
             the method's small job has.
-        settings: of the method's halves; optimizer, epochs and the like are the script's.
+        settings: settings of the method's halves; the script decides optimizer, epochs and the like.
         num_rounds, min_sites, phase_timeout, run: as for :class:`fairflare.flare.export.recipes.FairRecipe`.
 
     Raises:
-        ValueError: no such script; unknown method, packaging or setting (suggests the nearest), or a value out of
-            range.
+        ValueError: the script does not exist; a method, packaging or setting is unknown (the message suggests the
+            nearest), or a value is out of range.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""FLARE's federated statistics about images as a recipe: how different the sites are, before the first round."""
+"""Define a FLARE Recipe for statistics of the sites' images, which show how different sites are before a run."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ GENERATOR = "image_statistics"
 
 
 class StatsRecipe(Recipe):
-    """The statistics of ``fairflare stats`` as a FLARE job: our counting between FLARE's controller and cleansers.
+    """Define the statistics of ``fairflare stats`` as a FLARE job, with FLARE's controller and privacy cleansers.
 
     Args:
-        name: of the job.
-        sites: their names, or ``None`` for every connected site.
+        name: name of the job.
+        sites: names of the sites, or ``None`` for every connected site.
         packaging: ``"preinstalled"``: no custom code, sites have the package and its classes in their allow list;
-            ``"bundle"``: the job carries the package (the simulator, and sites that permit custom code).
-        class_names: for the page, in the order of the classes.
-        settings: of :class:`fairflare.flare.statistics.ImageStatistics`.
+            ``"bundle"``: the job carries the package (for the simulator, and for sites that permit custom code).
+        class_names: names of the classes for the page, in their order.
+        settings: settings of :class:`fairflare.flare.statistics.ImageStatistics`.
 
     Raises:
-        ValueError: an unknown packaging or setting, or a value out of range.
+        ValueError: the packaging or a setting is unknown, or a value is out of range.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StatsRecipe(Recipe):
 
 
 class _WithPackage(FedJobConfig):
-    """Carry the whole package."""
+    """Write a job's configuration, and copy the whole package into the job."""
 
     def generate_job_config(self, job_root: str) -> None:
         super().generate_job_config(job_root)

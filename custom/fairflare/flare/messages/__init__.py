@@ -1,1 +1,1 @@
-"""FLARE's messages: what they hold and how they travel."""
+"""Convert messages to and from FLARE's, and bound the memory that sending and receiving them takes."""

@@ -1,7 +1,8 @@
-"""How much of the model is on its way at one moment: a bounded part, however many sites fetch it.
+"""Bound the bytes of the model that are being sent at one moment, however many sites fetch the model.
 
-A task tells a site where to fetch the tensors, and every site fetches one piece after the other (a tensor, or several
-small ones), all sites at once. For each piece FLARE has a few copies until it has arrived, also in reference cycles.
+A task names the place from which a site fetches the tensors. Every site fetches one piece (a tensor, or several small
+ones) after the other, and all sites do so at once. FLARE holds a few copies of each piece until it has arrived, some of
+them in reference cycles.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL, O
 from nvflare.fuel.utils import fobs
 from nvflare.fuel.utils.fobs import dots
 
-UNDER_WAY = 32 * 2**20  # bytes of the model; one piece may be larger
-BEHIND = 8 * 2**20  # bytes after which cycles are looked for
-PATIENCE = 10.0  # seconds after which a piece that nobody asks to follow does not count any more
-LONGEST_WAIT = 30.0  # seconds; FLARE's sites ask again after 600 s
+UNDER_WAY = 32 * 2**20  # bytes of the model that may be on the way at once; one piece may be larger
+BEHIND = 8 * 2**20  # sent bytes after which reference cycles are searched for
+PATIENCE = 10.0  # seconds after which a sent piece no longer counts as on the way
+LONGEST_WAIT = 30.0  # largest number of seconds that a request waits; FLARE's sites ask again after 600 s
 
-_Key = tuple[str, str]  # who asks, for which model
+_Key = tuple[str, str]  # site that requests a piece, and id of the model
 
 
 @contextmanager
 def sent_in_turns(cell: Any) -> Iterator[bool]:
-    """Send the tensors of tasks over ``cell`` with few bytes under way, as long as the context lasts.
+    """Send the tensors of tasks over ``cell`` with few bytes on the way at once, while the context lasts.
 
-    False: this FLARE has no place for it, all sites are served at once.
+    The context yields False if this version of FLARE does not allow it; then all sites are served at once.
 
     Args:
-        cell: FLARE's, which the sites fetch from; ``None``: there is no network.
+        cell: FLARE's cell from which the sites fetch; ``None``: there is no network.
     """
     serve = getattr(DownloadService, "_handle_download", None)
     if cell is None or serve is None:
@@ -45,7 +46,7 @@ def sent_in_turns(cell: Any) -> Iterator[bool]:
         return
     fobs.register(TensorDecomposer)
     turns = Turns(serve)
-    DownloadService.initialize(cell)  # registers its own handler, which ours replaces
+    DownloadService.initialize(cell)  # registers FLARE's own handler, which ``turns`` replaces
     route = {"channel": OBJ_DOWNLOADER_CHANNEL, "topic": OBJ_DOWNLOADER_TOPIC}
     decomposer = fobs.get_dot_handler(dots.TENSOR_DOWNLOAD)
     decomposer.to_downloadable = lambda items, max_chunk_size, fobs_ctx: Sent(items, max_chunk_size, turns.models)
@@ -59,12 +60,14 @@ def sent_in_turns(cell: Any) -> Iterator[bool]:
 
 
 class Sent(TensorDownloadable):
-    """A model for one site. FLARE makes pieces ahead and keeps them for other sites; here neither, they cost memory.
+    """Offer a model to one site for download, in pieces that are made on request.
+
+    FLARE would make pieces in advance and hold them for other sites, which costs memory.
 
     Args:
-        tensors: by name.
-        max_chunk_size: bytes of a piece of several tensors at most.
-        models: where it can be found by FLARE's id of it.
+        tensors: the model's tensors by name.
+        max_chunk_size: largest number of bytes of a piece that holds several tensors.
+        models: registry to which this model is added under FLARE's id of it.
     """
 
     def __init__(self, tensors: Mapping[str, Any], max_chunk_size: int, models: WeakValueDictionary[str, Sent]) -> None:
@@ -74,18 +77,18 @@ class Sent(TensorDownloadable):
     def set_transaction(self, tx_id: str, ref_id: str) -> None:
         super().set_transaction(tx_id, ref_id)
         if self.num_receivers == 1:
-            self.clear_cache()  # and from now on nothing is kept
+            self.clear_cache()  # from now on FLARE holds no piece
         self._models[ref_id] = self
 
     def prefetch_item(self, index: int) -> None:
-        """Do nothing: a piece is not made before it is asked for."""
+        """Do nothing, since a piece is made only when a site requests it."""
 
     def bytes_after(self, state: Any) -> int:
-        """Return the bytes, at most, of the piece that follows what has arrived; 0 when that was the last piece.
+        """Return an upper bound on the bytes of the next piece; 0: the last piece has arrived.
 
-        ``state`` says what has arrived.
+        ``state`` is FLARE's description of the part of the model that has arrived.
         """
-        arrived = sum(state.values()) if state else 0  # FLARE's: number of the first tensor, and how many
+        arrived = sum(state.values()) if state else 0  # FLARE's state: number of the first tensor of a piece, and count
         if not 0 <= arrived < len(self.keys):
             return 0
         size = self.get_item_size(arrived)
@@ -93,17 +96,17 @@ class Sent(TensorDownloadable):
 
 
 class Turns:
-    """FLARE's handler of requests for pieces, called for as many as fit; the others wait, first come, first served.
+    """Serve requests for pieces of models in turns: as many at once as fit, further requests wait in order of arrival.
 
-    A piece is under way until its site asks for the next one or says that it has all, :data:`PATIENCE` seconds at most,
-    so that a site that died or is slow does not keep the others from theirs; and nobody waits longer than
-    :data:`LONGEST_WAIT`. Who waits keeps no thread busy.
+    A piece counts as on the way until its site requests the next piece or reports that it has all, but at most
+    :data:`PATIENCE` seconds, so that a dead or slow site does not block other sites. No request waits longer than
+    :data:`LONGEST_WAIT`. A waiting request occupies no thread.
 
     Args:
-        serve: FLARE's handler.
-        under_way: bytes; a larger piece goes alone.
-        patience, longest_wait: seconds.
-        clock: in seconds.
+        serve: FLARE's handler of a request.
+        under_way: bytes that may be on the way at once; a larger piece is sent alone.
+        patience, longest_wait: limits in seconds, in place of :data:`PATIENCE` and :data:`LONGEST_WAIT`.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(
@@ -118,23 +121,23 @@ class Turns:
         self.serve = serve
         self.under_way, self.patience, self.longest_wait, self.clock = under_way, patience, longest_wait, clock
         self.models: WeakValueDictionary[str, Sent] = WeakValueDictionary()
-        self._out: dict[_Key, tuple[int, float]] = {}  # bytes, until when they count
-        self._waiting: dict[_Key, tuple[Any, int, float, Future[Any]]] = {}  # request, bytes, since when, its answer
+        self._out: dict[_Key, tuple[int, float]] = {}  # pieces on the way: bytes, and time until which they count
+        self._waiting: dict[_Key, tuple[Any, int, float, Future[Any]]] = {}  # request, bytes, time of arrival, answer
         self._changed = threading.Condition()
         self._closed = False
-        self._sent = 0  # bytes since cycles were last looked for
+        self._sent = 0  # bytes since the last search for reference cycles
         self._thread = threading.Thread(target=self._work, name="fairflare_turns", daemon=True)
         self._thread.start()
 
     def __call__(self, request: Any) -> Any:
-        """Return the answer, or a future of it."""
+        """Return the answer to a request for a piece, or a future of the answer if the request has to wait."""
         key, size = self._asked(request)
         with self._changed:
             if self._out.pop(key, None):
                 self._changed.notify()
             if size and not self._closed:
                 if self._waiting or not self._fits(size):
-                    # A repeated request keeps its place in the queue; nobody waits any more for the first answer.
+                    # A repeated request keeps its place in the queue. The site no longer waits for the first answer.
                     since = self._waiting[key][2] if key in self._waiting else self.clock()
                     answer: Future[Any] = Future()
                     self._waiting[key] = request, size, since, answer
@@ -144,14 +147,14 @@ class Turns:
         return self._served(request, size)
 
     def close(self) -> None:
-        """Serve whoever waits, and from now on serve everyone at once."""
+        """Serve all waiting requests, and from now on serve every request at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(LONGEST_WAIT)
 
     def _asked(self, request: Any) -> tuple[_Key, int]:
-        """Return who asks, and bytes of what is asked for; 0: not a piece of one of our models."""
+        """Return the key of a request (site, model), and the bytes of its piece; 0: no piece of a registered model."""
         told = request.payload if isinstance(request.payload, Mapping) else {}
         ref = str(told.get("ref_id"))
         key = str(request.get_header(MessageHeaderKey.ORIGIN)), ref
@@ -160,7 +163,7 @@ class Turns:
             return key, 0
         try:
             return key, model.bytes_after(told.get("state"))
-        except (TypeError, AttributeError):  # FLARE's handler refuses it
+        except (TypeError, AttributeError):  # the state is malformed, and FLARE's handler refuses it
             return key, 0
 
     def _fits(self, size: int) -> bool:
@@ -173,7 +176,7 @@ class Turns:
             if due:
                 self._sent = 0
         if due:
-            gc.collect()  # of what is behind, before there is more
+            gc.collect()  # free pieces that were sent, before another one is made
         return self.serve(request)
 
     def _work(self) -> None:
@@ -192,7 +195,7 @@ class Turns:
                 answer.set_exception(error)
 
     def _next(self) -> tuple[Any, int, float, Future[Any]] | None:
-        """Take the first that waits, when it is its turn."""
+        """Remove and return the first waiting request if it may be served now; else return ``None``."""
         now = self.clock()
         self._out = {key: (size, end) for key, (size, end) in self._out.items() if end > now}
         for key, waiting in self._waiting.items():
@@ -205,7 +208,7 @@ class Turns:
         return None
 
     def _until_next(self) -> float | None:
-        """Return seconds until the next turn may come without anybody asking; ``None``: nobody waits."""
+        """Return the seconds after which a waiting request may be served unprompted; ``None``: no request waits."""
         if not self._waiting:
             return None
         first = next(iter(self._waiting.values()))[2] + self.longest_wait

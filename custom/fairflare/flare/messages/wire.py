@@ -1,4 +1,4 @@
-"""Our messages as FLARE's, and back."""
+"""Convert FairFlare's messages to FLARE's ``FLModel``, and back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fairflare.exchange.tensor_file import DTYPES
 fobs.register(TensorDecomposer)  # needed in both processes before the first tensor travels
 
 META_KEY = "fairflare"  # FLModel.meta[META_KEY]: directives to a site, report from a site
-TRAINING_KEY = "training"  # in there: the method's site half, for sites whose script keeps its own loop
-NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # its stock FedAvg weighs with it
+TRAINING_KEY = "training"  # key in the content of META_KEY: the site half, for sites with a script
+NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # FLARE's own FedAvg weighs sites by it
 REPORT = "report"
 
 
@@ -31,27 +31,27 @@ class OnDisk:
         self._reference = reference
 
     def materialize(self) -> torch.Tensor:
-        """Read it."""
+        """Read the tensor from the file."""
         return cast(torch.Tensor, self._reference.materialize())
 
     @property
     def nbytes(self) -> int:
-        """Of the tensor, from the file's header."""
+        """Return the number of bytes of the tensor, from the file's header."""
         with safe_open(self._reference.file_path, framework="pt") as file:
             part = file.get_slice(self._reference.key)
             return math.prod(part.get_shape()) * getattr(torch, DTYPES[part.get_dtype()]).itemsize
 
 
 def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
-    """Return the message as the ``FLModel`` that FLARE sends."""
+    """Convert a message to the ``FLModel`` that FLARE sends."""
     meta = dict(message.meta)
     head: dict[str, Any] = {META_KEY: meta}
     if (steps := message.meta.get("num_steps")) is not None:
         head[NUM_STEPS] = int(steps)
     metrics = dict(message.metrics) if message.metrics else None
     if message.params is None:
-        # A reply without a model also carries its report in ``metrics``, where FLARE's filters can block it. FLModel
-        # needs params or metrics; without a metric an empty dict is given.
+        # A reply without a model has its report in ``metrics``, where FLARE's filters can block it. FLModel needs
+        # params or metrics, so metrics are an empty dict if there are none.
         metrics = {**(metrics or {}), **({REPORT: meta.pop(REPORT)} if meta.get(REPORT) else {})}
     kind = ParamsType.DIFF if message.is_update else ParamsType.FULL
     return FLModel(
@@ -65,7 +65,7 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
 
 
 def from_model(model: FLModel) -> Message:
-    """Return an ``FLModel`` that FLARE received as a message, unchecked."""
+    """Convert an ``FLModel`` that FLARE received to a message; its values are not checked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
     meta, params, metrics = head.get(META_KEY), model.params, model.metrics
     if isinstance(meta, Mapping):

@@ -166,11 +166,19 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
 
 
 def _apart(item: Item) -> Item:
-    """Return an item whose name and group are made unique by the name of its site."""
+    """Return an item whose name, group and patient are made unique by the name of its site.
+
+    Two sites may use one identifier for different patients.
+    """
     if not item.site:
         return item
     name = item.name if item.name.startswith(item.site) else f"{file_name(item.site)}_{item.name}"
-    return replace(item, name=name, group=f"{item.site}/{item.group}")
+    return replace(
+        item,
+        name=name,
+        group=f"{item.site}/{item.group}",
+        patient=item.patient and f"{item.site}/{item.patient}",
+    )
 
 
 def corrupted_sites(names: Sequence[str], dealing: Dealing) -> list[str]:

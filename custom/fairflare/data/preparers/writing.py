@@ -231,7 +231,7 @@ class _Result:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
         for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
-            whose = item.patient and f"{site}/{item.patient}"  # two sites may use one identifier for different patients
+            whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # see dealing
             tested.append(replace(item, patient=whose) if item.site else item)
             for name, file in product(self.names.values(), (item.image, item.mask)):
                 if isinstance(file, str) and name != self.names[site]:

@@ -298,15 +298,15 @@ def test_groups_by_frequency() -> None:
 
 def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files are written until so many are there."""
-    real, written = drafts._save, []
+    real, written = drafts.sha256_of, []
 
-    def save(target: Path, source: Any) -> None:
+    def checksum(target: Path) -> str:
         if len(written) == count:
             raise KeyboardInterrupt
         written.append(target)
-        real(target, source)
+        return real(target)
 
-    monkeypatch.setattr(drafts, "_save", save)
+    monkeypatch.setattr(drafts, "sha256_of", checksum)
     return written
 
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fairflare.base.disk.files import sha256_of
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import Dealing, prepare_folders, prepare_images, prepare_masks, prepare_volumes
@@ -181,6 +182,25 @@ def test_folders_of_dicom_series(tmp_path: Path, each: int) -> None:
     assert manifest(tmp_path / "out")["volumes"]["site-1"]["orientation"] == {"LPS": 4 * each}
     checksums = (written["site-1"] / "checksums.sha256").read_text()
     assert checksums.count("/IM0003\n") == 4 * each
+
+
+@pytest.mark.parametrize(
+    "dealing", [Dealing(global_test=True), Dealing(partition="iid", sites=2, global_test=True, min_size=1)]
+)
+def test_series_of_two_sites_that_use_the_same_patient_numbers(tmp_path: Path, dealing: Dealing) -> None:
+    sources = {name: scanned(tmp_path / name, 8, 1) for name in "AB"}
+    folders = {name: (source / "images", source / "masks") for name, source in sources.items()}
+    written = prepare_volumes(tmp_path / "out", folders=folders, dealing=dealing)
+    lists = {name: load_datalist(folder, site=name).splits for name, folder in written.items()}
+    everywhere = [{sample.patient for sample in splits["test_global"]} for splits in lists.values()]
+    assert everywhere[0] == everywhere[1]
+    assert len(everywhere[0]) == sum(len(splits["test"]) for splits in lists.values()) > 1
+    own = [sample.patient for splits in lists.values() for split in ("training", "test") for sample in splits[split]]
+    assert len(own) == len(set(own)) or dealing.partition == "site"
+    for folder in written.values():
+        checksums = (folder / "checksums.sha256").read_text().splitlines()
+        assert all(sha256_of(folder / line.split("  ")[1]) == line.split("  ")[0] for line in checksums)
+        assert sum("/IM0003" in line for line in checksums) == len(list((folder / "images").iterdir()))
 
 
 def classes(root: Path, count: int = 12) -> Path:

@@ -41,7 +41,7 @@ class Draft:
         self._progress, self._threads = progress, threads
         self._waiting: deque[tuple[str, Future[str]]] = deque()
         self._first: dict[str, str] = {}  # folder that holds a file that all sites share, by the file's name
-        self._links: list[tuple[str, str]] = []
+        self._links: list[tuple[Path, Path]] = []
 
     def put(self, folder: str, item: Item) -> Item:
         """Write image and mask into the folder of a site; return the item with their paths below that folder."""
@@ -78,36 +78,35 @@ class Draft:
     def _write(self, name: str, source: Source) -> str:
         target = self.new / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        _save(target, source)
+        if isinstance(source, Path):
+            shutil.copyfile(source, target)
+        else:
+            from PIL import Image
+
+            Image.fromarray(np.ascontiguousarray(pixels_of(source))).save(target)
         return sha256_of(target)
 
     def link(self, name: str, other: str) -> None:
-        """Record that a file gets a second path ``name``, as a link, once all files are written."""
-        self._links.append((name, other))
+        """Record that a file or a DICOM series gets a second path ``name``, as a link, once all files are written."""
+        self._links.append((Path(name), Path(other)))
 
     def finish(self) -> None:
         """Wait until all files are written, and make the recorded links."""
         while self._waiting:
             self._settle()
         for name, other in self._links:
-            target = self.new / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            try:
-                target.hardlink_to(self.new / other)
-            except OSError:  # the file system has no links
-                shutil.copyfile(self.new / other, target)
-            self.checksums[name] = self.checksums[other]
+            first = self.new / other
+            for file in sorted(first.iterdir()) if first.is_dir() else [first]:  # a DICOM series is a folder
+                below = file.relative_to(first)
+                target = self.new / name / below
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                try:
+                    target.hardlink_to(file)
+                except OSError:  # the file system has no links
+                    shutil.copyfile(file, target)
+                self.checksums[(name / below).as_posix()] = self.checksums[(other / below).as_posix()]
         self._links.clear()
-
-
-def _save(target: Path, source: Source) -> None:
-    if isinstance(source, Path):
-        shutil.copyfile(source, target)
-        return
-    from PIL import Image
-
-    Image.fromarray(np.ascontiguousarray(pixels_of(source))).save(target)
 
 
 @contextmanager

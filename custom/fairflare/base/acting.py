@@ -1,4 +1,4 @@
-"""Declare at a class which settings act only beside a value of another setting, so that nobody sets one in vain.
+"""Declare which settings of a class have an effect only with some values of another setting.
 
 A class declares ``acts = {"momentum": only_with("optimizer", "sgd")}``; declarations of its base classes count too.
 ``None`` in place of ``only_with(...)``: in this class the setting always acts, whatever another class declares.
@@ -17,7 +17,7 @@ __all__ = ["OnlyWith", "idle", "needs_of", "only_with"]
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Describe what a setting needs in order to act.
+    """Describe the value of another setting without which a setting has no effect.
 
     Args:
         other: name of another setting, of the same class or of any other part of the run.
@@ -33,18 +33,18 @@ class OnlyWith:
         return f"{self.other}={' or '.join(map(str, self.values))}" if self.values else f"{self.other} above 0 or true"
 
     def fits(self, value: Any) -> bool:
-        """Return whether a value of the other setting lets the setting act."""
-        chosen = value if isinstance(value, tuple) else (value,)  # of a list, one fitting value is enough
+        """Return whether a setting has an effect if the other setting has this value."""
+        chosen = value if isinstance(value, tuple) else (value,)  # one fitting value of a list is enough
         return any(one in self.values for one in chosen) if self.values else bool(value)
 
 
 def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
-    """Return the need of a setting; the arguments are those of :class:`OnlyWith`."""
+    """Declare the other setting without which a setting has no effect; the arguments are those of :class:`OnlyWith`."""
     return OnlyWith(other, values, tuple(when))
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
-    """Return what the settings of a class need, by name; the class's own declarations override those of its bases."""
+    """Return the needs (:class:`OnlyWith`) of a class's settings by name; own declarations override those of bases."""
     found: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():

@@ -77,7 +77,7 @@ def numbers(name: str, values: Mapping[Any, Any], *, of: str = "site", **limits:
 
 
 def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
-    """Return weights by site: finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``.
+    """Check weights by site (finite, ``>= 0``, sum 1 within ``SUM_TOLERANCE``), and return them.
 
     Args:
         values: weight of each site; not empty.
@@ -189,7 +189,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
 
 
 def first_of(problems: Mapping[str, bool]) -> str:
-    """Return the text of the first problem whose condition is true; an empty text where none is."""
+    """Return the text of the first problem whose condition is true; an empty text if no condition is true."""
     return next((text for text, there in problems.items() if there), "")
 
 

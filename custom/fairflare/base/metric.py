@@ -1,4 +1,4 @@
-"""Declare a metric: what it is called wherever it leaves a site, its range, and what is good."""
+"""Declare a metric: its name as it leaves a site, its range, and whether larger values are better."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Metric:
     of_classes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        start, sign, rest = self.name.partition("<")  # dice_<class> stands for a family
+        start, sign, rest = self.name.partition("<")  # a name such as dice_<class> stands for a family of metrics
         object.__setattr__(self, "name", metric_name(start) + sign + rest if start and sign else metric_name(self.name))
         for name in ("low", "high"):
             value = getattr(self, name)

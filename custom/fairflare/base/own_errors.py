@@ -1,4 +1,4 @@
-"""Describe an error in a user's own code, or of a missing package, in one line for whoever can mend it."""
+"""Describe an error in a user's own code, or of a missing package, in one line for the person who can correct it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # largest number of characters that are quoted of an error's own text
-#: Name of the package, and of the extra of ``fairflare`` that installs the package, by the imported module.
+#: ``{imported module: (name of its package, extra of fairflare that installs the package)}``
 EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
     "pydicom": ("pydicom", "data"), "pandas": ("pandas", "data"), "matplotlib": ("matplotlib", "page"),
@@ -22,7 +22,7 @@ EXTRAS = {
 
 
 def lacking_package(error: BaseException | None) -> str | None:
-    """Return what to install where an error comes of a missing package of an extra; ``None``: it has another cause."""
+    """Return a sentence about the package to install if a missing package caused the error; else ``None``."""
     seen: set[int] = set()  # the causes of an error may form a circle
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def lacking_for_pages() -> str | None:
-    """Return a sentence that names the package that HTML pages lack on this machine; ``None``: pages can be made."""
+    """Return a sentence about a package that is missing for HTML pages; ``None``: pages can be made."""
     absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 

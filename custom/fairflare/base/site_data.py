@@ -144,6 +144,6 @@ class Proxy:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # __init__ has not set it yet, as when a copy is made
+        if name == "_inner":  # the attribute is not set yet, as when a copy is made
             raise AttributeError(name)
         return getattr(self._inner, name)

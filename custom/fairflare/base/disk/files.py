@@ -77,7 +77,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
             _keep_private(partial, PRIVATE_FILE)
         write(partial)
         if not shared:
-            _keep_private(partial, PRIVATE_FILE)  # a library may have put another file there
+            _keep_private(partial, PRIVATE_FILE)  # a library may have replaced the file by another one
         if durable:
             to_disk(partial)
         partial.replace(path)
@@ -93,7 +93,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
 
 
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
-    """Remove what :func:`write_whole` of processes that are gone left in a folder, and return their number.
+    """Remove partial files that dead processes left in a folder during :func:`write_whole`, and return their number.
 
     A process of another machine is taken for gone: call this only with a folder that one machine owns.
 
@@ -213,7 +213,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _no_formula(text: str) -> str:
-    text = text.replace("\r", " ")  # the csv module does not quote it, but other programs end a line there
+    text = text.replace("\r", " ")  # csv does not quote a carriage return, but other programs end a line there
     if not text.startswith(("=", "+", "-", "@", "\t", " ")) or text.strip() in ("", "-"):
         return text
     try:

@@ -59,7 +59,7 @@ def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) 
         yield descriptor
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for child processes that inherited the file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # unlocks the file also for child processes that inherited it
         os.close(descriptor)
 
 
@@ -120,7 +120,7 @@ def in_words(holder: Mapping[str, Any]) -> str:
 def _note(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:  # the holder is just writing the note
+    except ValueError:  # the holder is writing its note at this moment
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "bf16", "fp16"]
 LOWER = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names of the dtypes of mixed precision
-FIRST_SCALE = 2.0**10  # torch's 2^16 overflows at first, and a site's round may have few steps
-LEAST_SCALE = 1.0  # below 1 the loss is not scaled up: gradients then overflow by themselves
+FIRST_SCALE = 2.0**10  # first loss scale; torch's 2^16 overflows at first, and a round may be short
+LEAST_SCALE = 1.0  # least loss scale: gradients that overflow without any scaling overflow by themselves
 _NAME = "_fairflare_lowered"
 
 
@@ -40,13 +40,13 @@ class Computing:
     deterministic: bool = False
 
     def apply(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Prepare a network in place, and return it; with nothing chosen it is left as it is."""
+        """Prepare a network in place as the settings say, and return it; by default it is not changed."""
         if self.channels_last:
             _channels_last(model)
         if self.precision != "fp32":
             _Lowered(device.type, getattr(torch, LOWER[self.precision])).attach(model)
         if self.compile:
-            # Without these guards a graph that is already compiled would ignore hooks that are registered later.
+            # Without these guards, a compiled graph would ignore hooks that are registered later.
             torch._dynamo.config.skip_nnmodule_hook_guards = False
             model.compile()
         return model
@@ -80,7 +80,7 @@ class Computing:
                 raise
 
     def on(self, device: torch.device) -> str:
-        """Return the chosen ways to compute as text, with a warning where they are slow on this device."""
+        """Return the chosen ways to compute as text, with a warning if they are slow on this device."""
         slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 
@@ -92,7 +92,7 @@ class Computing:
 
 
 def _cpu_has_bf16() -> bool:
-    """Return whether the processor computes in bfloat16, as far as PyTorch tells."""
+    """Return whether the processor computes in bfloat16, as far as PyTorch reports."""
     asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return asked is None or bool(asked())
 

@@ -19,7 +19,7 @@ from fairflare.exchange.messages import SPLIT_VALIDATION, SiteTask
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
 log = logging.getLogger(__name__)
-EXAMPLES = "examples_folder"  # name of the setting in local/fairflare.json
+EXAMPLES = "examples_folder"  # name of the site's setting for the folder, in local/fairflare.json
 
 
 def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
@@ -82,7 +82,7 @@ def draw_examples(
 
 
 def _write_by_class(path: Path, kept: Mapping[str, Any], names: Sequence[str] | None) -> None:
-    """Write a CSV file with a row for each class: images, w of the received model, w^ while training.
+    """Write Fed-MAS's values by class to a CSV file: images, w of the received model, w^ while training.
 
     Args:
         path: path of the CSV file.

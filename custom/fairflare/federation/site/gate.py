@@ -43,11 +43,11 @@ from fairflare.methods.base.reports import SUPPRESSED, TRAINING, VALIDATION, ByC
 from fairflare.methods.base.training import SiteError
 
 log = logging.getLogger(__name__)
-METRICS_BY_CLASS = "metrics_by_class"  # name of the setting in local/fairflare.json
-MIN_CASES = "min_cases"  # a setting there and one of the run: the larger value counts
-TRAINS_BELOW = "train_below_min_cases"  # a setting there: whether the site trains with fewer cases than min_cases
-#: Names of values in a reply's ``stats`` that reveal class counts when the primary metric is one over classes. The
-#: standard error does so, for example, when a model guesses.
+METRICS_BY_CLASS = "metrics_by_class"  # name of the site's setting: whether metrics by class may leave
+MIN_CASES = "min_cases"  # name of a setting of the site and of the run; the larger value counts
+TRAINS_BELOW = "train_below_min_cases"  # name of the site's setting: train with fewer cases than min_cases
+#: Names of values in a reply's ``stats`` that reveal class counts if the primary metric is computed over classes. The
+#: standard error does so, for example, if a model guesses.
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
 
 
@@ -106,7 +106,7 @@ class Gate:
         if not self.classes:
             self._keep_classes_home(reply)
         table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
-        # Send the declared sums of the outcomes by group instead of the table, without those of too few cases.
+        # In place of the table of outcomes, send its declared sums by group, without the sums of too few cases.
         told, of_groups = ({}, []) if table is None else table.sent(self.floor.least, self.classes)
         reply.stats |= told
         held = [
@@ -128,7 +128,7 @@ class Gate:
         """
         plain = {name for name in reply.metrics if self._plain(self._split_and_name(name, TASK_TRAIN)[1])}
         if kept := {name: value for name, value in sorted(reply.metrics.items()) if name not in plain}:
-            # The level is below FLARE's default: where a site streams its log to the server, its lines leave the site.
+            # The level is below FLARE's default, since a site may stream its log to the server.
             log.debug("site %s: metrics that stay at home: %s", self.site, kept)
         reply.metrics = {name: value for name, value in reply.metrics.items() if name in plain}
         # The spread of many resampled values of a metric over classes reveals the class counts.
@@ -192,7 +192,7 @@ class Gate:
         # Withhold class names and counts when a class has too few cases or the number of cases is unknown. No case at
         # all is too few as well: a count of 0 would reveal it.
         odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden[0])))
-        if not self._mean_of_images():  # the values on draws could be solved for the value of a class with few cases
+        if not self._mean_of_images():  # with values on many draws, that of a class with few cases could be computed
             solved = hidden[1] if hidden is not None else self.task.has_classes is not False
             odd |= dict.fromkeys(OF_DRAWS, few and solved)
         for name in list(reply.stats):
@@ -208,7 +208,7 @@ class Gate:
         every = (*TRAINING, *VALIDATION, *self.data.test_splits)
         return all(self.floor.holds(split) for split in (every if splits is None else splits))
 
-    # -- pieces
+    # -- internal parts
 
     @cached_property
     def _declared(self) -> dict[str, Metric]:

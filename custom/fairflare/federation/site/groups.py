@@ -154,7 +154,7 @@ class GroupTable:
             out = (CELLS, CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
             wanted = [name for name in wanted if name not in out]
         members = units_of(self.cases, len(self.cases)).members
-        whose = np.empty(len(self.cases), np.int64)  # number of each image's case
+        whose = np.empty(len(self.cases), np.int64)  # for each image the number of its case
         for case, images in enumerate(members):
             whose[images] = case
         part_of = (seeded(self.site, len(members)).permutation(len(members)) % FOLDS)[whose]
@@ -193,7 +193,7 @@ def table_of(
     """
     check_asked(site, task, data, asked.groups)
     outcomes = task.outcomes(model, data, "test", device)
-    assert outcomes is not None  # check_asked saw that the task names its outcomes, so it gives them
+    assert outcomes is not None  # check_asked has made sure that the task gives outcomes
     names, (labels, scores) = names_of(data, asked.groups), outcomes
     form = shapes(scores.shape[1], asked.group_bins, asked.calibration_bins)
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
@@ -237,7 +237,7 @@ def read_groups(
             impossible for that number of images (names site and field).
     """
     names, tables = stats[NAMES], {key: stats[field] for key, field in SUMS.items()}
-    if names is None or tables[IMAGES] is None:  # not asked for, or withheld because of too few test cases
+    if names is None or tables[IMAGES] is None:  # groups are not requested, or withheld because of too few test cases
         return None
     form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(tables[IMAGES]) == FOLDS * len(names) else 1
     told = {key: values for key, values in tables.items() if values is not None}

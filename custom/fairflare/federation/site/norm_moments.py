@@ -21,7 +21,7 @@ DONE, EXCHANGE, ONE_PASS = "done", "exchange", "one_pass"
 
 # Limits of the reported means and variances: a mean's square fits into float32, and no network computes such values.
 MOST_MEAN, MOST_VARIANCE = 1e15, 1e30
-MOST_VALUES = 2**53  # up to this a float holds every whole number
+MOST_VALUES = 2**53  # a float holds every whole number up to this one
 
 AVERAGES = (
     "averages over the site's images: contrast and brightness of the scanner, with few images nearly the images. A "

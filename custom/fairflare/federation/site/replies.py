@@ -26,11 +26,11 @@ from fairflare.methods.base.reports import (
     shortened,
 )
 
-#: Prefix of the names of the last model's metrics on the validation split.
-VALIDATED = "validation.split/"  # no test list can have this name
+#: Prefix of the names of the last model's metrics on the validation split. No test list can have this name.
+VALIDATED = "validation.split/"
 AT_HOME = "classes_at_home"  # key in a reply's stats: true where metrics by class are withheld
 RESAMPLED = "resampled"  # key in a reply's stats: values of the primary metric on draws of the test images
-DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # keys: what was drawn (patients, images), and their number
+DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # keys in a reply's stats: kind of units, and number
 #: Prefixes of the names in a reply's ``suppressed``: the part of the reply from which a value is withheld.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
 MAX_SAMPLES = 10**9  # a site that claims more samples is refused
@@ -38,7 +38,7 @@ MAX_METRICS = 1000  # largest number of metrics in a reply
 MAX_NAMES = 40_000  # largest number of characters in the names of a reply's metrics together
 METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 MAX_REASON = 300
-#: Fields of a reply's ``stats``, which a site sends besides the report for the rule. They are for the results.
+#: Fields of a reply's ``stats``: values for the results, which a site sends besides the report for the rule.
 STATS = (
     Field(
         "train_loss", nan_ok=True, infinite_ok=True, required=False,
@@ -214,7 +214,7 @@ def read_metrics(
 
 
 def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
-    """Return the declaration of a metric; where no task is known, that of a loss or of a metric in [0, 1]."""
+    """Return the declaration of a metric; if the task is not known, that of a loss or of a metric in [0, 1]."""
     if declared is not None:
         return declared_as(name.removeprefix(VALIDATED), declared)
     return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")

@@ -1,8 +1,8 @@
 """Run the methods' site halves around a training loop in the user's own script.
 
-A :class:`ScriptSite` performs a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as our
-executor does. The worker runs in a thread of its own; where it would train, the script's thread trains instead and then
-returns control. The loop uses the method's loss and, where the method has one, its step.
+A :class:`ScriptSite` performs a site's tasks with a :class:`fairflare.federation.site.worker.SiteWorker`, as
+FairFlare's executor does. The worker runs in its own thread. When it would train, the script's thread trains instead
+and then returns control. The loop uses the method's loss and, if the method has one, its optimizer step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def built_training(told: Any) -> LocalTraining:
     """Build the method's site half that a server described; only the site half of a known method is built.
 
     Raises:
-        SiteError: the server described none, or one that is not known here or does not take these settings.
+        SiteError: the server described no site half, or one that is unknown at this site or refuses the settings.
     """
     if not isinstance(told, Mapping):
         raise SiteError("the server did not say which method it runs; make the job with ScriptRecipe")
@@ -68,10 +68,10 @@ class Loop:
     Attributes:
         run, model: run and network of the ``train`` task; the network holds the received model.
         epochs: sum of losses and number of samples of each epoch, by the epoch's number from 0.
-        batches, steps: how often the loop used the method's loss, and how often the method's step.
+        batches, steps: number of calls of the method's loss, and of the method's optimizer step.
         failed: the error that made the round fail; ``None``: no error.
         last: inputs, targets and loss of the last batch, until the method's step is made; ``None``: no such batch.
-        answered: is set when the loop is over.
+        answered: event that is set when the loop is over.
     """
 
     run: SiteRun
@@ -217,7 +217,7 @@ class ScriptSite:
         return loss
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the method's step from the gradients of the last :meth:`loss`; do nothing in a round that has failed."""
+        """Make the method's optimizer step from the gradients of the last loss; do nothing if the round has failed."""
         loop = self._running()
         if loop.failed is not None:
             return
@@ -231,7 +231,7 @@ class ScriptSite:
             nonlocal first
             if not first:
                 return passes.one_pass(inputs, targets)
-            first = False  # the script has made the first forward and backward pass itself
+            first = False  # the script itself has made the first forward and backward pass
             passes.clip()
             return loss
 
@@ -252,19 +252,19 @@ class ScriptSite:
 
 
 def needs(training: LocalTraining) -> tuple[bool, bool]:
-    """Return whether a method has a loss of its own, and whether it has a step of its own."""
+    """Return whether a method has its own loss, and whether it has its own optimizer step."""
     kind = type(training)
     loss = kind.loss is not LocalTraining.loss or training.criterion != "task"
     return loss, kind.step is not LocalTraining.step or training.max_grad_norm is not None
 
 
 def check_used(training: LocalTraining, loop: Loop) -> None:
-    """Raise an error when a script's loop did not use its method's own loss or step.
+    """Raise an error if a script's training loop did not use its method's own loss or optimizer step.
 
-    Such a loop would pass for a training with the method, which it is not.
+    Otherwise the result would be taken for that of the method.
 
     Raises:
-        SiteError: the loop did not use one of them.
+        SiteError: the loop did not use the loss or the step.
     """
     kind, site = type(training), loop.run.site
     own_loss, own_step = needs(training)

@@ -17,12 +17,12 @@ from fairflare.federation.site.examples import EXAMPLES
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
 
-SITE_FILE = "fairflare.json"  # in the folder local/ of a FLARE workspace
-DECODED = "decoded_folder"  # the setting of tasks that save decoded volumes
-DECODED_PLACE = "decoded"  # the default folder for them: in the site's state root, shared by all experiments
-SAVES = "save_seconds"  # the setting: seconds between two saves of a half-done round; 0: never
+SITE_FILE = "fairflare.json"  # name of a site's private file, in the folder local/ of a FLARE workspace
+DECODED = "decoded_folder"  # name of the site's setting: folder in which tasks save decoded volumes
+DECODED_PLACE = "decoded"  # default folder for decoded volumes, in the site's state root, for all experiments
+SAVES = "save_seconds"  # name of the site's setting: seconds between two saves of a half-done round; 0: never
 SAVE_SECONDS = 60.0
-SUBMITS = "submit_model"  # the setting: whether the local model may be sent to the other sites
+SUBMITS = "submit_model"  # name of the site's setting: whether the local model may be sent to other sites
 COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own settings override the job's
 # Settings of local/fairflare.json that FairFlare itself reads; all others are given to the task.
 SHELL_SETTINGS = (

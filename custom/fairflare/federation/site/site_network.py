@@ -17,7 +17,7 @@ from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seede
 from fairflare.methods.base.home import RECEIVED_MODEL
 from fairflare.methods.base.site_run import SiteError, SiteStore
 
-Terms = tuple[str, tuple[str, ...], int, str]  # exchange, makes, seed and rest of a SiteTask
+Terms = tuple[str, tuple[str, ...], int, str]  # the fields exchange, makes, seed and rest of a SiteTask
 WHOLE: Terms = (ALL, (), 0, "")
 
 
@@ -32,7 +32,7 @@ class SiteNetwork:
 
     Attributes:
         model: the network; ``None``: the next task builds it.
-        sent: the tensors of the network that are sent; ``None``: all are.
+        sent: names of the network's tensors that are sent; ``None``: all tensors are sent.
     """
 
     site: str
@@ -45,7 +45,7 @@ class SiteNetwork:
     _own: bool = False
 
     def of(self, task: Task, request: SiteTask | None = None) -> torch.nn.Module:
-        """Return the network, built as the run of ``request`` needs it; without a request, as the last run did.
+        """Return the network in the form that the run of ``request`` needs; without a request, as in the last run.
 
         Raises:
             SiteError: the network cannot be built, or its tensors that are not sent differ from the server's.
@@ -76,7 +76,7 @@ class SiteNetwork:
         return dict(state) if self.sent is None else self.sent.of(state)
 
     def forget(self) -> None:
-        """Let the next task build the network anew, where only some tensors are sent.
+        """Discard the network if only some of its tensors are sent, so that the next task builds it anew.
 
         A training that ended early may have changed the tensors that are not sent.
         """

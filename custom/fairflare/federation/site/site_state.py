@@ -16,12 +16,12 @@ from fairflare.methods.base.site_run import SiteError, SiteStore
 
 log = logging.getLogger(__name__)
 
-KEPT_RUNS = 3  # runs whose folders are not removed: enough to compare runs; each holds two or three models
+KEPT_RUNS = 3  # number of runs whose folders are kept, to compare runs; each holds two or three models
 #: Seconds to wait for a process of an earlier job that holds a run's lock. A process that obeys its abort ends within a
 #: few seconds, and FLARE kills one that does not soon after. A process that holds the lock longer is at work, and
 #: waiting on would cost this site the whole phase.
 LOCK_WAIT = 60.0
-NO_RUN = "run"  # the folder of a task that names no run
+NO_RUN = "run"  # name of the folder for tasks that name no run
 LOCK = "lock"  # file in each run's folder; its modification time is when a task last used the run
 _GONE = ".gone"
 
@@ -56,7 +56,7 @@ class SiteFolder:
         In the context the scratch folder is empty, and files that killed processes left are removed.
 
         Raises:
-            SiteError: another process holds the lock (says which).
+            SiteError: another process holds the lock (the message names the process).
             OSError: the disk is full or cannot be written.
             TaskStopped: the job was stopped meanwhile.
         """

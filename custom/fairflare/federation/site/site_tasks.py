@@ -89,7 +89,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         worker.network.check_unchanged(received, local)
         report = training.report(run, model)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-        if request.anchor_as == DIFFERENCE:  # this round's anchor will be sent as a difference to the received model
+        if request.anchor_as == DIFFERENCE:  # the anchor will be sent as a difference to the received model
             store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
@@ -131,7 +131,7 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
             f"site {worker.site!r}: the server asks about an anchor, but {type(worker.training).__name__} has no "
             "anchor report; choose the training that belongs to the rule"
         )
-    with plainly(anchor):  # in full precision: the two models differ little
+    with plainly(anchor):  # in full precision, as the two models differ little
         return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))
 
 
@@ -158,7 +158,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
-        # Only the test of the run's last model measures these splits.
+        # These splits are measured only in the test of the run's last model.
         reply.stats = worker.task.sampling(model, run.data, worker.device)
     if request.groups:
         reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)

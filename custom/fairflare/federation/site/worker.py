@@ -130,7 +130,7 @@ class SiteWorker:
             should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
         started = time.monotonic()
-        if SPLIT_GLOBAL in request.measure:  # the global test measures the model that all sites share
+        if SPLIT_GLOBAL in request.measure:  # the global test is about the model that all sites share
             request = replace(request, as_sent=True)
         if self.threads is not None:  # set before each task: another site in this process may have set its own number
             torch.set_num_threads(self.threads)
@@ -157,7 +157,7 @@ class SiteWorker:
         return reply
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
-        """Remove from a reply the values that must not leave by the settings of the site or of the job."""
+        """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
         assert self._data is not None  # every task that was performed has opened the data
         data = self._shown(self._data, request)
         floor = Floor(data, self._floor(request))
@@ -165,11 +165,11 @@ class SiteWorker:
 
     @staticmethod
     def _shown(data: SiteData, request: SiteTask) -> Any:
-        """Return the data as a task uses them: stoppable at each batch, with the global list for the global test."""
+        """Return the site's data as a task uses them: stoppable at each batch; for the global test, its list."""
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
-        """Return the least number of cases that a value must be made of to leave; a job can only raise the site's."""
+        """Return the least number of cases behind a value that may leave the site; a job can only raise the number."""
         return max(self.min_cases, request.min_cases)
 
     def _perform(self, request: SiteTask) -> SiteReply:
@@ -200,10 +200,10 @@ class SiteWorker:
         """Return the names of the model's tensors that the method keeps at this site."""
         return self.training.home.stays(self.network.of(self.task, request))
 
-    # -- pieces
+    # -- internal parts
 
     def evaluate(self, model: torch.nn.Module, run: SiteRun, split: str) -> dict[str, float]:
-        """Return the metrics of a model on a split.
+        """Return the metrics of a model on a split of the site's data.
 
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
@@ -307,7 +307,7 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
     if isinstance(error, TaskStopped):
         log.info("site %s, task %s: %s", site, task, error)
         return SiteReply(STATUS_SKIPPED, reason=f"site {site!r}: {error}")
-    # SiteError and DataError carry a text for the server; of any other error only the kind may leave the site.
+    # SiteError and DataError have a text for the server. For any other error only the kind may leave the site.
     lacking = lacking_package(error)
     public = f"site {site!r}: {lacking}" if lacking else getattr(error, "public", None)
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
@@ -318,7 +318,7 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
 
 
 def _kind(error: Exception) -> str:
-    """Return the kind of an error, as it may be sent to the server.
+    """Return the kind of an error as a text that may be sent to the server.
 
     For an error of the operating system, add the system's text without the file's name, and a remedy if one is known.
     """

@@ -73,7 +73,7 @@ class LocalTransport:
         try:
             request = decode_task(name, task, site)
             reply = self._worker(site, request.experiment).perform(request, lambda: bool(self.stopped()))
-        except Exception as error:  # a setting of one site costs that site its round
+        except Exception as error:  # a wrong setting of one site costs only that site its round
             reply = refusal(site, name, error, tells_all=True)
         return encode_reply(reply, task.current_round)
 

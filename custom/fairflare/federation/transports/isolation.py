@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 STOP = "stop"
 # Seconds to wait for a child process to end: LAST_WORDS after it was told to stop or has answered, then INSIST after
 # SIGTERM and again after SIGKILL. That is 3 s in all, for which a user who stops a job has to wait. A child that needs
-# longer is in the middle of one batch, or of its own start.
+# longer is in the middle of one batch, or is still starting.
 LAST_WORDS, INSIST = 2.0, 0.5
 
 
@@ -51,7 +51,7 @@ def perform_isolated(
         poll: seconds between two calls of ``should_stop``.
 
     Returns:
-        The reply; a failed one, with the signal or exit code, when the child died. If a child dies after saving a
+        The reply; if the child died, a failed reply with the signal or exit code. If a child dies after saving a
         half-done training, a new child resumes it, as long as each child saves more progress than the one before.
     """
     arguments = dict(worker)
@@ -77,7 +77,7 @@ class SiteProcess:
 
     Args:
         task, training: the run's learning task, and the method's site half.
-        prepare: is called in the child before the two are sent to it.
+        prepare: function that is called in the child before task and site half are sent to it.
     """
 
     def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
@@ -161,7 +161,7 @@ class SiteProcess:
         return store.progress(request.current_round) if request.name == TASK_TRAIN else []
 
     def stop(self) -> None:
-        """Tell the child to stop its task; it replies all the same."""
+        """Tell the child process to stop its task; the child still sends a reply."""
         self._stopped = True
         if self.busy and self._pipe is not None:
             with suppress(OSError):  # the child has just ended
@@ -208,7 +208,7 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
             received = pipe.recv()
         except (EOFError, OSError):
             return
-        if received == STOP:  # it came after the end of the task that it was meant for
+        if received == STOP:  # the stop came after the end of the task that it was meant for
             continue
         arguments, request, model = received
         site = arguments["site"]

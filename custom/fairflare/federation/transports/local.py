@@ -83,7 +83,7 @@ def run_local(
     for text in sweep():
         log.warning("%s", text)
     with _alone(run_dir), OwnedFolder("sites") as temporary, one_thread():
-        if plan.task_file.is_file():  # as in a job: without the file the run cannot be repeated
+        if plan.task_file.is_file():  # copied as into a job: without the task file the run cannot be repeated
             shutil.copyfile(plan.task_file, run_dir / "task.py")
         if plan.monai_bundle is not None:
             copy_bundle(plan.monai_bundle, run_dir / BUNDLE_FOLDER)

@@ -93,7 +93,7 @@ class ProcessTransport(LocalTransport):
         try:
             request = decode_task(question.name, replace(task, params=None) if model else task, site)
             arguments = self._arguments(site, request.experiment)
-        except Exception as error:  # a setting of one site costs that site its round
+        except Exception as error:  # a wrong setting of one site costs only that site its round
             return refusal(site, question.name, error)
         if model is None and request.state:
             model = Path(self._folder.name) / f"{MODEL}-{self.names.index(site)}"

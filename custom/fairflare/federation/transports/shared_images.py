@@ -34,7 +34,7 @@ def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None
     """
     listed = [(site, *found) for site in sites for found in _images(own_settings(local, site))]
     copies = _copies({site: {image for name, image, *_ in listed if name == site} for site in sites})
-    first: dict[tuple[str, Any], tuple[str, bool]] = {}  # by image: its site, and whether it is for testing only
+    first: dict[tuple[str, Any], tuple[str, bool]] = {}  # {image: (its site, whether it is for testing only)}
     shared: dict[tuple[str, str], list[str]] = {}
     for site, image, number, tested in listed:
         key = copies.get(image, image), number

@@ -1,1 +1,1 @@
-"""Provide what every other subpackage builds on: settings, checks, and the interface of a task."""
+"""Provide the parts that every other subpackage uses: settings, checks, and the interface of a task."""

@@ -171,7 +171,7 @@ def in_words(hint: Any) -> str:
 
 
 class _InWords(GenerateJsonSchema):
-    """Build a JSON schema that also says of what type a dict's keys are (in JSON all texts), and names classes."""
+    """Build a JSON schema that also holds the type of a dict's keys (in JSON all are texts), and names of classes."""
 
     def dict_schema(self, schema: DictSchema) -> JsonSchemaValue:
         keys = {"propertyNames": self.generate_inner(schema["keys_schema"])} if "keys_schema" in schema else {}

@@ -53,7 +53,7 @@ MOST_RECORDS = 10**15  # largest number of pixels that a site may report
 
 @settings
 class ImageStatistics(Intensities, Statistics):
-    """Report numbers and histograms of a site's images, those of :mod:`fairflare.core.statistics.site_figures`.
+    """Report a site's numbers and histograms of images, as :mod:`fairflare.core.statistics.site_figures` defines them.
 
     Args:
         task: ``"segmentation"`` or ``"classification"``; default: as the labels in the site's datalist are.

@@ -1,4 +1,4 @@
-"""Choose what of a network is trained: low-rank adapters (LoRA, by the library ``peft``), or parts by name."""
+"""Choose which parts of a network are trained: low-rank adapters (LoRA, by the library ``peft``), or parts by name."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class FairLora(Adapters):
 
 @settings
 class Fitted(Adapting):
-    """Define the settings of a task on what of its network is trained, and from which weights.
+    """Define the settings of a task about which parts of its network are trained, and from which initial weights.
 
     Args:
         adapters: what is trained in place of the network itself.

@@ -95,7 +95,7 @@ class Augmented:
 
 
 class Blur(Randomizable, Transform):
-    """Blur every image by a Gaussian of 5 x 9 pixels (width x height), with a new standard deviation in [0.1, 5] each.
+    """Blur every image by a Gaussian kernel, 5 pixels wide and 9 high, with a new sigma in [0.1, 5] each time.
 
     Source:
         Fed-MAS's code: torchvision's ``GaussianBlur((5, 9), (0.1, 5))``, edges mirrored.
@@ -128,13 +128,13 @@ class Jitter(Randomizable, Transform):
                 image = _turned(image, turn) if len(image) == 3 else image
             else:
                 grey = torch.tensordot(LUMA.to(image), image, 1) if len(image) == 3 else image[0]
-                plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # brightness, contrast, saturation 0
+                plain = (torch.zeros_like(grey), grey.mean(), grey)[kind]  # image without the property
                 image = (plain + (image - plain) * factors[kind]).clamp(0.0, 1.0)
         return {**item, "image": image}
 
 
 def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
-    """Return a (3, height, width) image with all hues turned by this share of a turn.
+    """Turn all hues of an image (3, height, width) by a share of a full turn.
 
     Value and chroma (HSV) do not change.
     """

@@ -46,7 +46,7 @@ Size = tuple[PositiveInt, PositiveInt]
 Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
 Augmentations = tuple[
     Literal["flip", "affine", "intensity", "flip_vertical", "blur", "rotate", "shift", "one_move", "jitter"], ...
-]  # see fairflare.tasks.batches.changes
+]  # names of random changes, see fairflare.tasks.batches.changes
 Coding = dict[int, NonNegativeInt]  # {number in the site's files: the task's number}; JSON has text keys
 
 

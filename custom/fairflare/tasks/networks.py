@@ -326,7 +326,8 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
 def beside_adapters(own: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Rename tensors of a network without adapters to the names that they have in a network with adapters.
 
-    The adapters' own tensors are taken unchanged from ``own``, the state of the network with adapters.
+    The adapters' own tensors are taken unchanged from ``own``, the state of the network with adapters. Tensors of a
+    network with adapters are returned as they are.
     """
     if any(FACTOR.fullmatch(name) for name in found):
         return dict(found)

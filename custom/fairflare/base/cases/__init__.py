@@ -1,1 +1,1 @@
-"""Compute what a site may report of its cases: sampling error, bootstrap draws, and the smallest group."""
+"""Compute figures about a site's cases that may be reported: sampling error, bootstrap draws, smallest group."""

@@ -98,7 +98,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
 def of_mean(
     scores: Sequence[float] | npt.NDArray[np.floating], cases: Cases | None, low: float, high: float
 ) -> dict[str, Any]:
-    """Return what a site reports of the sampling of a metric that is the mean of its images' scores.
+    """Return a site's report on the sampling of a metric that is the mean of the scores of its images.
 
     Args:
         scores: score of each image; NaN: the image does not count.

@@ -1,4 +1,4 @@
-"""Make temporary folders that show whether their owner is alive, so that what a killed process left can be removed."""
+"""Make temporary folders that show whether their owner is alive, so that those of a killed process can be removed."""
 
 from __future__ import annotations
 

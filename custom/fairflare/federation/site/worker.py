@@ -87,7 +87,7 @@ class SiteWorker:
         settings: the site's private settings (``local/fairflare.json``).
         state_folder: folder of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
         num_threads: threads of torch, unless the site's settings name a number; ``None``: torch's own choice.
-        decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: none.
+        decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: no folder.
         tells_all: whether a reply gives text and line of an error in the task's code, as the site runs in the process
             of that code's author.
     """

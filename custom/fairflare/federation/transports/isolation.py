@@ -236,7 +236,7 @@ def _end_with_parent() -> None:
 
 
 def obituary(site: str, task: str, child: Any) -> str:
-    """Return a sentence that says how the process of a site's task ended."""
+    """Return a sentence about how the process of a site's task ended."""
     code = child.exitcode
     how = f"ended with exit code {code}"
     if code is not None and code < 0:

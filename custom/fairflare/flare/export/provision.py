@@ -65,7 +65,7 @@ class SitePolicyBuilder(Builder):
         storage_root: folder at the server for FLARE's job store and snapshots; ``None``: FLARE's under ``/tmp``.
 
     Raises:
-        ValueError: an argument that cannot be meant so (names it).
+        ValueError: an argument has an unusable form; the message names the argument.
     """
 
     allow_prefixes: list[str] = Field(default_factory=lambda: ["fairflare."])

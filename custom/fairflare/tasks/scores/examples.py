@@ -81,7 +81,7 @@ def choose(scores: Sequence[float]) -> dict[int, str]:
 
 
 def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
-    """Return the index of the slice of a volume to draw, the slice with most voxels above 0; for an image all of it.
+    """Return the index that selects what to draw: the slice of a volume with most voxels above 0, or all of an image.
 
     Args:
         inside: image (channels, height, width), or volume (channels, x, y, z), whose third spatial axis is indexed.

@@ -1,1 +1,1 @@
-"""Tasks on whole volumes (3D)."""
+"""Define tasks on whole volumes (3D)."""

@@ -71,10 +71,10 @@ BEFORE_RECORDED: Mapping[str, bool] = {
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
-    """Return what is declared for a metric; ``None``: nothing is declared.
+    """Return the declaration for a metric from a mapping by metric name; ``None``: nothing is declared.
 
     Args:
-        metric: name, also one with a test list in front (``clean/loss``).
+        metric: name of the metric, also with the name of a test list in front (``clean/loss``).
         known: declarations by metric name; the key ``dice_<class>`` holds for every name that begins with ``dice_``.
     """
     names = [metric]
@@ -88,12 +88,12 @@ def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
 
 
 def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool | None:
-    """Return whether a higher value of a metric is better, as its task declares it; a loss is better low.
+    """Return whether a higher value of a metric is better, as its task declares; of a loss, lower values are better.
 
-    ``None``: nobody declared a direction, and none is guessed.
+    The result is ``None`` if no direction is declared; none is guessed.
 
     Args:
-        metric: name, also one with a test list in front (``clean/loss``).
+        metric: name of the metric, also with the name of a test list in front (``clean/loss``).
         declared: ``{metric: direction}``.
     """
     return declared_as(metric, {"loss": False, **(declared or {})})
@@ -106,8 +106,8 @@ def summarize(
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
-        higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: not
-            known, and no site is called worst or best.
+        higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: the
+            direction is not known, and no site is called worst or best.
         suppressed: sites that withhold their value, which is NaN here.
 
     Returns:

@@ -1,9 +1,9 @@
 r"""Compute local training losses of the methods: losses for imbalanced classes, and terms added to a loss.
 
-The losses for imbalanced classes take logits (n, C) or (n, C, d1, ...), targets (n,) or (n, d1, ...) of class
-indices, and ``counts``: the site's own number of training samples (pixels) of each class. They change the logits
-in training only; a model trained with them is evaluated on its raw logits (LDAM: cosines). Counts are small and
-looked at in every call: keep them on the CPU.
+The losses for imbalanced classes take logits (n, C) or (n, C, d1, ...), targets (n,) or (n, d1, ...) of class indices,
+and ``counts``: the site's own number of training samples (pixels) of each class. They change the logits in training
+only; a model trained with them is evaluated on its raw logits (LDAM: cosines). ``counts`` should be on the CPU, since
+its few values are read in every call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-PRIOR_FLOOR = 1e-12  # log: -27.63; the authors' log(0) turns into NaN as soon as it is multiplied by 0
-COUNT_FLOOR = 1e-8  # of FedLC, as in the code used by Fed-MAS: an absent class has the margin 100 tau
+PRIOR_FLOOR = 1e-12  # least share of a class, log -27.63; the authors' log(0) becomes NaN if it is multiplied by 0
+COUNT_FLOOR = 1e-8  # least class count in FedLC, as in the code used by Fed-MAS: an absent class has margin 100 tau
 REDUCTIONS = ("mean", "sum", "none")
 
 Counts: TypeAlias = "torch.Tensor | Sequence[float]"
@@ -263,8 +263,8 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
     Args:
         params: the model in training (its parameters that require gradients count, buffers never do), a mapping of
             names to tensors, or tensors.
-        reference: w^r: a model, or a mapping (a state dict, for instance) that has at least the names of
-            ``params``, or as many tensors in the same order. Constant: no gradient.
+        reference: w^r, the received model: a model, or a mapping (a state dict, for instance) that has at least the
+            names of ``params``, or as many tensors in the same order; no gradient.
         mu: strength of the pull, finite and ``>= 0``; 0 is FedAvg and costs nothing.
 
     Returns:
@@ -312,7 +312,7 @@ def fairness_term(loss: Tensor, global_loss: float | Tensor) -> Tensor:
 
     Args:
         loss: F_h, a scalar, with gradient.
-        global_loss: the mean loss of the sites, of the round before. Constant: no gradient.
+        global_loss: mean loss of the sites in the round before; no gradient.
 
     Returns:
         A scalar ``>= 0``.
@@ -337,10 +337,10 @@ def model_contrastive_loss(
     .. math:: -\log \frac{e^{\cos(z, z_g) / T}}{e^{\cos(z, z_g) / T} + e^{\cos(z, z_p) / T}}
 
     Args:
-        z: (n, d), projections (or pooled features) of a batch by the model in training.
-        z_global: (n, d), by the received global model, in evaluation mode. Constant: no gradient.
-        z_previous: (n, d), by the site's local model of its last round, in evaluation mode; in the first round the
-            global model, and the loss is log 2. Constant.
+        z: projections (or pooled features) of a batch's images by the model in training, (n, d).
+        z_global: projections of the same images by the received global model in evaluation mode, (n, d); no gradient.
+        z_previous: projections of the same images by the site's local model of its last round, in evaluation mode, (n,
+            d); no gradient. In the first round they are those of the global model, and the loss is log 2.
         temperature: T, finite and ``> 0``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
@@ -376,7 +376,7 @@ def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
 
 
 def _per_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
-    """Return (C,) as (C, 1, ...), to be added to (n, C, ...)."""
+    """Return values by class, (C,), in the shape (C, 1, ...), to be added to logits (n, C, ...)."""
     if len(values) != logits.shape[1]:
         raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")
     return values.to(logits).reshape(-1, *[1] * (logits.ndim - 2))
@@ -394,7 +394,7 @@ def _check_batch(logits: Tensor, targets: Tensor, reduction: str) -> None:
             f"targets must have shape {expected} with at least 1 sample for logits of shape {tuple(logits.shape)}, "
             f"got {tuple(targets.shape)}"
         )
-    if targets.device.type == "cpu":  # checking on another device would wait for it; the device checks by itself
+    if targets.device.type == "cpu":  # on a GPU the check would wait for the device, which checks indices by itself
         checks.indices("targets", targets, logits.shape[1])
 
 

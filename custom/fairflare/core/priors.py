@@ -1,7 +1,8 @@
-r"""Fed-MAS's measurements: how far a model's features are from a frozen prior network's, by class.
+r"""Compute Fed-MAS's measures: how far a model's features are from those of a frozen prior network, by class.
 
-The distance of a sample (Eq. 1), its mean by class (Eq. 2), the same while training, and the rescue factor (Eq. 3)
-that a site makes of both. Weights by site: :func:`fairflare.core.weighting.rescue_weights`.
+The measures are the distance of a sample (Eq. 1), its mean by class before training (Eq. 2) and during training, and
+the rescue factor (Eq. 3) that a site computes from both means. The server turns rescue factors into weights of the
+sites by :func:`fairflare.core.weighting.rescue_weights`.
 
 Here c is a class and k a site; the paper uses k for classes.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NORM_FLOOR = 1e-12  # with this floor a feature vector of zeros has the distance 2 to every vector
-MIN_SUM = 1e-12  # divergences whose sum is at most this are not divided by it
+MIN_SUM = 1e-12  # divergences are not divided by their sum if the sum is at most this
 RF_MODES = ("paper", "code", "class_mean")
 #: Names of timm models, but no other source: "hf-hub:" would download from the network, "local-dir:" read a folder.
 TIMM = r"^timm:[A-Za-z0-9_.-]+$"

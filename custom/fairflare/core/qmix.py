@@ -1,9 +1,9 @@
-r"""QMIX: agents that learn together, from a common reward, which action each of them should take.
+r"""Train agents by QMIX: they learn together, from a common reward, which action each of them should take.
 
-In FedMRL there is one agent per site, on the server; it sees what the site reported and picks the site's proximal
-coefficient mu for the next round. The class knows nothing of that, so that it can be tried on games whose solution is
-known: :meth:`QMix.act` and :meth:`QMix.observe` serve any multi-step episode, :meth:`QMix.end_round` is federated
-learning, where the reward of a choice is only known two rounds later.
+In FedMRL the server has one agent per site, which observes the site's report and chooses the site's proximal
+coefficient mu for the next round. The class :class:`QMix` does not depend on federated learning, so that it can be
+tested on games with a known solution: :meth:`QMix.act` and :meth:`QMix.observe` serve any multi-step episode, and
+:meth:`QMix.end_round` serves federated learning, where the reward of a choice is only known two rounds later.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ def epsilon_at(step: int, *, start: float, end: float, steps: int) -> float:
 class QMix:
     r"""Train agents by QMIX, with a monotonic mixer, target networks and a replay memory.
 
-    Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. Since it rises with each of
-    them, each agent can choose by its own network alone. State and work of a step grow in proportion to the number of
-    agents; for the mixer of more than eight see :class:`fairflare.core.agents.q_learning.SummaryMixer`.
+    Agent h has a network :math:`Q_h(o_h, a)`; the mixer combines the agents' values into a joint value. Since the joint
+    value rises with each agent's value, each agent can choose by its own network alone. State and work of a step grow
+    in proportion to the number of agents; for the mixer of more than eight agents see
+    :class:`fairflare.core.agents.q_learning.SummaryMixer`.
 
     Args:
-        agents: names, one or more. Their number is fixed: an absent one keeps its last observation and action.
-        actions: value of each action. Before its first choice an agent has the one nearest to 1e-5.
-        eps_steps: decisions after the warm-up in which the share of random actions (one draw per agent) falls from 1
-            to 0.05; may be 0.
-        seed: of everything random, ``>= 0``; torch's own random state is not touched.
-        learning: ``mixer``: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4). ``shared``: one
-            network for all agents, which also sees who is asked and the action before; ``None``: for more than eight.
-            ``gamma``: discount, in [0, 1].
-            ``lr``: learning rate of Adam, ``> 0``. ``hidden``: width of the agents' two layers. ``warmup``:
-            transitions before the first update, at most the 1000 that are remembered. ``updates``: gradient steps
-            per transition.
+        agents: names of one or more agents. Their number is fixed: an absent agent keeps its last observation and
+            action.
+        actions: value of each action. Before its first choice, an agent's action is the one whose value is nearest to
+            1e-5.
+        eps_steps: number of decisions after the warm-up over which the share of random actions (one draw per agent)
+            falls from 1 to 0.05; may be 0.
+        seed: seed of all random numbers, ``>= 0``; torch's global random state is not changed.
+        learning: further settings. ``mixer``: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4).
+            ``shared``: whether all agents share one network, whose inputs include the agent and its previous action;
+            ``None``: only if there are more than eight agents. ``gamma``: discount, in [0, 1]. ``lr``: learning rate of
+            Adam, ``> 0``. ``hidden``: width of the agents' two layers. ``warmup``: transitions before the first update,
+            at most the 1000 that are remembered. ``updates``: gradient steps per transition.
 
     Raises:
         ValueError: an argument out of range (names it and the value).
@@ -95,12 +97,13 @@ class QMix:
         return epsilon_at(self.decisions, start=EPS_START, end=EPS_END, steps=self.eps_steps)
 
     def act(self, observations: Mapping[str, Sequence[float]], *, greedy: bool = False) -> Step:
-        """Let all agents choose an action and return their decision.
+        """Choose an action for each agent and return the decision.
 
         Args:
-            observations: four numbers by agent. One that is not named is absent: it keeps its last observation (0 at
-                first) and its last action (the initial one at first).
-            greedy: choose the best actions. Draws nothing at random and does not count as a decision.
+            observations: four numbers by agent. An agent without entry is absent: it keeps its last observation (at
+                first 0) and its last action (at first the initial action).
+            greedy: whether every agent takes its best action; no random number is drawn, and the call does not count as
+                a decision.
 
         Returns:
             The decision, to be given to :meth:`observe`; :meth:`chosen` names the actions.
@@ -139,7 +142,7 @@ class QMix:
     def _choose(self, situation: Step, greedy: bool) -> Step:
         open_to = available(situation.present, situation.previous, len(self.actions))
         best = self._learner.values(situation).masked_fill(~open_to, -math.inf).numpy()
-        action = torch.from_numpy(np.argmax(best, axis=1))  # the first of equal ones
+        action = torch.from_numpy(np.argmax(best, axis=1))  # of equally good actions, the first
         if not greedy:
             # Every decision draws the same number of random numbers, whoever is present.
             explore, which = torch.rand(2, len(self.agents), generator=self._generator, dtype=torch.float64)
@@ -158,15 +161,15 @@ class QMix:
         Args:
             step: the decision, from :meth:`act`.
             reward: reward of the decision, finite.
-            following: the situation that the decision led to, as the next :meth:`act` returned it (its actions do not
-                matter); may be None only where the episode is done.
-            done: the episode ended.
+            following: situation that the decision led to, as returned by the next :meth:`act` (its actions do not
+                matter); may be None only at the end of an episode.
+            done: whether the episode has ended.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
 
         Raises:
-            ValueError: a reward that is not finite, or no following situation where the episode goes on.
+            ValueError: the reward is not finite, or ``following`` is None although the episode has not ended.
         """
         checks.number("reward", reward)
         if following is None and not done:
@@ -179,13 +182,13 @@ class QMix:
         """Run one round of federated learning: learn from a choice whose reward is now known, and choose.
 
         Args:
-            observations: of the sites that took part in this round r.
-            reward: of the model that round r *received*: it belongs to the choice of two rounds earlier. None where no
-                site measured one: that choice is not learnt from.
-            done: this is the last round.
+            observations: observations of the sites that took part in this round r, by site.
+            reward: reward of the model that round r *received*; it belongs to the choice of two rounds earlier. None if
+                no site measured it: the agents then do not learn from that choice.
+            done: whether this is the last round.
 
         Returns:
-            The choice for round r + 1, and the squared TD error of what was learnt (None: nothing).
+            The choice for round r + 1, and the squared TD error of the learning step (None: the agents did not learn).
 
         Raises:
             ValueError: as :meth:`act` and :meth:`observe`; nothing is then changed.
@@ -202,12 +205,13 @@ class QMix:
         self._pending.append(step)
         return step, learnt
 
-    # -- what outlives a round
+    # -- state between rounds
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learner's whole state, to be restored before the next round.
 
-        Tensors, numbers, strings, lists and dicts, fit for ``torch.load(weights_only=True)``.
+        The state consists of tensors, numbers, strings, lists and dicts, so that ``torch.load(weights_only=True)`` can
+        read it.
         """
         return copy.deepcopy(
             {
@@ -225,7 +229,7 @@ class QMix:
         """Restore a state of :meth:`state_dict`; training is then resumed with bit-equal results.
 
         Raises:
-            ValueError: the state is of other agents, actions or networks (names the first difference).
+            ValueError: the state belongs to other agents, actions or networks (the message names the first difference).
         """
         checks.same_settings("agents", state["settings"], self._settings)
         state = copy.deepcopy(dict(state))

@@ -1,9 +1,9 @@
-r"""Measure a model's sharpness on a data set: how much its loss grows at a small distance uphill.
+r"""Measure a model's sharpness on a data set: how much its loss grows at a small distance along its gradient.
 
-All measures here ask how much the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
-:math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.
-:class:`SAM` and :class:`GSAM` (:mod:`fairflare.core.objectives.sam`) do so for every mini-batch while a site trains,
-:func:`sharpness` once for the whole local data set and the received model.
+All measures evaluate the loss at a distance rho from the weights, where the loss is larger: at
+:math:`\theta + \epsilon`, :math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all
+parameters. :class:`SAM` and :class:`GSAM` (:mod:`fairflare.core.objectives.sam`) do so for every mini-batch while a
+site trains, :func:`sharpness` once for the whole local data set and the received model.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Sharpness(NamedTuple):
 
     Attributes:
         loss: L0, mean loss at the model's weights.
-        perturbed_loss: Lp, mean loss at the search distance uphill from the weights.
-        sharpness: S = Lp - L0, summed from the differences of the samples; may be negative.
+        perturbed_loss: Lp, mean loss at the search distance from the weights, along the gradient.
+        sharpness: S = Lp - L0, mean of the samples' differences; may be negative.
     """
 
     loss: float
@@ -57,13 +57,12 @@ def sharpness(
     statistics), so the result does not depend on how the samples are divided into batches. Costs two forward
     passes and one backward pass.
 
-    Losses are taken as the model computes them, then summed and subtracted in float64: of a float32 model S, a
-    difference of nearly equal losses, has an absolute error of about 1e-7 of the loss per sample and less in the
-    mean.
+    Losses are taken in the precision of the model and then summed and subtracted in float64. For a float32 model, S, a
+    difference of nearly equal losses, has an absolute error of about 1e-7 of the loss per sample and less in the mean.
 
     Args:
-        model: not changed: parameters, buffers, gradients, ``requires_grad``, training mode and torch's random
-            state are afterwards, also after an exception, what they were, bit by bit.
+        model: model to measure. Parameters, buffers, gradients, ``requires_grad``, training mode and torch's random
+            state are restored bit by bit afterwards, also after an exception.
         loss_fn: ``loss_fn(outputs, targets)`` returns the losses of the samples, shape (n,), for instance
             ``torch.nn.CrossEntropyLoss(reduction="none")``. A scalar is taken for the mean over the batch; it was
             rounded before it came here, so of a float32 model S is then uncertain by about 6e-8 of the loss.
@@ -74,8 +73,8 @@ def sharpness(
         rho: search distance, finite and ``>= 0``. 0: S is 0 and the second pass is left out.
 
     Returns:
-        The three means. S is 0 where the gradient is 0 or no parameter requires one; not finite where a loss is
-        not; NaN, like Lp, where only the gradient is not.
+        The three means. S is 0 if the gradient is 0 or no parameter requires a gradient. S is not finite if a loss is
+        not finite. S and Lp are NaN if only the gradient is not finite.
 
     Raises:
         ValueError: rho out of range, an iterator in place of a re-iterable, no sample, another number of samples
@@ -90,7 +89,7 @@ def sharpness(
     params = [p for p in model.parameters() if p.requires_grad]
     wide = [torch.promote_types(p.dtype, torch.float32) for p in params]
     with _evaluation(model):
-        # zeros, not the first batch's gradients, which may share memory or be expanded
+        # Start from zeros, not from the first batch's gradients, which may share memory or be expanded.
         total = [torch.zeros_like(p, dtype=dtype) for p, dtype in zip(params, wide, strict=True)] if rho > 0 else []
         before = _losses(model, loss_fn, batches, params, total)
         n = len(before)
@@ -122,7 +121,7 @@ def search_distance(current_round: int, num_rounds: int, rho_max: float, tau: fl
         current_round: r, ``0 <= r < num_rounds``.
         num_rounds: T, ``>= 1``.
         rho_max: distance of the last round, finite and ``>= 0``; 0.1 in the paper.
-        tau: finite and ``> 0``; 0.5 in the paper. Larger: a later start.
+        tau: exponent, finite and ``> 0``; 0.5 in the paper. With a larger exponent the distance grows later.
 
     Raises:
         ValueError: an argument out of range.
@@ -142,7 +141,7 @@ def search_distance(current_round: int, num_rounds: int, rho_max: float, tau: fl
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, without gradients; afterwards the mode of every module and all buffers are as before."""
+    """Set evaluation mode without gradients; the exit restores the mode of every module and all buffers."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -179,7 +178,7 @@ def _losses(
             if not sizes:
                 raise ValueError(f"inputs of a batch must hold a tensor of samples, got {type(inputs).__name__}")
             losses, size = loss_fn(model(moved), wanted), sizes[0]
-            if losses.ndim == 0:  # the mean of the batch, for each of its samples
+            if losses.ndim == 0:  # the batch's mean loss counts as the loss of each sample
                 losses = losses.expand(size)
             if losses.shape != (size,):
                 raise ValueError(

@@ -1,7 +1,7 @@
-r"""FedMRL's aggregation weights from a self-organizing map of the sites' models.
+r"""Compute FedMRL's aggregation weights from a self-organizing map of the sites' models.
 
-Neurons, points in the space of the models, are pulled towards the local models round by round. A site's weight
-follows from how far its model lies from all neurons and from its cosine with the received model.
+The map's neurons, points in the space of the models, are pulled towards the local models round by round. A site's
+weight follows from the distances of its model to all neurons and from the model's cosine with the received model.
 
 A neuron only moves towards local models, so it stays an affine combination of its start and the local models. The rules
 need only distances, and distances follow from inner products. One pass over the models, block by block, adds up the
@@ -51,7 +51,7 @@ __all__ = [
     "u_matrix",
 ]
 
-#: A model: a state dict, which may read a tensor from disk when it is asked for.
+#: Type of a model: a state dict, which may read a tensor from disk at access.
 State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
@@ -162,7 +162,7 @@ class SelfOrganizingMap(MapSettings):
             states: local model by site, after training. All floating tensors count except the statistics of batch
                 norms. The models are read side by side, one tensor of each at a time; they are read a second time if
                 ``keep`` is given.
-            received: the model the sites started from.
+            received: model that the sites' training started from.
             kept: neurons at the start of the round, ``{tensor name: (rows * columns, *shape)}``; in every round after
                 the first, the tensors that ``keep`` was given in the round before.
             keep: function that stores the trained neurons. It is called with the name of each tensor and the neurons'
@@ -302,9 +302,9 @@ class SelfOrganizingMap(MapSettings):
 class _Block(NamedTuple):
     """Store the same block of parameters of every model and neuron, in float64."""
 
-    received: Tensor  # (n,): the received model
-    vectors: Tensor  # (sites, n): the local models
-    basis: Tensor  # (sites + neurons, n): sites' points, then neurons' starts (random ones still unscaled)
+    received: Tensor  # values of the received model, (n,)
+    vectors: Tensor  # values of the local models, (sites, n)
+    basis: Tensor  # offsets from the received model of local models, then of neurons' starts, (sites + neurons, n)
 
 
 class _Sums:

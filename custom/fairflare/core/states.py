@@ -1,8 +1,8 @@
-"""Arithmetic on model states: averages, updates, norms and the checks before them.
+"""Compute averages and updates of model states, and check the states before.
 
 A *state* is a mapping from tensor name to tensor (a PyTorch ``state_dict``), parameters and buffers alike.
-Sums are taken in float64 and cast back once, in blocks small enough to stay on one thread, so that a result
-depends neither on the number of threads nor on which of the two input forms of the averages is used.
+Sums are taken in float64 and cast back once, in blocks small enough to stay on one thread, so that a result does not
+depend on the number of threads. Nor does it depend on whether an average is given states by site or a stream of states.
 """
 
 from __future__ import annotations
@@ -55,17 +55,18 @@ def weighted_average(
     (:mod:`fairflare.core.aggregation.spectral`).
 
     Args:
-        states: ``{site: state}``, whose states may read a tensor from disk when it is asked for: tensor by
-            tensor, sites in sorted order, so besides the result one tensor is held, of as many sites as fit into
-            128 MiB. Or an iterable of ``(site, state)``: one pass in the order given, with one float64 model as
-            accumulator. Both forms give equal bits for the same order of sites.
+        states: ``{site: state}``, whose states may read a tensor from disk at access. They are read tensor by tensor,
+            sites in sorted order, so that besides the result one tensor of as many sites as fit into 128 MiB is in
+            memory. Or an iterable of ``(site, state)``, which is read in one pass in the order given, with one float64
+            model as accumulator. Both forms give equal bits for the same order of sites.
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: whether the states are updates (DIFF). In an update a ``running_var`` may be negative and is not
             floored.
-        how: how the sites' values are combined, number by number. Every aggregate but the mean holds one tensor of all
-            sites in memory and takes the plain lower median of integers, so that one site alone cannot move a counter.
-        movement: transformation of the mean change of trained tensors; only with a mapping of states.
+        how: how the sites' values are combined, number by number. Aggregates other than the mean need one tensor of all
+            sites in memory, and combine integers by the plain lower median, so that one site alone cannot move a
+            counter.
+        movement: transformation of the mean change of trained tensors; allowed only if ``states`` is a mapping.
 
     Returns:
         The averaged state; keys in the order of the first site.
@@ -137,7 +138,7 @@ def difference(local: State, received: State, site: str = "local") -> dict[str, 
     Args:
         local: state after local training.
         received: state that the training started from, with the same keys, shapes and kinds as ``local``.
-        site: named in errors.
+        site: name of the site for error messages.
 
     Returns:
         ``w_k - w^r`` with the dtype of ``local`` for floating tensors and int64 for integer and boolean ones.
@@ -160,7 +161,7 @@ def add_update(state: State, update: State, site: str = "update") -> dict[str, t
         state: the global state that the site received.
         update: ``w_k - w^r``, with the same keys and shapes as ``state``. Integer tensors may have become floating in a
             privacy filter; they are rounded to the nearest integer.
-        site: named in errors.
+        site: name of the site for error messages.
 
     Returns:
         ``w^r + update`` in the dtypes of ``state``; neither argument is changed.
@@ -213,7 +214,7 @@ def check_state(state: State, like: State, site: str) -> None:
     Args:
         state: the state to check.
         like: state whose keys, shapes and kinds are required; as a rule the global model.
-        site: named in errors.
+        site: name of the site for error messages.
 
     Raises:
         ValueError: the states disagree; the message names the site and the first tensor that differs.
@@ -254,7 +255,7 @@ def _average(
         try:
             # A non-finite value shows up in a mean, but a median may hide it: for a median, check every site's tensor.
             return _one_pass(column, sites, weights_of, floor, how.kind != "mean", how, wide)[name]
-        except NotFinite:  # testing the sum is cheaper than testing every site; now find the site
+        except NotFinite:  # only now look for the site, since testing the mean is cheaper than testing every site
             for site, state in opened.items():
                 check_finite(state[name], f"site {site!r}: tensor {name!r}")
             raise

@@ -18,7 +18,7 @@ NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 #: A sum at or below this carries no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
 CKA_RANGE = (-1.01, 1.5)  # range of CKA estimates: an unbiased one may lie outside of [0, 1] and is then clipped
-#: A weight that is above its bound by no more than this is a matter of rounding.
+#: Rounding tolerance: a weight that exceeds its bound by no more than this is not cut.
 CAP_TOLERANCE = 1e-12
 #: Floor of a measured sharpness or loss before its logarithm, as in FedISM+.
 POWER_FLOOR = 1e-10
@@ -85,9 +85,8 @@ def layer_weights(
 
     Args:
         cka: ``{site: {layer: delta}}``, similarity (CKA) of the local model with the anchor on the site's own images,
-            measured after local training; the same layers at every site. The weights depend on ``1 - delta``,
-            which loses its digits when delta is rounded near 1: :func:`dissimilarity_weights` takes it as
-            measured.
+            measured after local training; the same layers at every site. The weights depend on ``1 - delta``, which
+            loses digits if delta is near 1: :func:`dissimilarity_weights` takes ``1 - delta`` as measured.
         clip_min, clip_max: limits of delta, ``0 <= clip_min < clip_max <= 1``. 0 and 1 are Eq. (5) as
             printed; the authors' code has 1e-4 and 0.99.
 
@@ -152,7 +151,7 @@ def dissimilarity_weights(
 
 
 def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
-    r"""Return weights in proportion to a power of what a site reports, FedISM+'s SAGA.
+    r"""Return weights in proportion to a power of each site's sharpness or loss, FedISM+'s SAGA.
 
     .. math:: \tilde w_k = \tilde x_k^q / \sum_j \tilde x_j^q, \quad \tilde x_k = \max(x_k, 10^{-10})
 
@@ -189,12 +188,12 @@ def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] |
 
     Args:
         weights: this round's weights of the sites that took part.
-        previous: what this function returned before; None or empty at the first use.
+        previous: result of this function in the last round; None or empty at the first use.
         beta: share of this round, in [0, 1].
 
     Returns:
-        The new memory, to be kept for the next round: sites that took part are updated (a new one starts at its
-        weight), absent ones keep their entry. It need not sum to 1; the weights to use are
+        The new average, to be given as ``previous`` in the next round: sites that took part are updated (a new site
+        starts at its weight), absent sites keep their entry. The average need not sum to 1; the weights to use are
         ``normalise({site: memory[site] for site in weights})``.
 
     Raises:
@@ -249,9 +248,8 @@ def fedga_weights(
         centre: subtract the mean gap, as in the paper; False is the authors' published code.
 
     Returns:
-        The new memory for all sites, sum 1. An absent site keeps its weight: the sites that took part share
-        what they held together before. A site that is new enters with 1 / K. If all gaps are equal, nothing
-        moves.
+        The new weights of all sites, sum 1. An absent site keeps its weight; the sites that took part share the sum of
+        their former weights. A new site enters with 1 / K. If all gaps are equal, no weight changes.
 
     Raises:
         ValueError: no site, a weight or step out of range, or weights that do not sum to 1.
@@ -277,22 +275,22 @@ def fedga_weights(
 
 
 def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, float]) -> dict[str, float]:
-    r"""Return weights of which none exceeds its bound; what is cut goes to the others in proportion to their weights.
+    r"""Return weights of which none exceeds its bound; the excess goes to other sites in proportion to their weights.
 
     .. math:: w'_k = \min(b_k, c\,w_k), \quad c \ge 1 \text{ such that } \textstyle\sum_k w'_k = 1
 
-    Repeated until none exceeds: what is above its bound is set to it, and the others are scaled to share the rest. The
-    result is the vector on the capped simplex that is nearest to the weights in relative entropy.
+    Weights above their bound are set to the bound and the others are scaled to share the rest, until none exceeds its
+    bound. The result is the vector on the capped simplex that is nearest to the weights in relative entropy.
 
     Args:
         weights: by site, finite, ``>= 0``, sum 1 within 1e-6.
-        bound: largest share of a site, in (0, 1], or one for each site; one below 1 / K cannot hold and counts as
-            1 / K.
+        bound: largest share of a site, in (0, 1], or one bound for each site. A bound below 1 / K cannot hold for all
+            sites and counts as 1 / K.
 
     Returns:
-        New weights in the order given; the same values, bit by bit, when none exceeds its bound (by more than 1e-12).
-        With one bound for all a larger weight stays at least as large as a smaller one. Where only sites of weight 0
-        are left to take the rest, they share it alike.
+        New weights in the order given; the same values, bit by bit, if none exceeds its bound by more than 1e-12. With
+        one bound for all sites the order of the weights by size is kept. If only sites of weight 0 are left to take the
+        excess, they share it equally.
 
     Raises:
         ValueError: no site, a weight out of range, another sum, a bound out of range, or none for a site.
@@ -318,7 +316,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
         free = {site: weight for site, weight in given.items() if site not in capped}
         rest, total = max(1.0 - math.fsum(bounds[site] for site in capped), 0.0), math.fsum(free.values())
         for site, weight in free.items():
-            # Divided first: the sum may be the smallest number there is.
+            # Divide before multiplying, since the sum may be as small as the smallest floating-point number.
             found[site] = weight / total * rest if total > 0 else rest / len(free)
         above = {site for site in free if found[site] > bounds[site]}
         if not above:
@@ -329,7 +327,7 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
-    r"""Return the sum of what the weights exceed the equal share by, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
+    r"""Return the sum of the weights' excesses over the equal share, :math:`\sum_k \max(0, w_k - 1/K)`, in [0, 1).
 
     The sum is the distance (total variation) to equal weights: f sites of K hold at most f / K plus this sum.
     """
@@ -349,8 +347,8 @@ def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, f
         excess: e, in (0, 1].
 
     Returns:
-        New weights in the order given and of the same order by size; the same values, bit by bit, where they are within
-        the bound (by no more than 1e-12 above).
+        New weights in the order given and in the same order by size; the same values, bit by bit, if they exceed the
+        bound by no more than 1e-12.
 
     Raises:
         ValueError: no site, a weight out of range, another sum, or the bound out of range.
@@ -397,8 +395,8 @@ def feasible_bound(num_sites: int, bound: float) -> float:
     """Return the bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
 
     Args:
-        num_sites: K, ``>= 1``.
-        bound: in (0, 1].
+        num_sites: number of sites K, ``>= 1``.
+        bound: largest weight of a site, in (0, 1].
     """
     return max(float(checks.number("bound", bound, above=0, high=1)), 1.0 / checks.whole("num_sites", num_sites))
 

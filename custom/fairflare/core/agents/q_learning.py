@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fairflare.base import checks
 from fairflare.core.agents.mu_rewards import CAPACITY
 
-OBSERVATION_SIZE = 4  # numbers in an agent's observation
+OBSERVATION_SIZE = 4  # number of values in an agent's observation
 EMBED = 32  # width of the mixer's hidden layer
-BATCH, TARGET_EVERY = 32, 10  # transitions per gradient step, and between copies to the target networks
+BATCH, TARGET_EVERY = 32, 10  # transitions per gradient step; transitions between copies to the target networks
 CLIP = 10.0  # largest norm of the gradient
-MANY_AGENTS = 8  # above it, agents share one network by default and the mixer is SummaryMixer
+MANY_AGENTS = 8  # with more agents than this, they share one network by default and the mixer is SummaryMixer
 INDEX = torch.int16  # dtype of an action's index in the replay memory
 
 
@@ -56,7 +56,7 @@ def td_target(rewards: Tensor, next_q_tot: Tensor, done: Tensor, gamma: float) -
 
 
 class _Linear(nn.Module):
-    """Apply a linear layer whose start is drawn from a given generator; ``copies``: as many layers side by side."""
+    """Apply a linear layer whose initial weights come from a given generator; ``copies``: number of parallel layers."""
 
     def __init__(self, fan_in: int, fan_out: int, generator: torch.Generator, copies: int | None = None) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
     Args:
         present: whether each of the H agents is present, (..., H).
         previous: index of each agent's previous action, (..., H).
-        num_actions: from which each of them chooses.
+        num_actions: number of actions from which each agent chooses.
 
     Returns:
         (..., H, num_actions), True where the agent may choose the action.
@@ -190,13 +190,14 @@ def available(present: Tensor, previous: Tensor, num_actions: int) -> Tensor:
 class Learner:
     r"""Train the networks of agents and mixer, with target networks and a replay memory.
 
-    Agent h has a network :math:`Q_h(o_h, a)`; the mixer makes of their values a joint one. They are trained together to
+    Agent h has a network :math:`Q_h(o_h, a)`; the mixer combines the agents' values into a joint one. The networks and
+    the mixer are trained together to reach the target
 
     .. math:: y = R + \gamma (1 - done)\, Q_{tot}^{target}\bigl((\max_a Q_h^{target}(o'_h, a))_h, s'\bigr)
 
     Args:
         num_agents: number of agents H.
-        num_actions: from which each of them chooses.
+        num_actions: number of actions from which each agent chooses.
         generator: random generator for initial weights and for batches.
         mixer, shared, gamma, lr, hidden, warmup, updates: settings that :class:`fairflare.core.qmix.QMix` describes.
     """
@@ -221,20 +222,20 @@ class Learner:
         self.gamma = checks.number("gamma", gamma, low=0, high=1)
         self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
         self.updates = checks.whole("updates", updates)
-        self.observed = 0  # transitions
+        self.observed = 0  # number of observed transitions
         self._generator = generator
         #: Settings that a saved state must share with this learner to be loaded here.
         self.settings: dict[str, Any] = {"mixer": mixer, "shared": shared, "hidden": checks.whole("hidden", hidden)}
         self._online = _Networks(num_agents, num_actions, generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         lr = checks.number("lr", lr, above=0)
-        # without foreach the sums have one order on every machine
+        # Without foreach, the optimizer sums in the same order on every machine.
         self._optimizer = torch.optim.Adam(self._online.parameters(), lr=lr, foreach=False)
         self._replay: deque[dict[str, Tensor]] = deque(maxlen=CAPACITY)
 
     @property
     def warming_up(self) -> bool:
-        """Return whether too few transitions were observed to learn from."""
+        """Return whether the replay memory still holds too few transitions for learning to start."""
         return len(self._replay) < self.warmup
 
     @torch.no_grad()
@@ -249,7 +250,7 @@ class Learner:
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
-        """Store a transition in the replay memory, 38 bytes an agent, and learn from the memory.
+        """Store a transition in the replay memory (38 bytes per agent), and learn from the memory.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
@@ -306,7 +307,7 @@ class Learner:
         self._target.load_state_dict(state["target"])
         names = [name for name, _ in self._online.named_parameters()]
         moments = {names.index(name): values for name, values in state["optimizer"].items()}
-        groups = self._optimizer.state_dict()["param_groups"]  # this object's learning rate
+        groups = self._optimizer.state_dict()["param_groups"]  # keeps this object's learning rate
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         replay = state["replay"]
         self._replay.clear()

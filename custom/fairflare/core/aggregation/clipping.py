@@ -1,8 +1,9 @@
 """Scale updates that are far larger than those of the other sites down to a multiple of the median norm.
 
-Three kinds of tensors are looked at apart, because one would hide the others: the parameters, the running statistics of
-batch norm, and integers (counters). Nothing is written: a site that exceeds gets a view of its state that changes a
-tensor when it is read, so that no more than one tensor is held.
+Three kinds of tensors are measured apart, because a large change of one kind would hide those of the others: the
+parameters, the running statistics of batch norm, and integers (counters). No state is written: a site that exceeds a
+limit gets a view of its state that changes each tensor when it is read, so that at most one changed tensor is in
+memory.
 """
 
 from __future__ import annotations
@@ -48,19 +49,23 @@ def clipped_states(
     .. math:: w_k \leftarrow w^r + \min(1, f\,\mathrm{med}_j \lVert \Delta_j \rVert / \lVert \Delta_k \rVert)\,
               \Delta_k, \quad \Delta_k = w_k - w^r
 
-    once over all floating tensors but running statistics (``running_mean``, ``running_var``), once over these. Of an
-    integer tensor no entry may change by more than f times the median of the sites' largest changes of that tensor. In
-    whole models a ``running_var`` below 0 counts as 0, so that the average keeps the share of the other sites.
+    The norms are taken twice: over all floating tensors except running statistics, and over the running statistics
+    (``running_mean``, ``running_var``). No entry of an integer tensor may change by more than f times the median of the
+    sites' largest changes of that tensor. In whole models a ``running_var`` below 0 counts as 0, so that the average
+    keeps the share of the other sites.
 
-    With two sites the median is their mean and (from f = 2 on) nothing exceeds; one liar of three or more is held.
+    With two sites the median is the mean of both norms, and no norm exceeds the limit if f is at least 2. With three or
+    more sites one malicious site is limited.
 
     Args:
-        states: by site, the same tensors in each, finite; read tensor by tensor, once here and again when used.
-        received: what the sites started from; ``None``: the states are updates themselves.
+        states: state of each site, by site, finite, with the same tensor names. Each tensor is read once here and again
+            when the result is used.
+        received: model that the sites' training started from; ``None``: the states are updates already.
         factor: f, ``>= 1``.
 
     Returns:
-        The states, a changed one as a lazy view and the others as they are; and what was cut, sites in sorted order.
+        The states by site (a limited state as a lazy view, other states unchanged), and a list of what was limited,
+        sites in sorted order.
 
     Raises:
         ValueError: the factor is out of range.
@@ -106,7 +111,7 @@ class _Measured:
 
 
 def _kind(name: str) -> str:
-    return STATISTICS if is_statistic(name) else PARAMETERS  # also a counter that a filter made floating
+    return STATISTICS if is_statistic(name) else PARAMETERS  # statistics include counters that a filter made floating
 
 
 def _measured(state: State, received: State | None) -> _Measured:
@@ -127,7 +132,7 @@ def _measured(state: State, received: State | None) -> _Measured:
 
 
 def _clipped(state: State, received: State | None, scale: Mapping[str, float], steps: Mapping[str, int]) -> State:
-    """Return a site's state as it counts; a tensor is changed when it is read."""
+    """Return a view of a site's state with limited changes; a tensor is limited when it is read."""
 
     def made(name: str) -> torch.Tensor:
         tensor = state[name]
@@ -146,7 +151,7 @@ def _clipped(state: State, received: State | None, scale: Mapping[str, float], s
 
 
 def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:
-    if factor == 0.0:  # also for a change that float64 cannot hold
+    if factor == 0.0:  # also the factor of a change whose norm float64 cannot hold
         return torch.zeros_like(tensor) if base is None else base.to(tensor.dtype, copy=True)
     if base is None:
         return (tensor.double() * factor).to(tensor.dtype)

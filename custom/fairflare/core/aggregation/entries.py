@@ -10,7 +10,7 @@ import torch
 from fairflare.base import checks
 from fairflare.core.states import Made, State
 
-WHICH = "/which"  # behind a tensor's name: one bit for each of its numbers; without it, all of them came
+WHICH = "/which"  # suffix of a tensor's name: one bit for each entry says whether it is sent; absent: all are sent
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -27,7 +27,7 @@ def largest(values: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a mask of the ``count`` largest of some magnitudes, given as a flat tensor."""
+    """Return a mask of the ``count`` largest entries of a flat tensor of magnitudes."""
     count = min(int(checks.number("count", count, low=0, whole=True)), flat.numel())
     if count in (0, flat.numel()):
         return torch.full((flat.numel(),), count > 0)
@@ -35,7 +35,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
     ordered = flat.numpy().copy()
     ordered.partition(flat.numel() - count)
     least = ordered[flat.numel() - count].item()
-    del ordered  # of the model's size, where this is about a whole one
+    del ordered  # frees memory: for a whole model this tensor is as large as the model
     mask: torch.Tensor = flat > least
     ties = torch.nonzero(flat == least).reshape(-1)
     mask[ties[: count - int(mask.sum())]] = True
@@ -52,9 +52,10 @@ def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
 
 
 def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the entries of one tensor that a mask names, as they are sent.
+    """Return the entries of one tensor that a mask selects, in the form in which they are sent.
 
-    Nothing, all, or some with :data:`WHICH`.
+    The result is empty if no entry is selected, the tensor itself if all are, else the entries and the mask's bits
+    under the tensor's name with the suffix :data:`WHICH`.
     """
     if bool(mask.all()):
         return {name: tensor}
@@ -65,11 +66,11 @@ def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, tor
 
 
 def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield what :func:`packed` made of some tensors: name, flat mask, and the numbers where it is True.
+    """Yield name, flat mask and selected entries of each tensor that :func:`packed` prepared for sending.
 
     Args:
-        download: their union.
-        like: the model.
+        download: results of :func:`packed` for some tensors, joined in one mapping.
+        like: state of the model that the entries belong to.
 
     Raises:
         ValueError: the model lacks a tensor, or a tensor has another number of entries than its mask says (the message
@@ -92,13 +93,13 @@ def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, 
 def with_entries(
     state: State, download: State, minus: State | None = None, weight: float = 0.0
 ) -> dict[str, torch.Tensor]:
-    r"""Return a model with downloaded entries of a change added.
+    r"""Return a model to which the downloaded entries of a change are added.
 
-    .. math:: w_i \leftarrow w_i + d_i - a\,m_i \quad \text{where an entry came}
+    .. math:: w_i \leftarrow w_i + d_i - a\,m_i \quad \text{where an entry was downloaded}
 
     Args:
-        state: w.
-        download: see :func:`unpacked`.
+        state: w, the model before.
+        download: d, the downloaded entries of the change, as in :func:`unpacked`.
         minus: m, this site's own part of the change, to be subtracted; tensors of the same names.
         weight: a, factor of the site's own part.
 
@@ -120,7 +121,7 @@ def with_entries(
 
 
 def change_between(now: State, before: State, names: Collection[str]) -> State:
-    """Return the change between two models, each tensor made when it is asked for.
+    """Return the change between two models as a mapping that computes each tensor at access.
 
     Args:
         now, before: the model after and before the change.

@@ -1,6 +1,7 @@
 """Compute the weighting baselines: FedNova, q-FedAvg, agnostic federated learning, FairFed, FedCE, FlexFair.
 
-Pure functions of dicts by site; float64; sites sorted; no argument is changed.
+The functions are pure: they take dicts by site, compute in float64, return the sites in sorted order and change no
+argument.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from fairflare.core.weighting import POWER_FLOOR, normalise, power_weights
 K = TypeVar("K", bound=Hashable)
 LEAST_VARIANCE = 1e-5  # lower bound of a batch norm's variance after one model was subtracted from another
 
-# ------------------------------------------------------------------------------------------------ what several share
+# ------------------------------------------------------------------------------------------------ shared by several
 
 
 def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return the values, with those that are not finite replaced: by the site's own of ``before``, else by the mean.
+    """Replace each value that is not finite by the site's value in ``before``, or else by the mean of the known values.
 
     Returns:
-        By site, sorted; 1 for all where no value is finite.
+        The values by site, sorted; 1 for all sites if no value is known.
     """
     known = {**(before or {}), **{site: value for site, value in values.items() if math.isfinite(value)}}
     finite = [known[site] for site in sorted(values) if site in known]
@@ -36,13 +37,14 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return a memory of weights in which the sites of ``fresh`` share anew what they held together.
+    """Return a memory of weights in which the sites of ``fresh`` share the sum of their weights anew.
 
-    The others keep theirs.
+    Sites that are not in ``fresh`` keep their weights.
 
     Args:
-        memory: by site, ``>= 0``; has the sites of ``fresh``.
-        fresh: by site; negative counts as 0. All 0: equal shares.
+        memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
+        fresh: number of each site, in proportion to which the sum is shared; a negative number counts as 0. All 0:
+            equal shares.
     """
     held = math.fsum(memory[site] for site in fresh)
     return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))
@@ -57,9 +59,9 @@ class AccumulatedSteps:
 
     .. math:: w_k - w^r = -\eta \sum_s a_s g_s, \quad \lVert a \rVert_1 = \sum_s a_s
 
-    Found by making the optimizer's steps with a gradient of 1. Plain SGD: the number of steps; with momentum (rho, T
-    steps) :math:`[T - \rho (1 - \rho^T) / (1 - \rho)] / (1 - \rho)`; with a proximal term
-    :math:`[1 - (1 - \eta \mu)^T] / (\eta \mu)`; with both, what the optimizer does.
+    The norm is found by simulating the optimizer's steps with a gradient of 1. For plain SGD it is the number of steps;
+    with momentum (rho, T steps) :math:`[T - \rho (1 - \rho^T) / (1 - \rho)] / (1 - \rho)`; with a proximal term
+    :math:`[1 - (1 - \eta \mu)^T] / (\eta \mu)`; with both, the simulation follows the optimizer.
 
     Source:
         Wang et al., NeurIPS 2020, section 3 and appendix; their code adds up momentum and proximal term one after the
@@ -74,7 +76,7 @@ class AccumulatedSteps:
 
         Args:
             momentum: rho of SGD.
-            nesterov: as PyTorch's SGD does it.
+            nesterov: whether the momentum is Nesterov's, as in PyTorch's SGD.
             pull: learning rate times the strength mu of a proximal term.
         """
         push = 1.0 - pull * self.total
@@ -83,14 +85,14 @@ class AccumulatedSteps:
 
 
 def most_accumulated(num_steps: int) -> float:
-    """Return the largest norm of a that a number of steps can reach: momentum 1 in Nesterov's form."""
+    """Return the largest norm of FedNova's vector a that a number of steps can reach: with Nesterov momentum 1."""
     return num_steps * (num_steps + 3) / 2
 
 
 def nova_weights(
     shares: Mapping[str, float], norms: Mapping[str, float], steps: Mapping[str, float] | None = None
 ) -> tuple[dict[str, float], float]:
-    r"""Return FedNova's weights, as if every site had made one step, and the length of the common step.
+    r"""Return FedNova's weights, for updates divided by their norms of a, and the factor of the averaged change.
 
     .. math:: w \leftarrow w^r + \tau_{eff} \sum_k p_k \frac{w_k - w^r}{\lVert a_k \rVert_1}, \quad
               \tau_{eff} = \sum_k p_k \lVert a_k \rVert_1
@@ -98,7 +100,8 @@ def nova_weights(
     Args:
         shares: share p of each site in the average, by site, sum 1.
         norms: norm :math:`\lVert a_k \rVert_1` by site, ``> 0``.
-        steps: in place of the norms in :math:`\tau_{eff}` (the authors, with a proximal term).
+        steps: number of steps by site, used in place of the norms in :math:`\tau_{eff}`, as by the authors with a
+            proximal term; None: the norms.
 
     Returns:
         Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 where all norms are equal.
@@ -116,17 +119,17 @@ def nova_weights(
 
 
 def q_bend(losses: Mapping[str, float], squares: Mapping[str, float], q: float) -> float:
-    r"""Return b of :func:`q_step`: the squared norms of the sites' changes over their losses, in a weighted mean.
+    r"""Return b of :func:`q_step`: the weighted mean of each site's squared norm of the change divided by its loss.
 
     .. math:: b = \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 
     Args:
-        losses: F by site, finite; at least 1e-10 counts.
-        squares: squared norm of the change by site; may be infinite.
-        q: ``>= 0``.
+        losses: F, loss of each site, finite; a loss below 1e-10 counts as 1e-10.
+        squares: squared norm of the change of each site; may be infinite.
+        q: exponent of the losses, ``>= 0``.
 
     Returns:
-        ``>= 0``, may be infinite.
+        b, ``>= 0``; may be infinite.
     """
     shares = power_weights(losses, q)
     return math.fsum(share * squares[site] / max(losses[site], POWER_FLOOR) for site, share in shares.items() if share)
@@ -141,13 +144,13 @@ def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, 
     with b of :func:`q_bend`.
 
     Args:
-        losses: F by site, finite; at least 1e-10 counts.
-        squares: squared norm of the change by site; may be infinite.
-        q: ``>= 0``.
-        lipschitz: L, ``> 0``.
+        losses: F, loss of each site, finite; a loss below 1e-10 counts as 1e-10.
+        squares: squared norm of the change of each site; may be infinite.
+        q: exponent of the losses, ``>= 0``.
+        lipschitz: L, Lipschitz constant of the loss's gradient, ``> 0``.
 
     Returns:
-        In [0, 1]; 1 for q = 0.
+        The factor, in [0, 1]; 1 for q = 0.
 
     Source:
         Li et al., ICLR 2020, Algorithm 2 and their code.
@@ -155,15 +158,15 @@ def q_step(losses: Mapping[str, float], squares: Mapping[str, float], q: float, 
     return 1.0 if q == 0 else 1.0 / (1.0 + q * lipschitz * q_bend(losses, squares, q))
 
 
-# ------------------------------------------------------------------------------------------------ agnostic
+# ------------------------------------------------------------------------------------------------ agnostic (AFL)
 
 
 def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[str, float]:
     """Return the nearest weights, in Euclidean distance, that are ``>= 0`` and sum to ``mass``.
 
     Args:
-        values: by site, finite, not empty.
-        mass: ``>= 0``.
+        values: number of each site, finite; not empty.
+        mass: sum of the result, ``>= 0``.
 
     Source:
         Duchi et al., ICML 2008.
@@ -201,9 +204,11 @@ def fair_fed_gaps(
     .. math:: \Delta_k = \lvert \textstyle\sum_j p_j A_j - A_k \rvert
 
     Args:
-        accuracies: A by site, of the received model; a non-finite one has the mean gap.
-        shares: p by site.
-        summed: False: FedISM's code, in which the sum is missing: :math:`\lvert p_k A_k - A_k \rvert`.
+        accuracies: A, accuracy of the received model at each site; a site whose accuracy is not finite has the mean
+            gap.
+        shares: p, weight of each site in the mean.
+        summed: whether the gap is that of the formula above; False: :math:`\lvert p_k A_k - A_k \rvert`, as in FedISM's
+            code, which lacks the sum.
     """
     finite = {site: accuracies[site] for site in sorted(accuracies) if math.isfinite(accuracies[site])}
     if not finite:
@@ -214,12 +219,13 @@ def fair_fed_gaps(
 
 
 def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""Return FairFed's step: :math:`\omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta)`, clipped at 0.
+    r"""Return FairFed's weights: :math:`\omega_k \leftarrow \omega_k - \beta (\Delta_k - \bar\Delta)`, clipped at 0.
 
     Args:
-        memory: omega by site, ``>= 0``; has the sites of ``gaps``, which share what they held together.
-        gaps: Delta by site, finite.
-        beta: ``>= 0``.
+        memory: omega, weight of each site, ``>= 0``; includes the sites of ``gaps``, the sum of whose weights is
+            preserved.
+        gaps: Delta by site, finite (:func:`fair_fed_gaps`).
+        beta: step size, ``>= 0``.
     """
     mean = statistics.fmean(gaps[site] for site in sorted(gaps))
     return updated_share(memory, {site: memory[site] - beta * (gaps[site] - mean) for site in sorted(gaps)})
@@ -231,12 +237,13 @@ def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], bet
 def contributions(
     directions: Mapping[str, float], scores: Mapping[str, float], *, multiply: bool, floor: float
 ) -> dict[str, float]:
-    """Return FedCE's coefficients from the two estimates, each normalised: their sum or their product, normalised.
+    """Return FedCE's coefficients: the normalised sum or product of two estimates of each site's contribution.
 
     Args:
-        directions, scores: by site, finite; at least ``floor`` counts.
-        multiply: the product.
-        floor: ``>= 0``; also of what is combined.
+        directions, scores: first and second estimate by site, finite, each normalised before they are combined; a lower
+            value than ``floor`` counts as ``floor``.
+        multiply: whether the estimates are multiplied; False: they are added.
+        floor: least value of each estimate and of the sum or product, ``>= 0``.
     """
 
     def shared(values: Mapping[str, float]) -> dict[str, float]:
@@ -252,8 +259,8 @@ def minus_state(received: State, own: State, coefficient: float) -> dict[str, to
     Integer tensors are the received ones; a ``running_var`` is at least 1e-5.
 
     Args:
-        received, own: state dicts with the same names.
-        coefficient: c_k, in [0, 1).
+        received, own: state dicts of the received model and of the site's own model, with the same names.
+        coefficient: c_k, the site's weight in the received model, in [0, 1).
     """
     found = {}
     for name, tensor in received.items():
@@ -268,24 +275,24 @@ def minus_state(received: State, own: State, coefficient: float) -> dict[str, to
 
 
 def variance_slopes(losses: Mapping[K, float], images: Mapping[K, float], total: float) -> dict[K, float]:
-    r"""Return how much more an image of each party counts when the variance of losses is added to the objective.
+    r"""Return how much more an image of each party counts if the variance of the parties' losses joins the objective.
 
-    The variance is that of the parties' losses.
+    A party is a site, or a group of people over all sites.
 
     .. math:: P = \frac{1}{A} \sum_a (L_a - M)^2, \quad M = \frac{\sum_a n_a L_a}{\sum_a n_a}, \quad
               \nabla P = \frac{1}{N} \sum_i s_{a(i)} \nabla \ell_i
 
     with :math:`s_a = \frac{2 N}{A} [(L_a - M) / n_a - \sum_b (L_b - M) / \sum_b n_b]`. A federation that averages by
     samples, and in which each image i counts :math:`1 + \lambda s_{a(i)}` times, follows the gradient of the mean loss
-    plus :math:`\lambda P` without knowing more than these sums.
+    plus :math:`\lambda P` and needs no more than the sums :math:`n_a` and :math:`n_a L_a`.
 
     Args:
         losses: L, mean loss by party (site, or group of people over all sites), finite.
-        images: n, of how many images, ``> 0``.
-        total: N, images of all sites, ``> 0``.
+        images: n, number of images of each party, ``> 0``.
+        total: N, number of images of all sites, ``> 0``.
 
     Returns:
-        s by party; all 0 with fewer than two.
+        s by party; 0 for each if there are fewer than two parties.
 
     Source:
         Xing et al., Nature Communications 2025: the variance around the mean of all images, as in the authors' code,

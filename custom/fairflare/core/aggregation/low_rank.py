@@ -30,7 +30,7 @@ class Averaged:
     Attributes:
         a, b: (rank, n) and (m, rank), float64, the largest singular value first; beyond ``min(m, n)``, and beyond what
             the sites' factors span, they are 0.
-        lost, whole: Frobenius norm of what was cut off, and of the mean product before it.
+        lost, whole: Frobenius norm of the part that was cut off, and of the mean product before cutting.
     """
 
     a: torch.Tensor
@@ -51,7 +51,7 @@ def average_products(
 
     With the stacked factors :math:`[a_1 B_1, \ldots] = Q_B R_B` and :math:`[A_1; \ldots]^T = Q_A R_A` the mean product
     is :math:`Q_B (R_B R_A^T) Q_A^T`, whose singular values are those of the small matrix in the middle, of at most
-    :math:`\sum_k r_k` rows and columns. The (m, n) product itself is never made.
+    :math:`\sum_k r_k` rows and columns. The (m, n) product itself is never computed.
 
     Args:
         factors: ``(A, B)`` by site; A is (r_k, n), B is (m, r_k). Ranks may differ.
@@ -83,7 +83,7 @@ def average_products(
             )
         if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
             raise ValueError(f"site {site!r}: a factor is not finite")
-    # NumPy's decompositions: torch's load 4 MB more of code into the server.
+    # NumPy's decompositions are used since PyTorch's would load 4 MB more code into the server.
     left = np.concatenate([factors[site][1].double().numpy() * weights[site] for site in sites], axis=1)
     right = np.concatenate([factors[site][0].double().numpy() for site in sites], axis=0)
     q_left, r_left = np.linalg.qr(left)
@@ -98,11 +98,11 @@ def average_products(
 
 
 def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """Return a model whose adapters are 0 beyond a rank.
+    """Return a model whose low-rank adapters are 0 beyond a rank.
 
-    Of those that :func:`average_products` gave the best of that rank.
+    If the adapters come from :func:`average_products`, the result is their best approximation of that rank.
 
-    With both rows of A and columns of B at 0 their gradients are 0 too: training leaves them there.
+    Where rows of A and columns of B are 0, their gradients are 0 too, so that training does not change them.
 
     Args:
         state: state dict of a model; not changed.
@@ -134,7 +134,7 @@ class Products:
     """Average adapters by their products, in place of the mean of each factor (:mod:`fairflare.core.states`).
 
     Attributes:
-        made: result of the last average by layer, without the factors.
+        made: norms ``(lost, whole)`` of :class:`Averaged` by layer, for the last average.
     """
 
     made: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -142,13 +142,13 @@ class Products:
     def averaged(
         self, states: Mapping[str, Mapping[str, torch.Tensor]], weights_of: Callable[[str], Mapping[str, float]]
     ) -> dict[str, torch.Tensor]:
-        """Return the factors of all adapted layers, by name, in the shapes and types that the sites sent.
+        """Return the averaged factors of all adapted layers by tensor name, in the sites' shapes and dtypes.
 
-        Layer by layer.
+        The layers are averaged one after the other.
 
         Args:
             states: models, not updates, by site.
-            weights_of: gives the weights by site of a tensor; A's count.
+            weights_of: function that returns the weights by site of a tensor; a layer has the weights of its factor A.
         """
         self.made = {}
         found: dict[str, torch.Tensor] = {}

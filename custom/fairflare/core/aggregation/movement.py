@@ -19,18 +19,19 @@ State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 
 class Movement:
-    """Transform the mean change of the trained tensors before it is added to the model, by a method's optimizer.
+    """Apply a method's server optimizer to the mean change of the trained tensors before it is added to the model.
 
     Args:
-        move: is given the mean change, ``names -> w - w^r`` in float64, and gives back the change to apply: the same
-            names and shapes, finite. The mean of a tensor is made when it is asked for, each time anew, so that
-            nothing of the model's size waits. The mapping itself given back: the plain average.
+        move: function that is given the mean change, a mapping ``name -> w - w^r`` in float64, and returns the change
+            to apply: the same names and shapes, finite. The mean of a tensor is computed anew at every access, so that
+            nothing of the model's size is in memory. If ``move`` returns the mapping itself, the plain average is used.
         types: dtype of each tensor that is transformed, by name.
-        start: function that returns the model the sites started from; ``None``: the states are changes themselves.
-            Called when the first
-            tensor is asked for.
-        buffers: weight by site of the other floating tensors, as in :func:`weighted_average`; default: as the rest.
-        products: averages low-rank adapters, of models, where ``move`` gives ``change`` itself.
+        start: function that returns the model that the sites started from, or ``None`` if the states are changes
+            already. It is called when the first tensor is read.
+        buffers: weights by site of the floating tensors that are not in ``types``; default: the weights of the other
+            tensors.
+        products: object that averages the low-rank adapters of models by their products, for methods whose ``move``
+            returns its argument itself; None: each factor is averaged by itself.
 
     Attributes:
         length: length of the applied change divided by the length of the mean change; 1 where either is unknown.
@@ -55,13 +56,14 @@ class Movement:
         return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
 
     def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
-        """Make the new tensors by name; ``None``: the change stays as it is.
+        """Return a function that computes a new tensor from its name; ``None``: the mean change is applied unchanged.
 
         Args:
             mean: function that returns the mean of the sites' tensors with a given name, in float64.
 
         Raises:
-            ValueError: what ``move`` gives has other names, or (when a tensor is made) another shape, or is not finite.
+            ValueError: the result of ``move`` has other names than its argument, or (when a tensor is computed) a
+                tensor of it has another shape or is not finite.
         """
 
         def change(name: str) -> torch.Tensor:
@@ -103,7 +105,7 @@ class Made(Mapping[str, "torch.Tensor"]):
             raise KeyError(name)
         return self._make(name)
 
-    def __contains__(self, name: object) -> bool:  # the inherited one would make the tensor
+    def __contains__(self, name: object) -> bool:  # the inherited method would compute the tensor
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:

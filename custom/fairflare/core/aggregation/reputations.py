@@ -9,8 +9,8 @@ from typing import Literal
 from fairflare.base import checks
 from fairflare.core.weighting import normalise
 
-LEAST = 1e-3  # CGSV, authors' code
-TOLERANCE = 1e-9
+LEAST = 1e-3  # lower bound of a reputation in CGSV, as in the authors' code
+TOLERANCE = 1e-9  # distance from 1 up to which reputations count as normalised
 
 
 def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], alpha: float) -> dict[str, float]:
@@ -18,7 +18,7 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
 
     .. math:: r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \varphi_k, 10^{-3})
 
-    scaled so that they sum to what these sites had together before (to 1 where that was 0).
+    scaled so that the sites' reputations have the same sum as before (1 if that sum was 0).
 
     Args:
         before: reputation r of each site of the round before this round, ``>= 0``; 0 for all in the first round.
@@ -41,7 +41,7 @@ def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, floa
 
     Args:
         reputations: reputation r of each site, ``>= 0``.
-        beta: ``> 0``.
+        beta: steepness of the hyperbolic tangent, ``> 0``.
     """
     values = {site: math.tanh(beta * value) for site, value in reputations.items()}
     most = max(values.values())
@@ -57,13 +57,13 @@ def cffl_reputations(
               c \leftarrow \tfrac12 c + \tfrac12 \widehat{\sinh(\alpha x)} \ \text{(paper)}, \quad
               c \leftarrow \sinh(\alpha (0.8\, c + 0.2\, x)) \ \text{(code)}
 
-    brought to the sum that these sites had together; 1 where it was 0.
+    scaled so that the sites' reputations have the same sum as before (1 if that sum was 0).
 
     Args:
-        before: c by site, of the reputable sites in the round, ``>= 0``.
-        metrics: v by site, in [0, 1]; all 0: alike. NaN counts as 0.
-        alpha: ``> 0``.
-        rep: the paper's order or the authors'.
+        before: c, reputation before the round of each reputable site that takes part, ``>= 0``.
+        metrics: v, metric of each site, in [0, 1]; NaN counts as 0. All 0: equal shares x.
+        alpha: steepness of the hyperbolic sine, ``> 0``.
+        rep: ``"paper"`` or ``"code"``: which of the two formulas is used, the paper's or the authors' code's.
 
     Source:
         Lyu et al., 2020, as in the authors' code.
@@ -82,7 +82,7 @@ def cffl_reputations(
 
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:
-    """Return reputations that sum to 1: as they are where they do, else (a site came or was removed) normalised."""
+    """Return reputations that sum to 1: unchanged if they already do, else (a site came or was removed) normalised."""
     same = abs(sum(reputations.values()) - 1) < TOLERANCE
     return dict(reputations) if same else normalise(reputations)
 

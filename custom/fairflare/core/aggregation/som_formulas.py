@@ -13,7 +13,7 @@ from fairflare.base import checks
 from fairflare.core.weighting import normalise
 
 Array: TypeAlias = npt.NDArray[np.float64]
-#: Distances that differ by less than this share of the largest are a tie.
+#: Distances that differ by less than this share of the largest distance count as equal.
 TIE = 1e-10
 
 
@@ -24,7 +24,7 @@ def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
 
     Args:
         dot: inner product of the two vectors.
-        sq_norm_a, sq_norm_b: their squared norms.
+        sq_norm_a, sq_norm_b: squared norms of the two vectors.
 
     Returns:
         s in [0, 1]; 0.5 where a vector is zero.
@@ -39,7 +39,7 @@ def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
 
 
 def grid_sq_steps(rows: int, columns: int) -> Array:
-    """Return the squared distances between the cells of a grid, (cells, cells), cells row by row."""
+    """Return the squared distances between the cells of a grid, (cells, cells), with the cells in row-major order."""
     cells = np.stack(np.divmod(np.arange(rows * columns), columns), axis=1)
     return np.asarray(((cells[:, None] - cells) ** 2).sum(axis=-1), np.float64)
 
@@ -52,8 +52,9 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
               m_n \leftarrow k_n m_n + (1 - k_n) \frac{\sum_h a_{hn} v_h}{\sum_h a_{hn}}, \quad
               k_n = \prod_h (1 - a_{hn})
 
-    One site alone makes the specification's step :math:`m_n + a_n (v - m_n)`. Of several the neuron keeps the share of
-    itself that their steps in turn would leave it, but no site has the advantage of the last one.
+    With one site the result is the specification's step :math:`m_n + a_n (v - m_n)`. With several sites the neuron
+    keeps the share of itself that the sites' steps one after the other would leave, but no site has the advantage of
+    being the last one.
 
     Args:
         sq_distances: squared distance of every site's model to every neuron, (sites, neurons).
@@ -78,9 +79,10 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
 
 
 def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
-    """Return the mean distance of each neuron to its up to eight neighbours, (neurons,); 0 without a neighbour.
+    """Return the mean distance of each neuron to its neighbours on the grid (up to eight), (neurons,); 0 without any.
 
-    ``sq_between``: their squared distances, (neurons, neurons); ``sq_steps``: of :func:`grid_sq_steps`.
+    ``sq_between``: squared distances between the neurons, (neurons, neurons). ``sq_steps``: squared distances between
+    the cells of the grid (:func:`grid_sq_steps`).
     """
     beside = (sq_steps > 0) & (sq_steps <= 2)
     return np.asarray((np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1))
@@ -89,7 +91,7 @@ def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
 def som_weights(
     sq_distances: Mapping[str, npt.ArrayLike], similarity: Mapping[str, float], *, sigma_w: float = 1.0
 ) -> dict[str, float]:
-    r"""Return aggregation weights from the distances to the neurons and the similarity to the received model.
+    r"""Return aggregation weights from the sites' distances to the neurons and similarities to the received model.
 
     .. math:: \alpha_h = \hat s_h u_h / \sum_j \hat s_j u_j, \quad
               u_h = \frac{1}{N} \sum_{ij} \exp\bigl(-D^2_{h,ij} / (2 \sigma_w^2 \bar S)\bigr)
@@ -97,12 +99,13 @@ def som_weights(
     with :math:`\hat s` the similarities scaled to sum 1 and :math:`\bar S` the mean of all :math:`D^2`.
 
     Args:
-        sq_distances: D^2 by site: squared distances to all neurons, of one shape; finite, ``>= 0``.
-        similarity: s by site, ``>= 0``; the same sites. All 0 count as all equal.
-        sigma_w: width, ``> 0``.
+        sq_distances: D^2, squared distances of each site's model to all neurons, finite and ``>= 0``, of one shape.
+        similarity: s, similarity of each site's model to the received model, ``>= 0``, for the same sites. All 0 count
+            as all equal.
+        sigma_w: width of the Gaussian in relation to the mean distance, ``> 0``.
 
     Returns:
-        alpha by site, sum 1. Equal distances leave the similarities: alpha = s-hat.
+        alpha by site, sum 1. If all distances are equal, alpha is the similarities scaled to sum 1.
 
     Raises:
         ValueError: no site, different sites, or a value out of range (names the site).
@@ -137,6 +140,6 @@ def som_weights(
 
 
 def nearest_neurons(sq_distances: Array) -> npt.NDArray[np.intp]:
-    """Return for each row of distances the number of the first of its nearest neurons."""
+    """Return, for each row of distances (one row per site), the index of the nearest neuron; on a tie the first."""
     limits = sq_distances.min(axis=1) + TIE * sq_distances.max(axis=1)
     return np.asarray(np.argmax(sq_distances <= limits[:, None], axis=1))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-LEFT, RIGHT = "_u", "_v"
-ITERATIONS = 15  # power iterations; torch makes as many when a spectral norm is created
+LEFT, RIGHT = "_u", "_v"  # names of the left and right running vector in torch's spectral norm
+ITERATIONS = 15  # number of power iterations, as many as torch makes when a spectral norm is created
 
 
 def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -15,15 +15,15 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
 
     The vectors are found by power iteration from the averaged vectors.
 
-    A weight is divided by u^T W v. A mean of the sites' vectors is shorter than 1 and belongs to no matrix, so that the
-    network would divide by too little until it has trained on.
+    Spectral norm divides a weight by u^T W v. A mean of the sites' vectors is shorter than 1 and fits no matrix, so
+    that the network would divide by too small a number until further training corrects the vectors.
 
     Args:
         average: a state dict; ``<layer>.parametrizations.<tensor>.original`` next to ``.0._u`` and ``.0._v``.
 
     Returns:
-        ``_u`` and ``_v`` by name, of length 1, in their own dtypes; empty where there is no spectral norm. Where
-        another parametrization lies between, or W is 0, there is nothing either.
+        ``_u`` and ``_v`` by name, of length 1, in their own dtypes; empty if the model has no spectral norm. A weight
+        with a further parametrization, or whose W is 0, has no entry.
 
     Source:
         Miyato et al., ICLR 2018, Algorithm 1; ``torch.nn.utils.parametrizations.spectral_norm``.

@@ -9,11 +9,11 @@ from typing import Literal
 
 import torch
 
-HELD = 2**27  # bytes of the sites' copies of one tensor that are read before they are summed
+HELD = 2**27  # bytes of the sites' copies of one tensor that are collected before they are added up
 #: Elements per block. PyTorch splits an elementwise operation over threads above 32768 elements, and a
 #: float64 block of this size fits the second-level cache.
 _BLOCK = 32768
-_TIE = 1e-12  # a sum of weights this close to one half is one half
+_TIE = 1e-12  # a sum of weights that is this close to one half counts as one half
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class NotFinite(ValueError):
 
 
 class RobustMiddle:
-    """Compute the weighted median or trimmed mean of one tensor; the tensors of all sites are held until the end."""
+    """Compute the weighted median or trimmed mean of one tensor; all sites' tensors stay in memory until then."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
         self.name, self.first_site, self.how = name, first_site, how
@@ -71,12 +71,12 @@ class RobustMiddle:
         return found.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the robust middle of (sites, numbers) over the sites: weighted median or trimmed mean."""
+        """Return the weighted median or trimmed mean over the sites of values of shape (sites, numbers)."""
         values, order = values.sort(dim=0, stable=True)
         weights = weights[order]
         above = weights.cumsum(0)
         if self.how.kind == "median":
-            bounds = ((above >= 0.5 - _TIE), (above > 0.5 + _TIE))  # the last sum is 1: there is always a first
+            bounds = ((above >= 0.5 - _TIE), (above > 0.5 + _TIE))  # the last sum is 1: a first True always exists
             low, high = (values.gather(0, reached.int().argmax(0, keepdim=True))[0] for reached in bounds)
             return low / 2 + high / 2
         trim = self.how.trim
@@ -94,12 +94,13 @@ class WeightedMean:
             name: name of the tensor.
             first_site: name of the site that sent ``first``.
             first: tensor of the first site; it defines shape and dtype of the result.
-            hold: bytes of tensors that may wait, to be added together: the sum then stays in the cache.
+            hold: number of bytes of tensors that are collected before they are added to the sum together, so that the
+                sum stays in the processor's cache.
         """
         self.name, self.first_site = name, first_site
         self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
         self.dtype = first.dtype
-        self.total = None if first.is_floating_point() else first.detach().clone()  # of what waits no more
+        self.total = None if first.is_floating_point() else first.detach().clone()  # sum of tensors added so far
         self._hold, self._held = hold, 0  # bytes
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
@@ -132,7 +133,7 @@ class WeightedMean:
             yield block, parts
 
     def _add(self, total: torch.Tensor, parts: list[torch.Tensor], scratch: torch.Tensor) -> None:
-        """Add number by number in the order of the sites, however many wait: the bits are the same."""
+        """Add blocks in the order of the sites; the result has the same bits however many tensors are added at once."""
         for part, (_, weight) in zip(parts, self._waiting, strict=True):
             # Product and sum are two operations: a fused one rounds differently from machine to machine.
             total.add_(scratch[: len(total)].copy_(part).mul_(weight))
@@ -148,7 +149,7 @@ class WeightedMean:
         if wide or self.total is not None:
             total = self._add_waiting()
             mean = (total.clamp_(min=0.0) if floor else total).to(torch.float64 if wide else self.dtype)
-        else:  # all sites at once: no sum of the tensor's size
+        else:  # all sites' tensors are in memory: sum block by block, without a float64 sum of the tensor's size
             mean = torch.empty(self.like.numel(), dtype=self.dtype, device=self.like.device)
             room, scratch = self._room(), self._room()
             for block, parts in self._blocks(mean):
@@ -166,7 +167,7 @@ def check_finite(tensor: torch.Tensor, where: str) -> None:
 
 
 def all_finite(tensor: torch.Tensor) -> bool:
-    """Return whether every value is finite; cheap sums, and the exact test only where one of them overflows."""
+    """Return whether every value of a tensor is finite; a block is tested value by value only if its sum is not."""
     if not tensor.is_floating_point():
         return True
     return all(

@@ -63,13 +63,13 @@ def cosines(
     *,
     leave_out: bool,
 ) -> dict[str, float]:
-    r"""Return how much a site's change points where the mean change does, or that of the others.
+    r"""Return the cosine of each site's change with the mean change of all sites, or of the other sites alone.
 
     .. math:: \cos(\Delta_k, \bar\Delta), \quad \bar\Delta = \sum_j c_j \Delta_j
 
     Args:
         states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
-        weights: c by site, finite, ``>= 0``; the sites of ``states``. Their sum does not matter.
+        weights: c, weight of each site of ``states`` in the mean, finite, ``>= 0``. Their sum does not matter.
         leave_out: whether the site's own part is left out of the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
 
     Returns:
@@ -88,7 +88,7 @@ def cosines(
             moved = [weights[site] * change(*pair) for pair in pairs(tensor, base)]
             mean = [a.add_(b) for a, b in zip(mean, moved, strict=True)] if mean else moved
         else:
-            for site in sites:  # read again: so one tensor of one site is held at a time
+            for site in sites:  # reads the tensors again, so that one tensor of one site is in memory at a time
                 for pair, whole in zip(pairs(states[site][name], base), mean, strict=True):
                     own = change(*pair)
                     others = whole - weights[site] * own if leave_out else whole
@@ -108,5 +108,5 @@ def total(parts: list[float]) -> float:
     """Return the exact sum of some numbers; infinite where the sum is undefined or overflows."""
     try:
         return math.fsum(parts)
-    except (OverflowError, ValueError):  # also infinity less infinity, in a product
+    except (OverflowError, ValueError):  # ValueError: infinity minus infinity, as products may give
         return math.inf

@@ -24,15 +24,15 @@ class Adapting(ABC):
 
     @abstractmethod
     def adapted(self, model: nn.Module) -> nn.Module:
-        """Return the network of ``build_model`` as it is trained: ``requires_grad`` says what is.
+        """Return the network of ``build_model`` with adapters inserted; ``requires_grad`` is set as parts are trained.
 
         Raises:
-            ValueError: a setting that fits nothing in the network (names what there is).
+            ValueError: a setting names parts that the network does not have (the message names those that it has).
         """
 
     @abstractmethod
     def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """Return what a site with this private file starts its training from; ``state``: the model that it received."""
+        """Return the state that a site's training starts from, given the received ``state`` and the site's settings."""
 
 
 def network_of(task: Task) -> nn.Module:
@@ -42,11 +42,11 @@ def network_of(task: Task) -> nn.Module:
 
 
 def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
-    """Return the task's network with the weights of one's own file in it, for whoever builds what does not travel.
+    """Return the task's network with initial weights loaded from a file of the participant that builds the network.
 
     Args:
-        task: whose own ``initial_weights`` hold without ``checkpoint``.
-        checkpoint: ``initial_weights`` of this participant's private file.
+        task: task of the run; its own ``initial_weights`` are used if ``checkpoint`` is None.
+        checkpoint: value of ``initial_weights`` in this participant's private file.
     """
     model = network_of(task)
     task.initialise(model, checkpoint)
@@ -54,9 +54,9 @@ def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
 
 
 def outline_of(task: Task) -> nn.Module:
-    """Return the task's network for its names and shapes.
+    """Return the task's network for reading its names and shapes.
 
-    Without memory for its numbers, unless it needs them to be built.
+    The parameters are on the meta device and take no memory, unless the network cannot be built without numbers.
     """
     import torch
 
@@ -69,7 +69,7 @@ def outline_of(task: Task) -> nn.Module:
 
 
 def products_of(task: Task) -> Products | None:
-    """Return what averages the task's adapters by their products; ``None``: every tensor is averaged by itself."""
+    """Return an object that averages the task's adapters by their products; ``None``: each tensor is averaged alone."""
     from fairflare.core.aggregation.low_rank import Products
 
     return Products() if isinstance(task, Adapting) and task.averages_products else None

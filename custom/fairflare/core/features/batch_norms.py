@@ -1,4 +1,4 @@
-"""Batch norms' running statistics: in which order they can be measured, from what, and how sites' moments are pooled.
+"""Measure the running statistics of batch norms anew, in the right order, and pool the moments of several sites.
 
 A norm's input depends on the norms before it, so its moments are right only when theirs are. The norms of a network
 are therefore measured group by group: first those that no other norm is in front of, then, with their new statistics,
@@ -23,7 +23,7 @@ from fairflare.core.features.norms import lone_samples
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WIDE = 2**22  # most numbers that are held in float64 at once
+WIDE = 2**22  # largest number of values that are converted to float64 at once
 MEAN, VARIANCE = "running_mean", "running_var"
 Forward = Callable[["torch.Tensor"], object]
 
@@ -38,9 +38,9 @@ class Unmeasurable(ValueError):
 def running_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Return the batch norms that normalise by running statistics in evaluation, by name.
 
-    A module that is registered under several names is there once, under the first. Of other norms, GroupNorm and
-    LayerNorm have no such statistics, and InstanceNorm's (``track_running_stats=True``) are means over images of what
-    is within one image, which moments over all images are not: see :func:`other_running`.
+    A module that is registered under several names has one entry, under the first name. Other norms are left out:
+    GroupNorm and LayerNorm have no running statistics. Those of InstanceNorm (``track_running_stats=True``) are means
+    over the images of moments within one image, which differ from moments over all images: see :func:`other_running`.
     """
     kind = torch.nn.modules.batchnorm._BatchNorm
     return {name: module for name, module in model.named_modules() if isinstance(module, kind) and _runs(module)}
@@ -56,7 +56,7 @@ def other_running(model: nn.Module) -> list[str]:
 
 
 def registered_names(model: nn.Module) -> dict[str, list[str]]:
-    """Return ``{name: all names of the same module}`` of :func:`running_norms`; the state dict has each."""
+    """Return all names under which each module of :func:`running_norms` is registered; the state dict has each name."""
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
@@ -72,9 +72,9 @@ class Group:
     """Describe batch norms that can be measured in one forward pass.
 
     Attributes:
-        names: in the order of execution.
-        calls: how often each runs in one forward pass.
-        more: the pass reaches further norms, whose turn has not come.
+        names: names of the norms, in the order of execution.
+        calls: how often each norm is called in one forward pass.
+        more: whether the pass reaches further norms, which can only be measured later.
     """
 
     names: list[str]
@@ -92,13 +92,13 @@ def next_group(
 ) -> Group:
     """Return the norms whose input depends on no norm that is still to be measured.
 
-    The outputs of all norms that are not ``done`` are replaced by NaN: whatever is not NaN in front of a norm does not
-    come from them. A norm whose input depends on its own output (weights that are used several times in a row) never
-    gets its turn that way; it is measured, when no other can be, with the statistics that it has.
+    The outputs of all norms that are not ``done`` are replaced by NaN, so that a norm whose input has no NaN does not
+    depend on them. A norm whose input depends on its own output (weights that are used several times in a row) always
+    has NaN in its input; it is measured once no other norm is left, with its present statistics.
 
     Args:
-        model: in any mode; is as before afterwards.
-        images: a batch, on the model's device.
+        model: network, in training or evaluation mode; it is not changed.
+        images: a batch of input images, on the model's device.
         done: names of norms that have their new statistics already.
         all_at_once: return every norm that the pass reaches.
         forward: function that runs the forward pass; default: ``model(images)``.
@@ -134,7 +134,7 @@ class Moments:
     """Store count, mean and squared deviations of the values of each channel.
 
     Attributes:
-        count: values of a channel so far.
+        count: number of values of each channel.
         mean: (channels,) float64.
         squares: (channels,) float64, sum of squared distances to the mean.
     """
@@ -179,15 +179,15 @@ def measure(
     """Return moments of the inputs of the group's norms over all batches, in the order of the group.
 
     Args:
-        model: in any mode; is as before afterwards.
+        model: network, in training or evaluation mode; it is not changed.
         batches: images on the model's device.
-        group: of :func:`next_group`; a pass ends behind its last norm.
-        by_batch: all norms normalise by the batch, as in training, and not by their running statistics, which stay as
-            they are; the rest of the network is in evaluation mode.
+        group: norms to measure, from :func:`next_group`; each forward pass stops at the last of them.
+        by_batch: whether all batch norms normalise by the batch, as in training, in place of their running statistics,
+            which do not change; the rest of the network is in evaluation mode.
         forward: as in :func:`next_group`.
 
     Raises:
-        Unmeasurable: an input is not finite (names the norm).
+        Unmeasurable: the input of a norm is not finite (the message names the norm).
     """
     norms = running_norms(model)
     found: dict[str, Moments] = {}
@@ -224,7 +224,7 @@ def measure(
 
 @contextmanager
 def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
-    """Let batch norms take the statistics of the batch and leave their buffers alone, inside the context."""
+    """Let batch norms normalise by the batch without changing their running statistics, inside the context."""
     with ExitStack() as stack:
         for module in norms:
             for name, value in (("training", True), ("track_running_stats", False)):
@@ -244,9 +244,9 @@ def pooled(
     sites), with the unbiased variance, as torch keeps it.
 
     Args:
-        means, variances: m_k and the biased v_k by site, (channels,).
+        means, variances: m_k and v_k, mean and biased variance of the values of each site, (channels,).
         weights: p_k by site, ``>= 0``, sum 1.
-        count: N, values of a channel at all sites, ``>= 2``.
+        count: N, number of values of a channel at all sites together, ``>= 2``.
 
     Returns:
         m and v, float64.

@@ -1,7 +1,7 @@
-r"""CReFF's server half: features whose gradients are those of the sites' images, and a classifier trained on them.
+r"""Compute the server part of CReFF: synthetic features with the sites' gradients, and a classifier trained on them.
 
 Shang et al., "Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with Federated
-Features", IJCAI 2022. All is about a linear classifier :math:`\psi = (W, b)` of C classes on d features.
+Features", IJCAI 2022. All functions concern a linear classifier :math:`\psi = (W, b)` of C classes on d features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairflare.base import checks
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPSILON = 1e-6  # of the published code, in the cosine's denominator
+EPSILON = 1e-6  # term added to the denominator of a cosine, as in the published code
 
 
 def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tensor) -> Tensor:
@@ -43,10 +43,10 @@ def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
     .. math:: \sum_{j=1}^C (1 - \cos(g_j, g'_j)) + 1 - \cos(g_b, g'_b)
 
     Args:
-        found, wanted: (C, d + 1), as :func:`classifier_gradient` gives them.
+        found, wanted: two gradients, (C, d + 1) each, as :func:`classifier_gradient` returns them.
 
     Returns:
-        A scalar in [0, 2 (C + 1)]: 0 for equal ones, C + 1 where all directions are orthogonal. The denominator of the
+        A scalar in [0, 2 (C + 1)]: 0 for equal gradients, C + 1 if all rows are orthogonal. The denominator of the
         cosine has 1e-6 added, so that a zero row counts 1.
 
     Source:
@@ -58,7 +58,7 @@ def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    # No gradient of a norm at 0, which would be NaN.
+    # A norm is computed from clamped squares, since the gradient of a norm at 0 would be NaN.
     norms: Tensor = a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny).sqrt() * torch.linalg.vector_norm(b, dim=1)
     return (a * b).sum(1) / (norms + EPSILON)
 
@@ -69,18 +69,20 @@ def matched_features(
     r"""Return features moved by gradient descent until their gradients point where the sites' do.
 
     Args:
-        features: S, (C, n, d); not changed.
-        wanted: mean gradient by class, (C, d + 1); the features of other classes stay.
-        weight, bias: of the classifier that the gradients belong to.
-        steps, learning_rate: of plain SGD on the sum of :func:`matching_loss` over the classes.
+        features: S, n synthetic features of each class, (C, n, d); not changed.
+        wanted: mean gradient of the sites by class, (C, d + 1) each; features of classes without an entry do not
+            change.
+        weight, bias: parameters of the classifier that the gradients belong to.
+        steps, learning_rate: number of steps and learning rate of plain SGD on the sum of :func:`matching_loss` over
+            the classes.
 
     Returns:
-        New features, and that sum before and after; 0 without a class.
+        The new features, and the sum of :func:`matching_loss` over the classes before and after; 0 without a class.
     """
     moved = features.clone()
     before = after = 0.0
     with torch.enable_grad():
-        for label in sorted(wanted):  # the sum falls apart by class
+        for label in sorted(wanted):  # each class is optimized by itself, since the loss is a sum over classes
             own = features[label].clone().requires_grad_(True)
             for step in range(steps + 1):
                 loss = matching_loss(classifier_gradient(own, label, weight, bias), wanted[label])
@@ -101,7 +103,7 @@ def retrained_classifier(
 
     Args:
         features: n features of each class, (C, n, d).
-        epochs, learning_rate, batch_size: of plain SGD on the cross-entropy.
+        epochs, learning_rate, batch_size: settings of plain SGD on the cross-entropy.
         seed: seed of the initial parameters (PyTorch's for a linear layer) and of the order of the batches.
 
     Returns:

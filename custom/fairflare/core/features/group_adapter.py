@@ -1,7 +1,8 @@
-r"""A low-rank adapter whose singular values are those of a person's group: :math:`y = W x + s\, B\,(d_g \odot A x)`.
+r"""Define a low-rank adapter with singular values for each group of people.
 
-W is a frozen linear layer or convolution, A is (r, n), B is (m, r), and d_g has the r values of group g. Which group
-each image of a batch is of is set from outside (:func:`people`); until it is, all groups count alike.
+The adapted layer computes :math:`y = W x + s\, B\,(d_g \odot A x)`. W is a frozen linear layer or convolution, A is (r,
+n), B is (m, r), and d_g has the r values of group g. The group of each image of a batch is set from outside
+(:func:`people`); until then, the mean of all groups' values is used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import nn
 
 
 class Values(nn.Module):
-    """Hold one group's singular values, (r,), as a layer of their own, so that they have own weights in the average."""
+    """Store one group's singular values, (r,), as a separate layer, which can have its own aggregation weights."""
 
     weight: nn.Parameter
 
@@ -27,8 +28,8 @@ class Values(nn.Module):
 class GroupAdapter(nn.Module):
     r"""Wrap a frozen layer and add a low-rank adapter with singular values by group to its output.
 
-    An image of group g is given :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`; one whose
-    group is not known the mean of all S.
+    For an image of group g, :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`; for an image of
+    an unknown group, it is the mean of all S.
 
     Args:
         layer: linear layer, or convolution without groups; its weights stay unchanged.
@@ -67,7 +68,7 @@ class GroupAdapter(nn.Module):
         return found
 
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return (images, r), or (1, r) for all of them."""
+        """Return the singular values for each image, (images, r), or the same for all images, (1, r)."""
         table = torch.stack(tuple(self.values))
         mean = table.mean(0, keepdim=True)
         if self.numbers is None:
@@ -83,9 +84,10 @@ class GroupAdapter(nn.Module):
 
 
 def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
-    """Return the values that a group starts with, (rank,).
+    """Return the initial singular values of a group, (rank,).
 
-    A half that is the same for all, and one that is turned by group.
+    The first half is the same for all groups; the second half is rotated by a different number of places for each
+    group.
 
     >>> [round(value, 2) for value in start_of(1, 2, 4).tolist()]
     [0.5, 0.1, 0.02, 0.1]
@@ -95,7 +97,7 @@ def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
 
 
 def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
-    """Return A, a layer like the given one with ``rank`` outputs, and B, which works on each place by itself."""
+    """Return layer A, like the given layer with ``rank`` outputs, and layer B, which maps each position by itself."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, rank, bias=False), nn.Linear(rank, layer.out_features, bias=False)
     assert isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
@@ -105,17 +107,18 @@ def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:
 
 
 def adapters_of(model: nn.Module) -> list[GroupAdapter]:
-    """Return the group adapters that a network has."""
+    """Return all group adapters of a network."""
     return [module for module in model.modules() if isinstance(module, GroupAdapter)]
 
 
 @contextmanager
 def people(model: nn.Module, numbers: Sequence[int]) -> Iterator[None]:
-    """Tell a network's adapters the group of each image in the batches that it is given, inside the context.
+    """Set the group of each image of a batch in the network's group adapters, inside the context.
 
     Args:
-        model: the network.
-        numbers: group of each image in a batch, or one for all; G, the number of groups: the group is not known.
+        model: network with or without group adapters.
+        numbers: group index of each image in a batch, or one index for all images; the number of groups G stands for an
+            unknown group.
     """
     adapters = adapters_of(model)
     for adapter in adapters:

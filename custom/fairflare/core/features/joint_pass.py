@@ -1,4 +1,4 @@
-"""Run two models on the same images, some at a time, and hand over the features of each layer side by side."""
+"""Run two models on the same images and pass both models' features of each layer to a function."""
 
 from __future__ import annotations
 
@@ -23,38 +23,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HELD_BYTES = 96 * 2**20  # features of model a that wait for model b: sets how many images go through at once
-SAME = 1e-3  # relative difference of one image's features alone and beside another one: rounding
-SAME_NORM = 1e-5  # of a norm's features computed again: rounding
+HELD_BYTES = 96 * 2**20  # bytes of model a's features that wait for model b's; limits the images per forward pass
+SAME = 1e-3  # relative difference, by rounding, of an image's features computed alone and with another image
+SAME_NORM = 1e-5  # relative difference, by rounding, of a norm's features that are computed again
 NORM = ("running_mean", "running_var", "weight", "bias")
 SEED = 0
 
 
 class JointPass:
-    """Run two models on the same images and hand over their features, layer by layer.
+    """Run two models on the same images and pass their features to a function, layer by layer.
 
-    A context manager: inside it both models are in evaluation mode with hooks on their layers, and float32 products
-    and convolutions keep float32's precision; afterwards nothing has a trace of it. Where a layer is called several
-    times for an image, the last call counts; where its output has the images elsewhere than in the first dimension
-    (sequence first, windows of tokens) they are put there. A layer cannot be compared that is not called for every
-    image, not as often in both models, or whose output holds no tensor or none of the images (see
+    This is a context manager: inside it both models are in evaluation mode with hooks on their layers, and float32
+    products and convolutions keep float32's precision; the exit undoes all changes. If a layer is called several times
+    for an image, the last call counts. If its output has the images in another dimension than the first (sequence
+    first, windows of tokens), they are moved to the first. A layer cannot be compared if it is not called for every
+    image or not equally often in both models, or if its output has no tensor or no dimension of the images (see
     :class:`Layout`).
 
     Args:
-        model_a, model_b: the models.
+        model_a, model_b: models to compare.
         layers: names of the layers to compare; ``None``: all of :func:`parameter_layers`.
-        least_pixels: a batch norm whose input is the output of another layer, with at least so many numbers for a
-            channel of an image, is known from that one: it stands in :attr:`scaled`, and its features are handed over
-            for the first image alone, those of the layer in front for all. ``None``: all features are handed over.
+        least_pixels: a batch norm whose input is the output of another layer, with at least this many values per
+            channel and image, is computed from that layer: it is listed in :attr:`scaled`, its features are passed for
+            the first image alone, and those of the other layer for all images. ``None``: the features of every layer
+            are passed.
 
     Attributes:
-        wanted: the layers to compare.
-        names: of whose features any may be handed over: also those in front of a batch norm.
-        images: seen so far.
-        scaled: of such batch norms, the layer in front.
+        wanted: names of the layers to compare.
+        names: names of the layers whose features may be passed: the wanted layers, and layers in front of a batch norm.
+        images: number of images seen so far.
+        scaled: name of the layer in front, by name of each batch norm that is computed from it.
 
     Raises:
-        ValueError: a layer is missing in one model.
+        ValueError: one of the models lacks a layer.
     """
 
     def __init__(
@@ -76,23 +77,23 @@ class JointPass:
         self.scaled: dict[str, str] = {}
         self._least_pixels = least_pixels
         self._last: tuple[str, Tensor, int, Tensor] | None = None  # see :meth:`_ran`
-        # Modules with hooks of other code, which may change the module's inputs or outputs.
+        # Modules that have hooks of other code, which may change the module's inputs or outputs.
         self._hooked = {m for known in found for m in known.values() if m._forward_hooks or m._forward_pre_hooks}
-        self._sources: dict[str, str] = {}  # of model a's batch norms
+        self._sources: dict[str, str] = {}  # layer in front, by batch norm of model a
         self._layouts: dict[str, Layout] = {}
-        self._odd: dict[str, str] = {}  # layers that cannot be compared, and why
-        self._reached: Counter[str] = Counter()  # images, by layer
-        self._held: dict[str, Tensor] = {}  # features of model a; kept from pass to pass, since new memory is slow
+        self._odd: dict[str, str] = {}  # reason why a layer cannot be compared, by layer
+        self._reached: Counter[str] = Counter()  # number of images with features in both models, by layer
+        self._held: dict[str, Tensor] = {}  # features of model a; memory is reused, since allocating is slow
         self._calls: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._turn: int | None = None
         self._size = 0
         self._channels_last = False
         self._visit: Callable[[str, Tensor, Tensor], None] = lambda name, a, b: None
         self._stack = ExitStack()
-        self._divisible = all(map(looks_at_images_alone, self.models))  # else a batch must stay as it is
+        self._divisible = all(map(looks_at_images_alone, self.models))  # whether batches may be divided and joined
 
     def __enter__(self) -> JointPass:
-        with self._stack as stack:  # undone here if this fails, else at the exit
+        with self._stack as stack:  # undoes all changes here if a step fails, else at the exit
             stack.enter_context(torch.autocast(_device(self.models[0]).type, enabled=False))
             stack.enter_context(full_precision())
             for turn, model in enumerate(self.models):
@@ -107,9 +108,9 @@ class JointPass:
         self._stack.close()
 
     def pieces(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the images again, as many at a time as fit: few large ones, many small ones. The very first one alone.
+        """Yield the images in batches of as many as fit into memory; the very first image comes alone.
 
-        What has to be done for each layer and piece is then little beside the passes.
+        With large batches, the work per layer and batch is small in comparison with the forward passes.
         """
         waiting: list[Tensor] = []
         for batch in batches:
@@ -129,9 +130,9 @@ class JointPass:
     def run(self, images: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """Run one forward pass of each model and visit each layer that both models reach.
 
-        Called is ``visit(layer, feature_a, feature_b)``.
+        For each layer, ``visit(layer, feature_a, feature_b)`` is called.
 
-        Features are (n, ...), of float32 or float64, on the device of model a; to be read only.
+        Features are (n, ...), float32 or float64, on the device of model a; ``visit`` must not change them.
         """
         if self.images == 0:
             self._channels_last = all(_takes_channels_last(model, images[:1]) for model in self.models)
@@ -159,15 +160,15 @@ class JointPass:
                 self._reached[name] += len(images)
 
     def _keep(self, sources: Mapping[str, str]) -> None:
-        """Restrict the pass, from now on, to the wanted layers and those in front of batch norms among them."""
+        """Restrict later passes to the wanted layers and to the layers in front of wanted batch norms."""
         self._kept = {*self.wanted, *(sources.get(name, "") for name in self.wanted)}
         self.names = [name for name in self.names if name in self._kept]
 
     def compared(self) -> list[str]:
-        """Return layers with features of every image in both models; the log says why others have none.
+        """Return the layers with features of every image in both models; the log says why other layers lack them.
 
         Raises:
-            ValueError: there are images and layers, and no layer can be compared.
+            ValueError: no layer can be compared although images and layers were given.
         """
         for name in self.wanted:
             if self._reached[name] < self.images:
@@ -186,7 +187,7 @@ class JointPass:
         return max(1, HELD_BYTES // held) if held else 1
 
     def _hook(self, turn: int, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._turn != turn or name in self._odd or name not in self._kept:  # the models may share modules
+        if self._turn != turn or name in self._odd or name not in self._kept:  # both models may share a module
             return
         source, output = self._source(module, args), first_tensor(output)
         if source and self.images == 0 and not _scales(module, self._last, output):
@@ -211,9 +212,10 @@ class JointPass:
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
 
     def _ran(self, name: str, output: Tensor | None) -> None:
-        """Note the layer that ran, its output, how often that was written to, and a copy of its last image.
+        """Record the layer that ran, its output, the output's version counter, and a copy of its last image's features.
 
-        Torch counts no writing through ``.data`` and none to inference tensors; the copy tells of the former.
+        Torch's version counter misses writes through ``.data``, which a comparison with the copy finds, and does not
+        exist for inference tensors, which are therefore left out.
         """
         useful = (
             self._divisible and self._least_pixels is not None and (not self.images or name in self.scaled.values())
@@ -223,9 +225,9 @@ class JointPass:
             self._last = name, output, output._version, output[-1:].clone()
 
     def _source(self, module: nn.Module, args: tuple[Any, ...]) -> str:
-        """Return the layer whose output a batch norm multiplies by a constant for each channel.
+        """Return the name of the layer whose unchanged output is the input of a batch norm.
 
-        Empty: none, or no such.
+        The name is empty if the module is no plain batch norm in evaluation mode or its input is not a layer's output.
         """
         usual = (
             isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
@@ -239,7 +241,7 @@ class JointPass:
         return name if same and torch.allclose(output[-1:], image, rtol=0, atol=0, equal_nan=True) else ""
 
     def _note(self, turn: int, name: str, source: str, output: Tensor) -> None:
-        """Note whether a batch norm of the first image is known from the layer in front, in both models alike."""
+        """Record a batch norm as computed from the layer in front if the first image shows this in both models."""
         if turn == 0:
             self._sources[name] = source
         elif source and source == self._sources.get(name) and not {name, source} & self._layouts.keys():
@@ -252,7 +254,7 @@ class JointPass:
         if turn == 0:
             if held is None or (held.shape, held.dtype) != (feature.shape, feature.dtype):
                 held = self._held[name] = torch.empty_like(feature, memory_format=torch.contiguous_format)
-            held.copy_(feature)  # a later layer may work in place
+            held.copy_(feature)  # copied since a later layer may change the feature in place
         elif held is not None and self._calls[1][name] == self._calls[0][name]:
             if held.shape != feature.shape:
                 shapes = f"{tuple(held.shape)}, of model_b {tuple(feature.shape)}"
@@ -261,9 +263,9 @@ class JointPass:
 
 
 def looks_at_images_alone(model: nn.Module) -> bool:
-    """Return whether features of an image in evaluation do not depend on its batch.
+    """Return whether, in evaluation mode, features of an image do not depend on the other images of its batch.
 
-    A batch norm looks at it that has no running statistics, or that the model keeps in training mode.
+    They do depend on the batch if a batch norm has no running statistics or stays in training mode.
     """
     with evaluating(model):
         return all(
@@ -274,9 +276,9 @@ def looks_at_images_alone(model: nn.Module) -> bool:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Return images with the channels as the last dimension in memory, also where there is one channel.
+    """Return images with the channels as the last dimension in memory, also for images with one channel.
 
-    Convolutions and pools follow the layout.
+    Convolutions and pooling layers keep this memory layout in their outputs.
     """
     return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
 
@@ -284,7 +286,7 @@ def channels_last(images: Tensor) -> Tensor:
 def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
     """Return whether a model on a CPU runs with the channels-last layout, in which its convolutions are faster.
 
-    A model that calls ``view`` may not. Two images tell whether a model does: a dimension of size 1 fits every layout.
+    A model that calls ``view`` may fail. The test runs two images, since a dimension of size 1 fits every layout.
     """
     if image.ndim != 4 or _device(model).type != "cpu":
         return False
@@ -297,11 +299,10 @@ def _takes_channels_last(model: nn.Module, image: Tensor) -> bool:
 
 
 def _scales(norm: nn.Module, last: tuple[str, Tensor, int, Tensor] | None, output: Tensor | None) -> bool:
-    """Return whether a norm's output for one image is what its running statistics make of its input, in float32.
+    """Return whether a norm's output for one image is its input normalised by its running statistics, in float32.
 
-    The input is what the layer before the norm gave. The answer is no with half precision, whose rounding behind the
-    norm is seen in small differences, with variances below 0, and with whatever else stands between the two layers
-    unseen.
+    The input is taken to be the output of the layer in front (``last``). The result is False with half precision, whose
+    rounding shows in small differences, with variances below 0, and if other operations stand between the two layers.
     """
     if last is None or output is None or output.dtype not in (torch.float32, torch.float64) or len(output) != 1:
         return False
@@ -317,17 +318,18 @@ def _device(model: nn.Module) -> torch.device:
     return next((x.device for part in (model.parameters(), model.buffers()) for x in part), torch.device("cpu"))
 
 
-# Position of the images in a layer's output: first dimension, another one, or several rows each (token windows).
+# Position of the images in a layer's output: the first dimension, another one, or several rows per image (windows).
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Describe a layer's output in which the images are not simply the first dimension.
+    """Describe where a layer's output has its images if they are not one row each of the first dimension.
 
     Args:
-        dim: where the images are.
-        rows: so many of each image stand there.
-        together: the rows of one image follow each other (image by image); else row by row, with all images in each.
+        dim: dimension of the images.
+        rows: number of rows of this dimension that belong to each image.
+        together: True: the rows of one image follow each other. False: the first rows of all images come first, then
+            the second rows, and so on.
     """
 
     dim: int
@@ -335,7 +337,7 @@ class Layout:
     together: bool
 
     def by_image(self, output: Tensor, images: int) -> Tensor:
-        """Return the output with the images in front, (n, ...); as it is where its shape is another one."""
+        """Return a layer's output with the images as first dimension, (n, ...); unchanged if its shape does not fit."""
         if output.ndim <= self.dim or output.shape[self.dim] != self.rows * images:
             return output
         sizes = (images, self.rows) if self.together else (self.rows, images)
@@ -352,22 +354,23 @@ def first_tensor(output: Any) -> Tensor | None:
 def layouts(
     model: nn.Module, image: Tensor, layers: Mapping[str, nn.Module], *, alone: bool = True
 ) -> dict[str, Layout]:
-    """Return how the layers lay out images, for those that do not have them first; found by trying.
+    """Return the layout of the images in the outputs of layers that do not have them first, found by test passes.
 
-    The image runs alone, and (where a layer has not one row for it) beside another one, made up: what has doubled is
-    the dimension of the images, and what is as before belongs to the first. So windows of tokens (B * windows, tokens,
-    channels) and sequence-first features (tokens, B, channels) are told apart whatever their sizes are. Where features
-    depend on the batch, both run together and then twice each, which leaves all means and variances as they were.
+    The image runs alone and, for layers that do not have one row for it, together with a synthetic image: the dimension
+    whose size has doubled is that of the images, and the rows with unchanged values belong to the first image. Thus
+    windows of tokens (B * windows, tokens, channels) and sequence-first features (tokens, B, channels) are
+    distinguished whatever their sizes are. If features depend on the batch, both images run together first and then
+    twice each, which does not change the batch's means and variances.
 
     Args:
-        model: in evaluation mode.
-        image: (1, ...), on the model's device.
-        layers: of the model, by name.
-        alone: whether the model treats images apart from each other (:func:`looks_at_images_alone`).
+        model: network in evaluation mode.
+        image: one input image, (1, ...), on the model's device.
+        layers: layers of the model, by name.
+        alone: whether features of an image do not depend on its batch (:func:`looks_at_images_alone`).
 
     Returns:
-        Layout by name. Not there: layers with one row for each image, those whose output depends on no image or, with
-        ``alone``, on both, and those without a tensor.
+        Layout by layer name. Layers have no entry if they have one row for each image, if their output depends on no
+        image or (with ``alone``) on both images, or if it has no tensor.
     """
     some = image if alone else torch.cat([image, _another(image)])
     first = _outputs(model, some, layers)
@@ -387,7 +390,7 @@ def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         tensor = first_tensor(output)
         if tensor is not None:
-            found[name] = tensor.clone()  # a later layer may work in place
+            found[name] = tensor.clone()  # cloned since a later layer may change the tensor in place
 
     with ExitStack() as stack, torch.no_grad():
         for name, module in layers.items():
@@ -404,12 +407,12 @@ def _another(image: Tensor) -> Tensor:
 
 
 def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
-    """Find how a layer's output holds the images; ``None``: no layout explains it.
+    """Find the layout of the images in a layer's output from two outputs; ``None``: no layout explains them.
 
     Args:
-        some: the layer's output for so many images.
-        more: the output for twice as many, of which these are the first.
-        images: how many.
+        some: the layer's output for ``images`` images.
+        more: the layer's output for twice as many images, the first half of which are the images of ``some``.
+        images: number of images of ``some``.
     """
     if some.ndim != more.ndim:
         return None

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
-    """Return the classes of norms that a setting calls ``"batch"``, or ``"all"``."""
+    """Return the module classes of norms that a setting's value ``"batch"`` or ``"all"`` stands for."""
     base, nn = torch.nn.modules.batchnorm, torch.nn
     if kind == "batch":
         return (base._BatchNorm,)
@@ -49,13 +49,15 @@ class LoneSample(ValueError):
 
 @contextmanager
 def lone_samples(model: nn.Module) -> Iterator[None]:
-    """Let a batch norm in training mode use its running statistics for one value a channel, inside the context.
+    """Let a batch norm in training mode use its running statistics if a channel has one value, inside the context.
 
-    One value (a batch of one sample whose features are 1x1) has no variance, and torch refuses it. The statistics are
-    not changed by it; the log says so once. All other batches pass as ever.
+    One value per channel (a batch of one sample whose features are 1x1) has no variance, and torch raises an error.
+    Such a batch does not change the running statistics; the first one is logged. All other batches are normalised as
+    usual.
 
     Raises:
-        LoneSample: inside, from the model: the norm keeps no running statistics (names it).
+        LoneSample: raised by the model's forward pass inside the context if such a norm has no running statistics; the
+            message names the norm.
 
     Source:
         Ours; for the projector of Fed-MAS see ``docs/fed_mas.md``.

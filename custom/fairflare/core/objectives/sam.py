@@ -1,7 +1,8 @@
 r"""Define the optimizers SAM and GSAM, which look for flat minima of the loss.
 
-They ask for every mini-batch how the loss grows at a distance rho uphill: at :math:`\theta + \epsilon`,
-:math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over all parameters.
+For every mini-batch they compute the gradient at a distance rho from the weights, in the direction in which the loss
+grows: at :math:`\theta + \epsilon`, :math:`\epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})`, with one norm over
+all parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _NonNegative:
 
 
 class SAM(Optimizer):
-    r"""Sharpness-aware minimization around any optimizer: step with the gradient of the loss uphill.
+    r"""Wrap any optimizer for sharpness-aware minimization: step with the gradient at weights with a higher loss.
 
     .. math:: d = g_p = \nabla \ell(\theta + \epsilon), \quad \epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})
 
@@ -43,23 +44,24 @@ class SAM(Optimizer):
     a copy, bit by bit, also when the closure raises) and lets the base optimizer step with d. With ``rho`` 0, or a
     first gradient of 0, the closure is run once and the step is the base optimizer's own.
 
-    The wrapper has the base optimizer's parameter groups, state and state dict: learning-rate schedulers may be
-    given either of the two, and a checkpoint of one loads into the other. ``rho`` is a setting, not part of it.
-    Hooks of state dicts belong on the base optimizer.
+    The wrapper has the base optimizer's parameter groups, state and state dict: learning-rate schedulers may be given
+    the wrapper or the base optimizer, and a checkpoint of one loads into the other. ``rho`` is a setting and not part
+    of the state dict. Hooks of state dicts belong on the base optimizer.
 
-    No weight is updated where a loss (or, with ``rho`` above 0, a gradient) is not finite: the weights and the base
-    optimizer's state are then those from before the step, and ``skipped_steps`` has grown by one. Running statistics
-    of norm layers have seen the batch all the same. Parameters without gradient are left out.
+    If a loss (or, with ``rho`` above 0, a gradient) is not finite, the step is skipped: weights and the base
+    optimizer's state do not change, and ``skipped_steps`` grows by one. Running statistics of norm layers include the
+    batch all the same. Parameters without gradient are left out.
 
     Args:
-        base_optimizer: an optimizer whose step needs no closure; weight decay is its own and not part of g.
+        base_optimizer: optimizer whose step needs no closure. It applies its weight decay itself, which is not part of
+            g.
         rho: search distance, finite and ``>= 0``. May be set between steps (``optimizer.rho = 0.05``).
-        model: whose batch norms (and tracking instance norms) keep the running statistics and batch counters of
-            the first run alone. None: they see both runs.
+        model: model whose batch norms (and instance norms with running statistics) update running statistics and batch
+            counters in the first run of the closure alone. None: they are updated in both runs.
 
     Attributes:
         rho: search distance of the steps to come.
-        skipped_steps: steps left out so far because of a non-finite loss or gradient.
+        skipped_steps: number of steps skipped so far because of a non-finite loss or gradient.
 
     Raises:
         ValueError: rho out of range, or a base optimizer that calls the closure itself (LBFGS, SAM).
@@ -101,8 +103,8 @@ class SAM(Optimizer):
         """Update the weights once.
 
         Args:
-            closure: zeroes the gradients, computes the loss, backpropagates and returns the loss, a scalar tensor
-                or a number. Run with gradients enabled, twice.
+            closure: function that zeroes the gradients, computes the loss, backpropagates and returns the loss, a
+                scalar tensor or a number. It is run twice with gradients enabled.
 
         Returns:
             What the closure returned at the unperturbed weights.
@@ -148,11 +150,11 @@ class SAM(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Return the base optimizer's."""
+        """Zero the gradients by the base optimizer's method."""
         self.base_optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base optimizer's."""
+        """Return the state dict of the base optimizer."""
         return self.base_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -189,7 +191,7 @@ class SAM(Optimizer):
             return closure()
 
     def _with_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the parameters that have a gradient, and the gradients."""
+        """Return the parameters that have a gradient, and their gradients."""
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in params]
         for g in gradients:
@@ -198,18 +200,18 @@ class SAM(Optimizer):
         return params, gradients
 
     def _turn(self, params: Sequence[Tensor], first: Sequence[Tensor], norm: float) -> None:
-        """Make ``.grad``, now g_p with this norm, the direction d; ``first`` is g of ``params``."""
+        """Turn the gradients in ``.grad``, which are g_p with this norm, into d; ``first`` holds g of ``params``."""
 
 
 class GSAM(SAM):
-    r"""Surrogate-gap SAM: also shrinks the gap between the loss uphill and the loss.
+    r"""Wrap any optimizer for surrogate-gap SAM, which also reduces the gap between the perturbed loss and the loss.
 
     .. math:: d = g_p - \alpha\, g_\perp, \quad
               g_\perp = g - \frac{\langle g, g_p \rangle}{\lVert g_p \rVert^2}\, g_p
 
-    with inner product and norm over all parameters together. ``alpha`` 0 is :class:`SAM`; if g_p is 0, so is d.
-    A parameter with a gradient in only one of the two runs has 0 as the other one; without one in the second run
-    it is not updated.
+    with inner product and norm over all parameters together. With ``alpha`` 0 this is :class:`SAM`; if g_p is 0, so is
+    d. If a parameter has a gradient in only one of the two runs, the other gradient counts as 0; a parameter without
+    gradient in the second run is not updated.
 
     Args:
         base_optimizer, rho, model: as for :class:`SAM`.
@@ -238,8 +240,8 @@ class GSAM(SAM):
             return
         pairs = [(g, p.grad) for p, g in zip(params, first, strict=True) if p.grad is not None]
         g, perturbed = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        along = tensors.dot(g, perturbed) / norm / norm  # in turn: the square of a small norm is 0
-        # d = (1 + alpha c) g_p - alpha g, in place: one pass over the numbers for either term
+        along = tensors.dot(g, perturbed) / norm / norm  # divided twice since the square of a small norm is 0
+        # Compute d = (1 + alpha c) g_p - alpha g in place, with one pass over the numbers for each term.
         tensors.scale(self._with_gradient()[1], 1.0 + self.alpha * along)
         tensors.add(perturbed, g, -self.alpha)
 
@@ -248,15 +250,15 @@ class GSAM(SAM):
 
 
 def _taken(param: Tensor, gradient: Tensor) -> Tensor:
-    """Return the gradient, taken away from the parameter so that the next backward pass does not write into it."""
+    """Remove and return a parameter's gradient, so that the next backward pass does not write into this tensor."""
     param.grad = None
-    # A view of a larger buffer (data-parallel buckets) is written to by its owner all the same.
+    # A view of a larger buffer (data-parallel buckets) is cloned, since the buffer's owner may still write into it.
     shared = gradient.untyped_storage().nbytes() > gradient.numel() * gradient.element_size()
     return gradient.clone() if shared else gradient
 
 
 def _running_statistics(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
-    """Return buffers of the norm layers and copies of them."""
+    """Return pairs of a norm layer's buffer and its copy, for all norm layers of a model."""
     buffers = [
         buffer
         for module in (model.modules() if model is not None else ())

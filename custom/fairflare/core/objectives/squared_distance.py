@@ -1,4 +1,4 @@
-"""Compute the squared distance of parameters to those they are pulled to, with a gradient of its own."""
+"""Compute the squared distance between parameters and reference parameters, with an explicit, faster gradient."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 class SquaredDistance(torch.autograd.Function):
-    r""":math:`\sum_i |a_i - b_i|^2` of ``(*a, *b)`` as one node: half the time of a node for each operation.
+    r"""Compute :math:`\sum_i |a_i - b_i|^2` of tensors ``(*a, *b)`` as one node of the autograd graph.
 
-    The gradient of a has the same bits, and one of its own; b is constant. Neither may be changed in place before the
-    backward pass (PyTorch says so then).
+    One node takes half the time of a node for each operation, and gives a gradient of a with the same bits, which can
+    be differentiated again; b is constant. Neither a nor b may be changed in place before the backward pass (PyTorch
+    then raises an error).
     """
 
     @staticmethod

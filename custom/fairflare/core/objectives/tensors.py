@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
-    """Return the lists divided by device and dtype: only then the fused functions are fast."""
+    """Group the tensors of parallel lists by device and dtype, as PyTorch's fused functions need to be fast."""
     groups: dict[tuple[Any, ...], list[list[Tensor]]] = {}
     for tensors in zip(*lists, strict=True):
         group = groups.setdefault(tuple((t.device, t.dtype) for t in tensors), [[] for _ in lists])
@@ -26,7 +26,7 @@ def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
 
 
 def norm(tensors: Sequence[Tensor]) -> float:
-    """Return the L2 norm of all numbers together; float32 at least inside a tensor, float64 between tensors."""
+    """Return the L2 norm of a list of tensors, summed in at least float32 inside a tensor and float64 between them."""
     squares = 0.0
     for (group,) in _alike(tensors):
         wide = torch.promote_types(group[0].dtype, torch.float32)
@@ -36,7 +36,7 @@ def norm(tensors: Sequence[Tensor]) -> float:
 
 
 def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the inner product of all numbers; precision as in :func:`norm`."""
+    """Return the inner product of two lists of tensors, taken as vectors; the precision is that of :func:`norm`."""
     total = 0.0
     for a, b in _alike(left, right):
         wide = torch.promote_types(a[0].dtype, torch.float32)

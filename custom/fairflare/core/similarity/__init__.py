@@ -1,10 +1,10 @@
 """Compute the similarity of two models' features (linear CKA, cosine), layer by layer, over a whole data set.
 
 :func:`layerwise_cka` is exact (every image, every feature) in bounded memory, for two reasons. CKA needs, per layer,
-only the n x n Gram matrices K and L of the two models, which are sums over features: features can be written down once,
-as the forward passes make them, and read back some columns at a time. And the weights of Fed-LWR are made of 1 - delta,
-which may be 1e-4 or less: so the *difference* of the two models' features is stored next to those of the first, and
-K - L is summed from it. Rounding is then relative to the difference.
+only the n x n Gram matrices K and L of the two models, which are sums over features: features can be stored once,
+during the forward passes, and read back some columns at a time. Second, the weights of Fed-LWR depend on 1 - delta,
+which may be 1e-4 or less: so the *difference* of the two models' features is stored in place of those of the second
+model, and K - L is summed from the difference. Rounding errors are then relative to the difference.
 """
 
 from fairflare.core.features.layers import parameter_layers

@@ -13,14 +13,14 @@ from fairflare.base.checks import choice, whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # by estimator of HSIC
-COSINE_EPS = 1e-8  # least norm in a cosine
+LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
+COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this
 
 Matrix: TypeAlias = "torch.Tensor | np.ndarray"
 
 
 class LayerSimilarity(NamedTuple):
-    """``delta``: 1 when alike, NaN where undefined; ``dissimilarity``: 1 - delta, precise where delta is near 1."""
+    """Store similarity ``delta`` (1: alike, NaN: undefined) and ``dissimilarity`` 1 - delta, precise near delta 1."""
 
     delta: float
     dissimilarity: float
@@ -67,14 +67,14 @@ def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
 
 
 class Alignment:
-    """Compute CKA of K and L from K and E = K - L, so that a small 1 - CKA is precise. Several pairs: sums of HSIC."""
+    """Compute CKA of Gram matrices K, L from K and E = K - L, so that a small 1 - CKA is precise; HSICs are summed."""
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator
         self.kk = self.ll = self.ee = self.ek = 0.0  # HSIC of K, K; L, L; E, E; and E, K + L
 
     def add(self, k: Tensor, e: Tensor) -> None:
-        """Add a pair of (n, n) matrices in float64, n >= 2. Below 4 samples the biased estimator is used."""
+        """Add the HSICs of a pair K, E of (n, n) matrices in float64, n >= 2; with n < 4 by the biased estimator."""
         estimator = self.estimator if len(k) >= LEAST_SAMPLES[self.estimator] else "biased"
         k, e = center(k, estimator), center(e, estimator)
         l = k - e
@@ -131,9 +131,10 @@ def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
 
 
 def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
-    """Return 1 - cosine of vectors a and b, precise when small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
+    """Return 1 - cosine of vectors a and b, precise if it is small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
 
-    Takes the inner products and ``dd``, |a - b|^2. Norms count as at least 1e-8; two vectors below that are alike (0).
+    The arguments are the inner products aa, bb and ab, and ``dd``, |a - b|^2. A norm below 1e-8 counts as 1e-8; if both
+    norms are below, the result is 0.
     """
     a, b = aa.sqrt(), bb.sqrt()
     distance = ((dd - (a - b).square()) / (2 * a * b)).clamp(0, 2)
@@ -143,7 +144,7 @@ def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
 
 
 def _inner(k: Tensor, l: Tensor, estimator: str) -> float:
-    """Return HSIC of two centered matrices."""
+    """Return HSIC of two Gram matrices that are centered already."""
     n = len(k)
     return float((k * l).sum()) / ((n - 1) ** 2 if estimator == "biased" else n * (n - 3))
 
@@ -161,9 +162,9 @@ def _matrix(name: str, value: Matrix) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return x centered and of norm 1; zero where the rows of x differ by rounding only."""
+    """Return a feature matrix centered and scaled to norm 1; a matrix whose rows differ by rounding only becomes 0."""
     x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
-    x = x - x[0]  # first, so that equal rows leave exact zeros
+    x = x - x[0]  # before the mean is subtracted, so that equal rows become exact zeros
     if x.numel() and float(x.abs().max()) <= 1e-14:
         return torch.zeros_like(x)
     x = x - x.mean(dim=0)

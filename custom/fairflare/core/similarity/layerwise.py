@@ -1,4 +1,4 @@
-"""Linear CKA and cosine of two models' features, layer by layer, over a whole data set in bounded memory."""
+"""Compute linear CKA and cosine of two models' features by layer, over a whole data set in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
 COSINE_MODES = ("sample", "matrix")
-CONSTANT = 1e-6  # a feature that changes less than this (relative to its size) over the images is constant
-BLOCK = 8000  # columns kept and multiplied side by side: few enough for a processor's cache; products are slow at 2**k
-WIDE = 20000  # columns of a block that is a part of one channel
-GPU_BLOCK = 2**18  # as many that what waits for the host is little
-LEAST_PIXELS = 64  # pixels of a channel from which its products are reused for the batch norm after it
-PRODUCTS = 2**26  # bytes of the products of single channels that are held at once
-LEAST_TRACE = 1e-25  # products are in float64 where the features' squares are smaller: float32 may not hold them
-CANCELLED = 2e-5 * 2**23  # and where the terms of a difference are so many times as large as it: its error is then 2e-5
-ACROSS = 1e-4 * 2**23  # and so many times as large as what of it changes CKA
-STANDS_OUT = 4.0  # times as far as the others are from each other: then the first image takes digits from all others
-FAR, LOOKED_AT = 0.05, 8  # K - L to K from which the difference keeps enough digits; images that tell it
-ALONE = 4.0  # products are in float64 where fewer rows than this are as large (squared norms) as all of them together
+CONSTANT = 1e-6  # a feature that varies by less than this over the images, relative to its size, counts as constant
+BLOCK = 8000  # columns stored and multiplied together: they fit a processor's cache; powers of two would be slow
+WIDE = 20000  # largest number of columns of a block that holds a part of one channel
+GPU_BLOCK = 2**18  # columns of a block on a GPU: so many that waiting for the host takes little time
+LEAST_PIXELS = 64  # a layer's products are reused for the batch norm after it if a channel has at least these pixels
+PRODUCTS = 2**26  # largest number of bytes of products of single channels that are in memory at once
+LEAST_TRACE = 1e-25  # products are in float64 if the sum of squared features is smaller: float32 could underflow
+CANCELLED = 2e-5 * 2**23  # ... if a difference's terms are this many times larger than it: its error is then 2e-5
+ACROSS = 1e-4 * 2**23  # ... if the terms are this many times larger than the part of the difference that changes CKA
+STANDS_OUT = 4.0  # an image this many times farther away than others: subtracting it costs their features digits
+FAR, LOOKED_AT = 0.05, 8  # ratio of K - L to K above which models are far apart; number of images for this test
+ALONE = 4.0  # products are in float64 if fewer rows than this make up nearly the whole sum of squared norms
 
 
 def layerwise_cka(
@@ -57,31 +57,33 @@ def layerwise_cka(
     images. The models run in evaluation mode, without gradients, and are left as they were.
 
     Args:
-        model_a: for Fed-LWR the local model.
-        model_b: a model with the same layers (the anchor), on any device.
+        model_a: first model; for Fed-LWR the local model.
+        model_b: second model with the same layers, on any device; for Fed-LWR the anchor.
         batches: batches of input images, (n_b, ...) each, all images of one size; read once.
-        layers: names of the layers wanted (default: all of :func:`parameter_layers`).
+        layers: names of the layers to compare (default: all of :func:`parameter_layers`).
         estimator: ``"biased"`` (the paper's Eq. 2) or ``"unbiased"`` (HSIC_1), over all images; or
             ``"minibatch_biased"``, ``"minibatch_unbiased"``, the quotient of sums of each batch's HSIC (authors' code):
             then a batch with fewer than 2 or 4 images is joined to the one before it.
-        memory: bytes for stored features, on model a's device; what exceeds them goes to a scratch file. Beyond it:
-            features of some images (two, and what fits into 96 MiB), 256 KB an image (GPU: 8 MB), products of channels
-            (64 MiB), 20 n x n matrices.
-        scratch: existing folder for that file (default: the system's temporary folder). It takes ``8 n (sum of feature
-            sizes) - memory`` bytes; always removed.
-        expected: number of images to come; missing scratch space is then reported after the first image.
+        memory: number of bytes for stored features on model a's device; further features go to a scratch file. Memory
+            is also needed for features of some images (two, and as many as fit into 96 MiB), 256 KB per image (GPU: 8
+            MB), products of channels (64 MiB) and 20 n x n matrices.
+        scratch: existing folder for the scratch file (default: the system's temporary folder). The file takes
+            ``8 n (sum of feature sizes) - memory`` bytes and is always removed.
+        expected: number of images in all batches; if given, missing scratch space is reported after the first image.
 
     Returns:
-        Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased); 1 with
-        dissimilarity 0 where both models' features are the same for every image (dead layer). NaN where only one
-        model's are, where they are not finite in float32, where a layer cannot be compared (:class:`JointPass`),
-        and everywhere with one image. With fewer than 4 an unbiased estimator is replaced by ``"biased"``.
+        Similarity by layer name, in state-dict order. delta is in [0, 1] (biased) or [-1, 1] (unbiased). It is 1 and
+        the dissimilarity 0 if the features of both models are constant over the images (dead layer). It is NaN if only
+        one model's are constant, if features are not finite in float32, if a layer cannot be compared
+        (:class:`JointPass`), and for every layer if there is one image. With fewer than 4 images an unbiased estimator
+        is replaced by ``"biased"``.
 
     Raises:
-        ValueError: a layer missing in one model, features of different shape in the two models or for different images
-            (all name the layer); no layer can be compared; no image; unknown estimator.
-        TypeError: a batch that is not a tensor.
-        OSError: not enough space in the scratch folder (names folder, needed, available).
+        ValueError: a layer is missing in one model, or features differ in shape between the models or between images
+            (the message names the layer); or no layer can be compared, there is no image, or the estimator is unknown.
+        TypeError: a batch is not a tensor.
+        OSError: the scratch folder has too little space (the message names the folder and the needed and available
+            bytes).
 
     Source:
         Yan et al., MICCAI 2024, Eq. (2) and section 2.2; Kornblith et al., ICML 2019; HSIC_1: Song et al., JMLR 2012.
@@ -125,11 +127,11 @@ def layerwise_cka(
 
 
 class _Scaled:
-    """Describe a batch norm after a layer, whose features are the layer's, multiplied by a number for each channel.
+    """Describe a batch norm whose features are those of the layer in front, multiplied by a factor for each channel.
 
     Args:
         first: features of the first image in both models, (1, channels, ...).
-        norms: of both models, in evaluation mode.
+        norms: the batch norm in both models, in evaluation mode.
     """
 
     def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[nn.Module]) -> None:
@@ -142,25 +144,26 @@ class _Scaled:
             self.squares.append(
                 (square if norm.weight is None else square * norm.weight.double().square()).to(first[0].device)
             )
-        self.ratio: float | None = None  # of model a's squared features to model b's
+        self.ratio: float | None = None  # ratio of model a's squared features to model b's
 
     def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return p and r of some channels of a batch norm, (1, channels) each.
 
-        K of the norm is a sum of p times the products of the layer in front, L a sum of r times the same products.
+        The norm's K is a sum of p times the products of the layer in front, and its L a sum of r times the same
+        products.
 
         Args:
-            channels: which.
-            u, v: squared features of both models, (channels,).
+            channels: the channels for which factors are wanted.
+            u, v: sums of squared features of model a and model b, (channels,).
         """
         p, r = (square[None, channels] for square in self.squares)
-        if self.ratio is None:  # the first channels tell enough: it only has to be near
+        if self.ratio is None:  # the first channels suffice, since the ratio need not be exact
             a, b = float(p @ u), float(r @ v)
             self.ratio = a / b if 0 < a < math.inf and 0 < b < math.inf else 1.0
         return p, self.ratio * r
 
     def see(self, k: Tensor, e: Tensor, scale: float) -> None:
-        """Note from centered matrices whether the features vary."""
+        """Record from the centered matrices K and E whether the features of each model vary over the images."""
         v = (k - e).diagonal() / ((self.ratio or 1.0) * scale**2)
         for i, rows in enumerate((k.diagonal(), v)):
             self.varies[i] |= not float(rows.max().clamp(min=0).sqrt()) <= CONSTANT * self.sizes[i]
@@ -169,28 +172,28 @@ class _Scaled:
 class _Rows:
     """Store one layer's features in float32 as rows u = a - first a and w = u - scale v with v = b - first b.
 
-    Adding a constant to a feature or scaling one model's features does not change CKA: both make the numbers small.
-    Where the first image stands out, one in the middle takes its place as what is subtracted.
-    Where the models are far from each other v itself is kept: w has no more digits then.
+    Adding a constant to a feature or scaling one model's features does not change CKA; both are used to make the stored
+    numbers small. If the first image is far from the others, a typical image is subtracted in its place. If the models
+    are far from each other, v itself is stored, since w would be no more precise.
     """
 
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
         self.n = 0  # number of rows in the store
-        self.pieces: list[list[Callable[[], Tensor]]] = []  # of some rows each: block by block, (2, rows, columns)
+        self.pieces: list[list[Callable[[], Tensor]]] = []  # readers of blocks (2, rows, columns), a list per rows
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
-        self.scale: float | None = None  # of model b, towards model a; known once both vary
-        self.far = self.cleared = False  # v is kept, in place of w; rows were there before
-        self.looked = False  # whether the first image stands out
-        self.scaled: dict[str, _Scaled] = {}  # batch norms that are known from this layer
-        self.pixels = 1  # numbers of a channel
+        self.scale: float | None = None  # factor for model b's features; known once the features of both models vary
+        self.far = self.cleared = False  # whether v is stored in place of w; whether stored rows were removed
+        self.looked = False  # whether the first image was compared with others
+        self.scaled: dict[str, _Scaled] = {}  # batch norms that are computed from this layer's features
+        self.pixels = 1  # number of values of a channel
 
     def clear(self) -> None:
         self.n, self.pieces, self.cleared = 0, [], True
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Store the features (n, ...) of some images."""
+        """Store the features, (n, ...), of some images in both models."""
         self.pixels = a.shape[2:].numel()
         a, b = a.flatten(1), b.flatten(1)
         others = slice(0 if self.first else 1, None)
@@ -206,7 +209,7 @@ class _Rows:
         self.n += len(a)
 
     def _look_at_first(self, *features: Tensor) -> None:
-        """Subtract another image where the first is far from the others, (n, width) in both models."""
+        """Choose another image to subtract if the first is far from the others, whose features are (n, width) each."""
         assert self.first is not None
         self.looked, some = True, [x[:: -(-len(x) // LOOKED_AT)] for x in features]
         middle = int(some[0].double().norm(dim=1).argsort()[(len(some[0]) - 1) // 2])
@@ -220,7 +223,7 @@ class _Rows:
                 return
 
     def _kept(self, a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
-        """Put the rows of some images into the store and return functions that read them, block by block."""
+        """Write the rows of some images to the store, and return one function per block that reads the block."""
         assert self.first is not None
         (first_a, first_b), blocks = self.first, []
         for part in self._parts(a):
@@ -234,7 +237,7 @@ class _Rows:
         return blocks
 
     def _parts(self, a: Tensor) -> list[slice]:
-        """Return the columns of each block: whole channels, or a part of one."""
+        """Return the columns of each block of features: whole channels, or a part of one channel."""
         block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
         whole = pixels * max(1, block // pixels)
         step = -(-whole // -(-whole // max(block, WIDE)))  # equal parts of a channel
@@ -242,29 +245,29 @@ class _Rows:
         return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
-        """Find the scale that makes b's features as large as a's, by changes or by features: the nearer to 1 counts."""
-        alone = self.varies[1]  # rows of b are kept already, with 1
+        """Find a factor that makes b's features as large as a's, or their changes: of both ratios that nearer to 1."""
+        alone = self.varies[1]  # rows of b are stored already, with the factor 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # so that NaN varies
         if all(self.varies):
-            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # one image tells enough
+            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # one image suffices
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
-            # The first image contributes 0 in either form. The scale must be moderate, or squares of v could underflow.
+            # Rows of the first image are 0 in both forms. The factor must be moderate, or squares of v could underflow.
             if self.n <= 1 and not self.cleared and 1e-3 < self.scale < 1e3:
                 some = torch.stack([x[-LOOKED_AT:] - x[-LOOKED_AT:].mean(0) for x in pairs[0]])
                 k, l = products_of_rows(some, some)
                 self.far = bool((k - self.scale**2 * l).norm() > FAR * k.norm())
 
     def grams(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return K and E = K - L of this layer and of the batch norms behind it, (n, n) each in float64.
+        """Return K and E = K - L of this layer and of the batch norms after it by name, (n, n) each in float64.
 
-        ``{}``: nothing varies.
+        The result is empty if no feature varies over the images.
 
-        With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. Far from each other the
-        models need only half of m = sum v v^T: E is g - m. Those of a batch norm are sums of the same products, channel
-        by channel with factors (:class:`_Scaled`).
+        With g = sum u u^T and m = sum w (u - w/2)^T, E is m + m^T, exact to the precision of w. If the models are far
+        from each other, m is sum v v^T, of which only one half is computed, and E is g - m. The matrices of a batch
+        norm are sums of the same products, with factors by channel (:class:`_Scaled`).
         """
         if not any(self.varies):
             return {}
@@ -280,11 +283,11 @@ class _Rows:
         return found
 
     def _sums(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum over the features, in float64 from products in ``dtype``, for this layer and the batch norms behind it.
+        """Sum products over the features, in float64 from products in ``dtype``, for this layer and its batch norms.
 
         Returns:
-            of g the lower half, for K and for its part in E, (2, layers, n, n); of m, (layers, n, n), where the models
-            are far from each other its lower half; how large the terms of E are, (layers,).
+            The lower half of g, for K and for the part of g in E, (2, layers, n, n); m, (layers, n, n), or its lower
+            half if the models are far from each other; and the size of the terms of E, (layers,).
         """
         layers, n = 1 + len(self.scaled), self.n
         g_sum, m_sum, terms = (
@@ -292,7 +295,7 @@ class _Rows:
             for shape in ((2, layers, n, n), (layers, n, n), (layers,))
         )
         most = max(1, PRODUCTS // (2 * n**2 * dtype.itemsize))
-        done = 0  # columns
+        done = 0  # number of columns that are summed
         for blocks in zip(*self.pieces, strict=True):
             check_stop()
             rows = [block() for block in blocks]
@@ -300,7 +303,7 @@ class _Rows:
             pair = g_sum.new_empty(2, rows[0].shape[2] // columns, n, columns, dtype=dtype)
             for place, some in zip(pair.split([x.shape[1] for x in rows], dim=2), rows, strict=True):
                 place.copy_(some.unflatten(2, (-1, columns)).transpose(1, 2))
-            pair -= pair.mean(2, keepdim=True)  # products are then of what differs between images
+            pair -= pair.mean(2, keepdim=True)  # so that only differences between images are multiplied
             for u, w in pair.split(most, dim=1):  # (channels, n, columns)
                 g = lower_products(u)
                 m = lower_products(w) if self.far else products_of_rows(w, torch.sub(u, w, alpha=0.5))
@@ -313,14 +316,14 @@ class _Rows:
         return g_sum, m_sum, terms
 
     def _coefficients(self, first: int, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the factors of the products of some channels: for K and for E of g, for E of m.
+        """Return the factors of some channels' products: of g in K, of g in E, and of m in E.
 
         Args:
             first: number of the first channel.
-            g, m: products of the channels.
+            g, m: products of the channels, (channels, n, n) each.
 
         Returns:
-            (layers, channels) each, in float64.
+            Three factors, (layers, channels) each, in float64.
         """
         square = (self.scale or 1.0) ** 2
         u, x = (products.diagonal(dim1=1, dim2=2).sum(1).double() for products in (g, m))
@@ -334,24 +337,24 @@ class _Rows:
 def _precise(k: Tensor, e: Tensor, terms: Tensor) -> bool:
     """Return whether products in float32 were precise enough.
 
-    Products are precise enough if no few rows are nearly all of K and the terms of E do not cancel.
+    Products are precise enough if K does not consist of a few rows alone and the terms of E do not cancel.
     """
     rows = k.diagonal()
     spread = rows.sum() > LEAST_TRACE and rows.sum() ** 2 >= ALONE * rows.square().sum()
-    across = e - (e * k).sum() / k.square().sum() * k  # what of E changes CKA
+    across = e - (e * k).sum() / k.square().sum() * k  # the part of E that changes CKA
     return bool(spread and terms <= CANCELLED * e.norm() and terms <= ACROSS * across.norm())
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Return the largest absolute value, on its device; NaN if there is one."""
+    """Return the largest absolute value of a tensor as a tensor on its device; NaN if a value is NaN."""
     low, high = torch.aminmax(x)
     return torch.maximum(-low, high)
 
 
 def _groups(batches: Iterable[Tensor], least: int) -> Iterator[list[Tensor]]:
-    """Yield lists of batches of which each makes one pair of Gram matrices.
+    """Yield lists of batches; the batches of one list share one pair of Gram matrices.
 
-    A list has one batch of at least ``least`` images, and the small ones after it.
+    A list is closed by the next batch of at least ``least`` images, once it has ``least`` images itself.
     """
     group: list[Tensor] = []
     for batch in batches:
@@ -373,14 +376,14 @@ def layerwise_cosine(
     """Return the cosine similarity of two models' features on the same images, at each layer (Fed-LWR-v1).
 
     Args:
-        model_a, model_b, batches, layers: as of :func:`layerwise_cka`, and so are the errors.
+        model_a, model_b, batches, layers: as in :func:`layerwise_cka`, which raises the same errors.
         mode: ``"sample"``: mean over the images of the cosine of an image's two feature vectors; ``"matrix"``: one
             cosine of the features of all images, taken as one vector.
 
     Returns:
-        Similarity by layer name, in state-dict order; delta in [-1, 1]. Norms are at least 1e-8. Where both vectors
-        are below that, delta is 1 (a dead layer is like a dead layer), where one is, about 0. NaN: no image, a layer
-        that cannot be compared, features that are not finite.
+        Similarity by layer name, in state-dict order; delta in [-1, 1]. A norm below 1e-8 counts as 1e-8. If both norms
+        are below, delta is 1 (two dead layers are alike); if one is, delta is about 0. delta is NaN if there is no
+        image, if a layer cannot be compared, or if features are not finite.
 
     Source:
         Yan et al., MICCAI 2024, ablation v1; the paper does not say whether the cosine is per sample.

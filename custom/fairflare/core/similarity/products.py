@@ -1,4 +1,4 @@
-"""Multiply rows of features: symmetric products in strips, and on a CPU by oneDNN."""
+"""Compute products of rows of features: symmetric products in strips, and large products on a CPU by oneDNN."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-LONG, LARGE = 512, 2**18  # columns and numbers of a channel from which oneDNN makes its products, one by one
-STRIP = 32  # least rows of a strip of a symmetric product; torch's of fewer than twice as many cost more than they save
+LONG, LARGE = 512, 2**18  # least columns and values of a channel for which oneDNN multiplies, channel by channel
+STRIP = 32  # least rows of a strip of a symmetric product by oneDNN; torch's strips need twice as many to save time
 
 
 def whole(lower: Tensor) -> Tensor:
-    """Return the symmetric matrices from their lower halves."""
+    """Return symmetric matrices from their lower halves."""
     return lower.tril() + lower.tril(-1).mT
 
 
 def lower_products(u: Tensor) -> Tensor:
     """Return the lower half of each u u^T, (channels, n, n) for (channels, n, columns).
 
-    Above the diagonal blocks: zeros.
+    Entries above the diagonal blocks are 0.
     """
     n, onednn = u.shape[1], _by_onednn(u)
     if n <= (step := max(STRIP if onednn else 2 * STRIP, -(-n // 5))):
         return products_of_rows(u, u)
     g = u.new_zeros(len(u), n, n)
-    for some in range(len(u)) if onednn else [slice(None)]:  # a channel stays in the cache
+    for some in range(len(u)) if onednn else [slice(None)]:  # one channel at a time stays in the cache
         for i in range(0, n, step):
             g[some, i : i + step, : i + step] = _product(u[some, i : i + step], u[some, : i + step], onednn)
     return g
@@ -43,7 +43,7 @@ def products_of_rows(x: Tensor, y: Tensor) -> Tensor:
 
 @cache
 def _onednn() -> Any:
-    """Return oneDNN's x y^T; ``None``: this build of torch has none."""
+    """Return oneDNN's function for x y^T, or ``None`` if this build of torch lacks it."""
     return getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 

@@ -1,4 +1,4 @@
-"""Store tensors to be read again: in memory up to a budget, in one scratch file beyond it."""
+"""Store tensors that are read again later, in memory up to a budget and beyond it in one scratch file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Store:
             self._file.close()
 
     def clear(self) -> None:
-        """Forget all kept tensors: ``bytes_in_memory`` and ``bytes_in_file`` are 0, and the file is overwritten.
+        """Remove all stored tensors; memory and file count as empty, and the file is overwritten.
 
         Functions that :meth:`keep` returned before must not be called any more.
         """
@@ -60,7 +60,7 @@ class Store:
             raise OSError(errno.ENOSPC, TOO_SMALL.format(self.folder, needed, free))
 
     def _scratch(self, offset: int) -> IO[bytes]:
-        """Return the scratch file, at a place in it. Where the system allows that, it has no name in the folder."""
+        """Return the scratch file at a position; it has no name in the folder if the system allows unnamed files."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self.folder, prefix="cka-")  # noqa: SIM115
         self._file.seek(offset)

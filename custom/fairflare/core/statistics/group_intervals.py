@@ -1,19 +1,21 @@
 r"""Compute confidence intervals for metrics of groups of people and for gaps between groups, from :mod:`.group_sums`.
 
-Intervals are over cases (patients) and hold at :data:`.intervals.LEVEL`. All images of one case are taken to be alike,
-so that n images count as :math:`n^2 / \sum_p n_p^2` independent ones, n_p those of case p (Kish's effective number):
-as many as there are cases where all have as many images. Where a case's images differ, that is on the safe side. A
-group of fewer than :data:`FEW` cases has no interval, nor has a gap that it is in.
+The intervals have the confidence level :data:`.intervals.LEVEL`, and their sampling unit is the case (patient). All
+images of one case are taken to be alike, so that n images count as :math:`n^2 / \sum_p n_p^2` independent images, where
+n_p is the number of images of case p (Kish's effective number). If all cases have equally many images, this is the
+number of cases. If images of a case differ, the intervals are wider than necessary. A group of fewer than :data:`FEW`
+cases has no interval, nor has a gap in which it takes part.
 
-Shares have Wilson's, areas under the ROC curve DeLong's (on the bins of the histograms), Dice Student's. Of means over
-classes or structures only each part's scatter is known; the root of a mean's variance is at most the mean of the parts'
-roots, which is taken. The ends of a difference of two groups follow from theirs (Newcombe's method 10):
+Shares have Wilson's intervals, areas under the ROC curve DeLong's (on the bins of the histograms), and Dice Student's.
+For means over classes or structures only the standard error of each part is known; the standard error of the mean is at
+most the mean of the parts' standard errors, which is used. The ends of the interval of a difference d between two
+groups follow from the groups' values v, lower ends l and upper ends u (Newcombe's method 10):
 
 .. math:: d - \sqrt{(v_1 - l_1)^2 + (u_2 - v_2)^2}, \quad d + \sqrt{(u_1 - v_1)^2 + (v_2 - l_2)^2}
 
-A gap is the largest of several differences, of each pair of groups in each class. All of them are given intervals that
-hold together (Bonferroni); the true gap is no smaller than the largest of their lower ends and no larger than the
-largest of their upper ones. A gap whose interval begins at 0 may be chance.
+A gap is the largest of several differences, of each pair of groups in each class. All differences have simultaneous
+intervals (Bonferroni); the true gap is no smaller than the largest of the lower ends and no larger than the largest of
+the upper ends. A gap whose interval begins at 0 may be chance.
 
 Sources: Wilson, JASA 1927; Newcombe, "Interval estimation for the difference between independent proportions",
 Statistics in Medicine 1998; DeLong et al., Biometrics 1988; Zou and Donner, Statistics in Medicine 2008; Kish, Survey
@@ -44,14 +46,15 @@ from fairflare.core.statistics.intervals import LEVEL, wilson
 
 FEW = 5  # cases of a group; a group with fewer cases has no interval
 Ends: TypeAlias = tuple[float, float]
-#: Maps sums and an error probability to (parts, 3): value, lower and upper end of each part; NaN: not defined.
+#: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
+#: part (class or structure); NaN: undefined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
 def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
-    """Return the interval of :func:`wilson` for as many independent images as the cases are worth.
+    """Return the interval of :func:`wilson`, with the effective number of independent images of the cases.
 
-    ``squares``: (parts,) sum over cases of n_p^2.
+    ``squares``: (parts,), the sum over cases of the squared number of images of a case.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = count / squares
@@ -64,9 +67,9 @@ def _accuracy(sums: Sums, error: float) -> Array:
 
 
 def _of_confusion(sums: Sums) -> tuple[Array, Array]:
-    """Return, for each class that is looked for, TP, FP, FN and TN, and squares with and without the class.
+    """Return TP, FP, FN and TN of each positive class, and squared image counts of cases with and without the class.
 
-    Shapes (4, parts) and (2, parts).
+    The shapes are (4, parts) and (2, parts). The squared image counts are summed over the cases.
     """
     wanted = positives(len(sums[CONFUSION]))
     return sums[CONFUSION][wanted].T, sums[CELLS][wanted, :, 1].T
@@ -89,7 +92,7 @@ def _told(sums: Sums, error: float) -> Array:
 
 
 def _auc(sums: Sums, error: float) -> Array:
-    """Return the mean over the classes that have an area. One without scatter (all pairs in order) has no interval."""
+    """Return the mean area under the ROC curve over the classes that have one, with its interval if areas vary."""
     found = []
     wanted = positives(len(sums[HISTOGRAM]))
     for (positive, negative), ((_, squares), (_, others)) in zip(
@@ -98,11 +101,11 @@ def _auc(sums: Sums, error: float) -> Array:
         m, n = positive.sum(), negative.sum()
         if not (m > 0 and n > 0):  # also NaN
             continue
-        below = (np.cumsum(negative) - negative / 2) / n  # share of those without the class that a bin is above
+        below = (np.cumsum(negative) - negative / 2) / n  # share of images without the class whose score is lower
         above = 1 - (np.cumsum(positive) - positive / 2) / m
         area = float(positive @ below) / m
         scatter = np.nan
-        if (p := m**2 / squares) > 1 and (q := n**2 / others) > 1:  # independent ones
+        if (p := m**2 / squares) > 1 and (q := n**2 / others) > 1:  # effective numbers of independent images
             scatter = positive @ (below - area) ** 2 / m / (p - 1) + negative @ (above - area) ** 2 / n / (q - 1)
         found.append((area, np.sqrt(scatter)))
     if not found:
@@ -128,7 +131,7 @@ def _dice(sums: Sums, error: float) -> Array:
     return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
-#: Needed sums and measure, by metric of a group and by gap.
+#: Sums that are needed and function that computes value and interval, by metric of a group; likewise by gap.
 METRICS: Mapping[str, tuple[str, Measure]] = {
     "accuracy": (CALIBRATION, _accuracy), "auc": (HISTOGRAM, _auc), "dice": (DICE, _dice),
 }  # fmt: skip
@@ -146,7 +149,7 @@ def few(sums: Sums) -> bool:
 
 
 def intervals_of(sums: Sums) -> dict[str, Ends]:
-    """Return intervals of a group's metrics, of :data:`METRICS` those that its sums allow; NaN: none."""
+    """Return the intervals of those metrics of :data:`METRICS` that a group's sums allow; NaN: no interval."""
     known = {name: measure for name, (needed, measure) in METRICS.items() if needed in sums}
     if few(sums):
         return dict.fromkeys(known, (np.nan, np.nan))
@@ -154,10 +157,10 @@ def intervals_of(sums: Sums) -> dict[str, Ends]:
 
 
 def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
-    """Return intervals of the gaps of :func:`.group_metrics.gaps_of`, of :data:`GAPS` those that the sums allow.
+    """Return intervals of the gaps between groups: those of :data:`GAPS` that the groups' sums allow.
 
     Args:
-        groups: sums by group; without the group of those who are not known.
+        groups: sums by group, without the group of people whose group is unknown.
 
     Returns:
         Lower end, ``>= 0``, and upper end, ``<= 1``, by gap; NaN: the gap is undefined, or one of its groups has no
@@ -189,5 +192,5 @@ def _of_gap(groups: list[Sums], measure: Measure) -> Ends:
         below = value - against - np.hypot(value - low, most - against)
         above = value - against + np.hypot(high - value, against - least)
         ends.append([np.maximum(0.0, max(below, -above)), max(-below, above)])
-    lowest, highest = np.max(ends, 0)  # NaN where one of them is
-    return float(lowest) + 0.0, float(np.minimum(highest, 1.0))  # no minus before 0
+    lowest, highest = np.max(ends, 0)  # NaN if any end is NaN
+    return float(lowest) + 0.0, float(np.minimum(highest, 1.0))  # adding 0.0 turns -0.0 into 0.0

@@ -1,8 +1,8 @@
-r"""Metrics of groups of people and the gaps between them, from sums alone (:mod:`.group_sums`).
+r"""Compute metrics of groups of people and the gaps between groups, from sums alone (:mod:`.group_sums`).
 
-Of two classes the second is the positive one, as in scikit-learn; of more, each class is taken against the rest:
-metrics are means over the classes, gaps the largest of them. What is not defined (a group without the class, a sum that
-stays at a site) is NaN and in no mean and no gap.
+With two classes the second class is the positive one, as in scikit-learn. With more, each class is taken against the
+rest: metrics are means over the classes, and gaps are the largest over the classes. A value that is undefined (a group
+without the class, a sum that a site withholds) is NaN and is left out of means and gaps.
 
 Sources: equalised odds and equal opportunity, Hardt et al., NeurIPS 2016; equity-scaled metrics, Luo et al., "Harvard
 Glaucoma Fairness", IEEE TMI 2024, and FairSeg, ICLR 2024: :math:`ES = m / (1 + \sum_g |m - m_g|)`; expected calibration
@@ -32,7 +32,7 @@ from fairflare.core.statistics.group_sums import (
 
 K = TypeVar("K", bound=Hashable)
 STEPS = 51  # number of points of a ROC curve
-#: Metrics for which the worst group is named and an equity-scaled value is computed.
+#: Names of metrics for which the worst group is reported and an equity-scaled value is computed.
 SCALED = ("accuracy", "auc", "dice")
 WITHIN = "_within"  # suffix of a gap's name for the gap within the sites, see :func:`gap_within`
 LABELS: Mapping[str, str] = {
@@ -57,9 +57,9 @@ def _mean(values: Array) -> float:
 
 
 def rates(sums: Sums) -> dict[str, Array]:
-    """Return ``sensitivity``, ``specificity`` and ``told`` of each class that is looked for.
+    """Return ``sensitivity``, ``specificity`` and ``told`` of each positive class.
 
-    ``told`` is the share of images that were told to be of the class.
+    ``told`` is the share of images for which the model predicts the class.
     """
     tp, fp, fn, tn = sums[CONFUSION][positives(len(sums[CONFUSION]))].T
     told = _ratio(tp + fp, tp + fp + fn + tn)
@@ -67,9 +67,10 @@ def rates(sums: Sums) -> dict[str, Array]:
 
 
 def areas(sums: Sums) -> tuple[Array, Array]:
-    """Return the area under the ROC curve of each class that is looked for, and how far it can be from the exact one.
+    """Return the area under the ROC curve of each positive class, and a bound of the error by the histogram's bins.
 
-    Pairs within one bin count half, as ties do; each is wrong by a half at most, so the bound is half their share.
+    Pairs of images within one bin count as ties, by one half. The error of each such pair is at most one half, so that
+    the bound is half the share of these pairs.
     """
     positive, negative = (sums[HISTOGRAM][positives(len(sums[HISTOGRAM])), side] for side in (0, 1))
     below = np.cumsum(negative, 1) - negative
@@ -79,10 +80,10 @@ def areas(sums: Sums) -> tuple[Array, Array]:
 
 
 def metrics_of(sums: Sums) -> dict[str, float]:
-    """Return metrics of a group: those that its sums allow; NaN: not defined.
+    """Return the metrics of a group that its sums allow, by name; NaN: undefined.
 
-    ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (its bound), ``ece``, ``brier``; of a
-    segmentation ``dice`` with ``dice_std`` over images, both means over structures.
+    For classes: ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (bound of its error),
+    ``ece``, ``brier``. For a segmentation: ``dice`` with ``dice_std`` over images, both means over structures.
     """
     found: dict[str, float] = {}
     if CALIBRATION in sums:
@@ -106,12 +107,12 @@ def metrics_of(sums: Sums) -> dict[str, float]:
 
 
 def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
-    """Return what a ROC curve and a reliability diagram are drawn of, where the sums allow.
+    """Return the points of a group's ROC curve and reliability diagram, if the sums allow.
 
     Returns:
-        ``roc``: shares of false positives from 0 to 1, and the sensitivity there, mean over the classes that are looked
-        for. ``calibration``: of each bin with images the mean probability of the told class, the share
-        told right, and the images.
+        ``roc``: shares of false positives from 0 to 1, and the sensitivity at each, mean over the positive classes.
+        ``calibration``: for each bin with images the mean probability of the predicted class, the share of correct
+        predictions, and the number of images.
     """
     found: dict[str, list[list[float]]] = {}
     if HISTOGRAM in sums:
@@ -131,14 +132,14 @@ def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
 
 
 def images_of(sums: Sums) -> float:
-    """Return the number of images; NaN: the site withholds it."""
+    """Return the number of images of a group; NaN: the site withholds the number."""
     return float(sums[IMAGES])
 
 
 def cases_of(sums: Sums) -> float:
-    """Return the number of cases (patients) that the images belong to.
+    """Return the number of cases (patients) that a group's images belong to.
 
-    NaN: the site withholds the number, or the sums have none.
+    NaN: the site withholds the number, or the sums do not contain it.
     """
     return float(sums[CASES][0]) if CASES in sums else math.nan
 
@@ -155,12 +156,12 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
     """Return the gaps between groups of people, by name of the gap.
 
     Args:
-        groups: sums by group; without the group of those who are not known.
+        groups: sums by group, without the group of people whose group is unknown.
         whole: sums over all images.
 
     Returns:
-        those of :data:`LABELS`, ``<metric>_gap`` (best less worst group) and ``es_<metric>`` for each of
-        :data:`SCALED`, where the sums are there. NaN: fewer than two groups have a value.
+        The gaps of :data:`LABELS`, and ``<metric>_gap`` (best minus worst group) and ``es_<metric>`` (equity-scaled
+        value) for each metric of :data:`SCALED`, as far as the sums allow. NaN: fewer than two groups have a value.
     """
     found: dict[str, float] = {}
     if groups and all(CONFUSION in sums for sums in groups.values()):
@@ -188,10 +189,10 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     A rate is undefined where the group has no image of the class, or none of any other class.
 
     Args:
-        groups: as of :func:`gaps_of`.
+        groups: sums by group, as in :func:`gaps_of`.
 
     Returns:
-        ``{"sensitivity <class>" or "false positives <class>": groups}``; empty: both rates are those of all groups.
+        ``{"sensitivity <class>" or "false positives <class>": groups}``; empty: both rates are defined in all groups.
     """
     found: dict[str, list[str]] = {}
     for group, sums in groups.items():
@@ -200,25 +201,28 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
         of = rates(sums)
         for rank, label in enumerate(positives(len(sums[CONFUSION]))):
             lacks = [math.isnan(of[name][rank]) for name in ("sensitivity", "specificity")]
-            if sum(lacks) == 1:  # with both it stays at a site
+            if sum(lacks) == 1:  # if both are undefined, the class is withheld by a site
                 rate = "sensitivity" if lacks[0] else "false positives"
                 found.setdefault(f"{rate} {label}", []).append(group)
     return found
 
 
 def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> tuple[float, str, list[str]]:
-    r"""Return the gap between groups within the sites: what is left once differences between the sites are out.
+    r"""Return the gap between groups within the sites, from which differences between the sites are removed.
 
     .. math:: D_{ab} = \sum_s w_s (m_{sa} - m_{sb}) / \sum_s w_s, \quad w_s = n_{sa} n_{sb} / (n_{sa} + n_{sb})
 
-    over the sites s that have both groups, n their cases; the gap is the largest :math:`\lvert D_{ab} \rvert`.
+    over the sites s that have both groups a and b, where n is a group's number of cases and m its metric. The gap is
+    the largest :math:`\lvert D_{ab} \rvert`.
 
     Args:
-        sites: ``{site: {group: figures}}``, metrics and the number of ``cases``; without those who are not known.
+        sites: ``{site: {group: figures}}``: metrics and the number of ``cases`` of each group, without the group of
+            people whose group is unknown.
         name: name of the metric.
 
     Returns:
-        the gap, the group that is the lower one, and the sites; NaN and none where no site has a value of two groups.
+        The gap, the name of the group with the lower value, and the sites that have both groups. If no site has a value
+        for two groups, NaN, an empty name and no site.
 
     Source:
         The weights of Mantel and Haenszel's risk difference: Greenland and Robins, Biometrics 1985.
@@ -239,7 +243,7 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
 
 
 def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
-    """Return the group with the lowest value of each metric of :data:`SCALED`, the first of equals."""
+    """Return the group with the lowest value of each metric of :data:`SCALED`; on a tie the first group."""
     found = {}
     for name in SCALED:
         values = {group: metrics_of(sums).get(name, math.nan) for group, sums in groups.items()}
@@ -253,8 +257,10 @@ def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: f
     r"""Return a step of exponentiated gradient: :math:`q_g \leftarrow q_g \exp(\eta L_g) / Z`.
 
     Args:
-        weights: q by group, sum 1; a new group enters with the mean, all alike where there are none.
-        losses: L by group, finite; a group without one keeps its weight, and those with one share what they hold.
+        weights: q, weight of each group, sum 1. A group without weight enters with the mean weight; if no group has a
+            weight, all are equal.
+        losses: L, loss of each group, finite. A group without loss keeps its weight; the groups with a loss share the
+            sum of their weights anew.
         rate: step size eta.
     """
     mean = sum(weights.values()) / len(weights) if weights else 1.0

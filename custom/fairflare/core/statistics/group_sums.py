@@ -1,7 +1,7 @@
 """Sum outcomes by group of people, and find the sums that are withheld because they rest on too few cases.
 
-Sums of two sites' groups add up to those of both, entry by entry; :mod:`fairflare.core.statistics.group_metrics` makes
-metrics of them.
+Sums of one group at two sites add up, entry by entry, to the sums over both sites;
+:mod:`fairflare.core.statistics.group_metrics` computes metrics from them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fairflare.base.cases.floor import hidden_classes
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Sums: TypeAlias = Mapping[str, Array]
-#: Shapes of the sums of one group, of P classes or structures, B bins of scores and E bins of confidence.
+#: Names of the sums of one group of people; :func:`shapes` describes them.
 IMAGES, CASES, CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
     "images", "cases", "cells", "confusion", "histogram", "calibration", "brier", "dice",
 )  # fmt: skip
@@ -31,12 +31,14 @@ OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 def shapes(parts: int, bins: int, calibration_bins: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each sum of one group.
 
-    ``images``: their number. ``cases``: of how many cases (patients) they are, and the sum of the squares of each one's
-    number of images. ``cells``: the same of the images with each class, then of those without it. ``confusion``: of
-    each class TP, FP, FN, TN. ``histogram``: of each class how many images with, then without it have a probability of
-    it in each of the equal bins. ``calibration``: of each equal bin of the told class's probability the images, the sum
-    of that probability, and how many were told right. ``brier``: sum over images and classes of squared differences of
-    probability and truth. ``dice``: of each structure the images, the sum of Dice and of its square.
+    ``images``: number of images. ``cases``: number of cases (patients), and the sum over cases of the squared number of
+    images. ``cells``: the same two numbers for the images with each class, then for those without it. ``confusion``:
+    TP, FP, FN, TN of each class. ``histogram``: for each class the number of images with, then without the class whose
+    probability of the class lies in each of ``bins`` equal bins. ``calibration``: for each of ``calibration_bins``
+    equal bins of the predicted class's probability the number of images, the sum of that probability, and the number of
+    correct predictions. ``brier``: sum over images and classes of the squared difference between probability and truth.
+    ``dice``: for each structure the number of images, the sum of Dice and the sum of squared Dice. ``parts`` is the
+    number of classes or structures.
     """
     return {
         IMAGES: (), CASES: (2,), CELLS: (parts, 2, 2), CONFUSION: (parts, 4), HISTOGRAM: (parts, 2, bins),
@@ -52,14 +54,15 @@ def sums_of(
     calibration_bins: int,
     cases: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, Array]:
-    """Return the sums of the images of a group.
+    """Return the sums over the images of one group, by name, in the shapes of :func:`shapes`.
 
     Args:
         labels: (n,) class of each image; ``None``: the task has no classes.
-        scores: (n, parts) probabilities, rows of sum 1; without classes Dice of each structure.
+        scores: (n, parts) probabilities of the classes, each row with sum 1; or, if ``labels`` is None, Dice of each
+            structure.
         chosen: (n,) whether each image belongs to the group.
-        bins, calibration_bins: see :func:`shapes`.
-        cases: (n,) number of the case (patient) that each image is of; ``None``: each is of another.
+        bins, calibration_bins: numbers of bins, as in :func:`shapes`.
+        cases: (n,) number of the case (patient) that each image belongs to; ``None``: each image is a case.
     """
     own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
     found = {IMAGES: np.asarray(float(len(own))), CASES: _of_cases(whose)}
@@ -88,19 +91,20 @@ def sums_of(
 
 
 def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
-    """Return how many cases the images are of, and the sum of the squares of their numbers of images."""
+    """Return the number of cases that images belong to, and the sum of the cases' squared numbers of images."""
     images = np.bincount(whose).astype(float)
     return np.array([np.count_nonzero(images), images @ images])
 
 
 def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
-    """Return the number of the equal bin of [0, 1]; 1 is of the last one."""
+    """Return the index of the equal bin of [0, 1] that holds each value; 1 belongs to the last bin."""
     return np.minimum((values * bins).astype(np.int64), bins - 1)
 
 
 def added(sums: Sequence[Sums]) -> dict[str, Array]:
-    """Return sums of several groups or sites together, entry by entry; one that is NaN (kept there) is left out of its
-    entry, and an entry that all keep is NaN.
+    """Return the sums of several groups or sites together, entry by entry.
+
+    A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
     found = {}
     for name in dict.fromkeys(name for one in sums for name in one):
@@ -110,10 +114,10 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
 
 
 def without_each(sums: Sums) -> list[dict[str, Array]]:
-    """Return sums of all but each of the :data:`FOLDS` parts of the cases in turn; none where they are not in parts.
+    """Return the sums without each of the :data:`FOLDS` parts of the cases in turn; empty if sums are not in parts.
 
     Args:
-        sums: as :func:`shapes` has them, or with an axis of parts in front.
+        sums: sums in the shapes of :func:`shapes`, or with an additional first axis over the parts.
     """
     if np.ndim(sums[IMAGES]) == 0 or len(sums[IMAGES]) != FOLDS:
         return []
@@ -122,15 +126,15 @@ def without_each(sums: Sums) -> list[dict[str, Array]]:
 
 
 def in_one(sums: Sums) -> dict[str, Array]:
-    """Return the sums of all parts of the cases together; those without an axis of parts as they are."""
+    """Return the sums over all parts of the cases; sums without an axis of parts are returned unchanged."""
     return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
 
 
 def impossible(sums: Sums) -> str:
-    """Return the name of a sum that the number of a group's images does not allow; empty: none.
+    """Return the name of a sum that is impossible for the number of a group's images; empty: all sums are possible.
 
     Args:
-        sums: as :func:`shapes` has them; further axes in front are allowed.
+        sums: sums in the shapes of :func:`shapes`; further axes in front are allowed.
     """
     images = np.asarray(sums[IMAGES])
     by_part = images[..., None]
@@ -146,7 +150,7 @@ def impossible(sums: Sums) -> str:
         elif name == DICE:
             count, total, squares = np.moveaxis(of, -1, 0)
             wrong = _beyond(count, by_part) or _beyond(total, count) or _beyond(squares, total)
-        else:  # of an image 2 at most; of a case the square of its images
+        else:  # Brier: at most 2 per image; squared image counts: at most the squared number of images
             most = 2 * images if name == BRIER else np.maximum(images**2, images)
             wrong = _beyond(of, most.reshape(most.shape + (1,) * (np.ndim(of) - most.ndim)))
         if wrong:
@@ -155,23 +159,23 @@ def impossible(sums: Sums) -> str:
 
 
 def _beyond(found: Array, most: Array) -> bool:
-    """Return whether a number exceeds its upper bound, or is known where the bound is not (NaN)."""
+    """Return whether any number exceeds its upper bound, or is known although its bound is unknown (NaN)."""
     return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
     """Return the groups of an attribute whose sums a site withholds.
 
-    With fewer than ``least`` cases, and those that go with them.
+    These are the groups with fewer than ``least`` cases, and further groups without which their sums could be computed.
 
-    The sums over all groups are known from the site's metrics, so of one hidden group they would be told by the others:
-    :func:`fairflare.base.cases.floor.hidden_classes`.
+    The sums over all groups are known from the site's metrics, so that the sums of a single hidden group would follow
+    from those of the other groups: see :func:`fairflare.base.cases.floor.hidden_classes`.
 
     Args:
         cases: the case (patient) that each image belongs to.
         numbers: (n,) group of each image.
         groups: number of groups.
-        least: least number of cases, ``>= 1``.
+        least: least number of cases of a group that is reported, ``>= 1``.
     """
     if least <= 1:
         return frozenset()
@@ -188,9 +192,10 @@ def hidden_parts(
 ) -> frozenset[int]:
     """Return the classes whose sums a site withholds in all groups of an attribute.
 
-    A class leaves where every group that leaves, and all hidden groups together, have ``least`` cases with and without
-    it. Both margins of the table of groups and classes are known, so further classes are hidden, those with the fewest
-    cases first, until in no group the hidden ones together have fewer.
+    A class is reported if every reported group, and all hidden groups together, have at least ``least`` cases with the
+    class and ``least`` cases without it. Both margins of the table of groups and classes are known; further classes,
+    those with the fewest cases first, are therefore hidden until in no group the hidden classes together have fewer
+    than ``least`` cases.
 
     Args:
         cases, numbers, least: as in :func:`hidden_groups`.

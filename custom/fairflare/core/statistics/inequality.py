@@ -1,7 +1,7 @@
-"""Test whether sites are more unequal than chance explains, find which sites are, and give each an interval.
+"""Test whether a metric differs between sites by more than chance, find these sites, and compute intervals.
 
-Sites are equal if the test cases of all sites are draws from one distribution. The functions take and return plain
-numbers.
+Sites are called equal if the test cases of all sites are draws from one distribution. The functions take and return
+plain numbers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy.typing as npt
 from fairflare.base import checks
 from fairflare.core.statistics.intervals import LEVEL, wilson
 
-DRAWS = 9_999
-WORK = 4_000_000  # random numbers that one test may draw; with many sites it uses fewer deals, at least 999
+DRAWS = 9_999  # number of random deals of one test
+WORK = 4_000_000  # largest number of random numbers of one test; with many sites it has fewer deals, at least 999
 SEED = 20_260_101  # fixed seed of the random deals, so that equal results give equal figures
 MOST_CASES = 10**9 - 1  # largest number of cases that NumPy's sampling accepts
-_TIE = 1e-9  # difference by which two equal statistics may differ through rounding
+_TIE = 1e-9  # difference through rounding up to which two statistics count as equal
 
 Counts = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
@@ -43,8 +43,9 @@ def share_interval(right: float, total: float) -> tuple[float, float]:
 def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> tuple[float, float]:
     r"""Return an interval at :data:`LEVEL` for a mean of independent shares, such as the mean recall of some classes.
 
-    With Wilson's :math:`l_c, u_c` of each share :math:`p_c` it is :math:`\bar p - \frac1C \sqrt{\sum (p_c - l_c)^2}`
-    to :math:`\bar p + \frac1C \sqrt{\sum (u_c - p_c)^2}`: not empty where a class of one case is all right.
+    With Wilson's interval from :math:`l_c` to :math:`u_c` of each share :math:`p_c`, the interval of the mean is
+    :math:`\bar p - \frac1C \sqrt{\sum (p_c - l_c)^2}` to :math:`\bar p + \frac1C \sqrt{\sum (u_c - p_c)^2}`. The
+    interval is not empty even if a class has a single case, which is right.
 
     Source:
         Zou and Donner, Statistics in Medicine 2008 (method of variance estimates recovery).
@@ -60,21 +61,22 @@ def mean_of_shares_interval(right: Sequence[float], total: Sequence[float]) -> t
 def mean_interval(
     value: float, error: float, cases: int, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    r"""Return Student's interval at :data:`LEVEL` around a metric's value; with a range, on the scale of the logit.
+    r"""Return Student's interval at :data:`LEVEL` around a metric's value; for a bounded metric, on the logit's scale.
 
-    With :math:`p = (v - low) / (high - low)` it is symmetric in :math:`\log(p / (1 - p))`, whose error is
-    :math:`e / ((high - low)\, p (1 - p))`: scores near a bound are skewed, and a symmetric interval misses the truth
-    too often (ten cases of Dice .93: 0.90 in place of 0.95).
+    For a bounded metric, with :math:`p = (v - low) / (high - low)`, the interval is symmetric in
+    :math:`\log(p / (1 - p))`, whose error is :math:`e / ((high - low)\, p (1 - p))`: scores near a bound are skewed,
+    and a symmetric interval misses the truth too often (ten cases of Dice .93: 0.90 in place of 0.95).
 
     Args:
         value: value of the metric.
         error: standard error of the value over ``cases`` cases.
         cases: number of independent cases.
-        low, high: range of the metric; one that is not finite: the interval is symmetric, and cut to the range.
+        low, high: range of the metric; if one of both is infinite, the interval is symmetric around the value and cut
+            to the range.
 
     Returns:
-        NaN twice with fewer than two cases, and where the error is 0 or not known: cases that are all the same do not
-        show how far others would be.
+        Lower and upper end. Both are NaN with fewer than two cases, or if the error is 0 or unknown: equal values of
+        all cases do not show how much further cases would differ.
 
     Source:
         Agresti, Categorical Data Analysis, 2002, chapter 1 (intervals by transforming, delta method).
@@ -100,12 +102,14 @@ class Compared:
     """Store how sites compare with equal sites that differ by chance alone; arrays are in the order of the sites.
 
     Attributes:
-        p_value: how often equal sites are at least as unequal, by the sum of their squared standardised deviations.
-        expected: what each site would have on average, were the sites equal (with its own classes and cases).
-        p_sites: how often any of equal sites is as far from its expectation as this one, in standard errors: right for
-            all sites at once.
+        p_value: probability that equal sites are at least as unequal as these sites, by the sum of squared standardised
+            deviations.
+        expected: value that each site would have on average if the sites were equal (with the site's own classes and
+            numbers of cases).
+        p_sites: for each site the probability that any of equal sites is as far from its expectation, in standard
+            errors, as this site is; corrected for testing all sites.
         chance_std: mean standard deviation (population) between equal sites.
-        chance_gap: how far the last of equal sites is behind its expectation, on average.
+        chance_gap: mean distance by which the worst of equal sites is worse than its expectation.
     """
 
     p_value: float
@@ -119,22 +123,23 @@ def permutation_test(
     counts: Sequence[Counts], scores: Sequence[Sequence[float]], weights: Numbers, *,
     higher_is_better: bool = True, draws: int = DRAWS,
 ) -> Compared:  # fmt: skip
-    r"""Compare the sites with random deals of each class's cases to them, each site getting as many as it has.
+    r"""Compare the sites' values with those after random deals of each class's cases, with unchanged numbers per site.
 
-    The value of site s is :math:`v_s = \sum_c w_{sc} \bar x_{sc}`, with the mean score of its cases of class c. With
-    :math:`e_s` and :math:`\sigma_s` its mean and variance over the deals, the sites' inequality is
-    :math:`\sum_s (v_s - e_s)^2 / \sum_c w_{sc}^2 s_c^2 / n_{sc}` (of one class, right and wrong: Pearson's chi-squared)
-    and a site's is :math:`|v_s - e_s| / \sigma_s`, compared with the largest of every deal.
+    The value of site s is :math:`v_s = \sum_c w_{sc} \bar x_{sc}`, where :math:`\bar x_{sc}` is the mean score of its
+    cases of class c. With :math:`e_s` and :math:`\sigma_s` its mean and variance over the deals, the sites' inequality
+    is :math:`\sum_s (v_s - e_s)^2 / \sum_c w_{sc}^2 s_c^2 / n_{sc}` (of one class, right and wrong: Pearson's
+    chi-squared) and a site's is :math:`|v_s - e_s| / \sigma_s`, compared with the largest of every deal.
 
     Args:
-        counts: for each class (sites, bins), whole and ``>= 0``: cases by score.
-        scores: for each class the score of each bin.
-        weights: (sites, classes), 0 where a site has no case of a class.
-        higher_is_better: of the metric.
-        draws: how many deals; fewer where sites and bins are so many that it would take more than :data:`WORK`.
+        counts: number of cases of each site by score, one array (sites, bins) for each class; whole numbers ``>= 0``.
+        scores: score of each bin, one sequence for each class.
+        weights: w, weight of each class in each site's value, (sites, classes); 0 if a site has no case of a class.
+        higher_is_better: whether a higher value of the metric is better.
+        draws: number of random deals; fewer are made if they would take more than :data:`WORK` random numbers.
 
     Raises:
-        ValueError: fewer than two sites, shapes that do not fit, a class of more than :data:`MOST_CASES` cases.
+        ValueError: there are fewer than two sites, shapes do not fit, or a class has more than :data:`MOST_CASES`
+            cases.
 
     Source:
         Pesarin, Multivariate Permutation Tests, 2001 (strata); Westfall and Young, 1993 (the largest of each deal).
@@ -155,7 +160,7 @@ def permutation_test(
             continue
         if total > MOST_CASES:
             raise ValueError(f"a class has {total} cases, more than {MOST_CASES}")
-        part = np.divide(share, sizes, out=np.zeros(sites), where=sizes > 0)  # of a case in its site's value
+        part = np.divide(share, sizes, out=np.zeros(sites), where=sizes > 0)  # weight of a case in its site's value
         mean = float(points @ table.sum(0)) / total
         variance = float(np.square(points - mean) @ table.sum(0)) / total
         values += part * (table @ points)
@@ -169,8 +174,8 @@ def permutation_test(
 
 
 def _dealt(generator: np.random.Generator, sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
-    """Return (draws, sites): summed scores of the cases that each site is dealt; the tables are drawn bin by bin."""
-    free = np.tile(sizes, (draws, 1))  # places that no bin has taken
+    """Return the summed scores of the cases that each site is dealt, (draws, sites), by drawing tables bin by bin."""
+    free = np.tile(sizes, (draws, 1))  # cases of each site that are not dealt yet
     sums = np.zeros(free.shape)
     for count, point in zip(bins, points, strict=True):
         left, others = np.full(draws, count), free.sum(1)
@@ -191,15 +196,16 @@ def errors_test(
 ) -> Compared:  # fmt: skip
     r"""Compare sites by their standard errors, for metrics that are not made of single cases (AUC).
 
-    Cochran's :math:`Q = \sum_s (v_s - \bar v)^2 / e_s^2` around the mean weighted by :math:`1 / e_s^2`. Its chance
-    distribution is drawn, not taken as chi-squared: values from a normal distribution with these errors, and errors as
-    far off as those of so few cases are.
+    The statistic is Cochran's :math:`Q = \sum_s (v_s - \bar v)^2 / e_s^2` around the mean weighted by
+    :math:`1 / e_s^2`. Its chance distribution is simulated, since a chi-squared distribution would ignore that errors
+    are estimates: values are drawn from a normal distribution with these errors, and errors as estimated from so few
+    cases.
 
     Args:
-        values, errors: of the sites; errors ``> 0``.
-        cases: independent ones behind each error, ``>= 2``.
-        higher_is_better: of the metric.
-        draws: how many.
+        values, errors: value of the metric and its standard error, ``> 0``, for each site.
+        cases: number of independent cases from which each error is estimated, ``>= 2``.
+        higher_is_better: whether a higher value of the metric is better.
+        draws: number of simulated draws.
 
     Raises:
         ValueError: fewer than two sites, or an error or number of cases out of range.
@@ -230,7 +236,7 @@ def _weighted_mean(values: Numbers, errors: Numbers) -> Numbers:
 
 
 def _own_error(errors: Numbers) -> Numbers:
-    """Return the standard error of a value less the weighted mean that the value is part of."""
+    """Return the standard errors of the sites' values minus the weighted mean, which includes the value itself."""
     return np.asarray(np.sqrt(np.maximum(errors**2 - 1 / (1 / errors**2).sum(-1, keepdims=True), 0)))
 
 
@@ -238,9 +244,9 @@ def _compared(
     values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
     chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool,
 ) -> Compared:  # fmt: skip
-    """Compare the sites' values with the values drawn by chance.
+    """Compare the sites' values with values that were drawn by chance.
 
-    Each as values, expected, variances for the sum, errors for single sites.
+    Both are given as values, expected values, variances for the sum of squares, and standard errors for single sites.
     """
     dealt, middle = chance[0], chance[1]
     inequality, single = _statistics(values, expected, within, errors)
@@ -256,7 +262,7 @@ def _compared(
 
 
 def _statistics(values: Numbers, expected: Numbers, within: Numbers, errors: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the sum of squares, and each site's deviation in standard errors; 0 where chance cannot move a site."""
+    """Return the sum of squared deviations, and each site's deviation in standard errors (0 if its error is 0)."""
     off = values - expected
     squares = np.divide(off**2, within, out=np.zeros_like(off), where=np.broadcast_to(within > 0, off.shape))
     moves = np.broadcast_to(errors > 1e-12, off.shape)

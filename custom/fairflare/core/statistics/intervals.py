@@ -1,4 +1,4 @@
-"""Compute intervals of shares, and the scatter of figures from leaving out each part of the cases in turn.
+"""Compute intervals of shares, and the spread of figures by leaving out each part of the cases in turn (jackknife).
 
 All functions take arrays and work element by element.
 """
@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-LEVEL = 0.95
+LEVEL = 0.95  # confidence level of intervals
 Array = npt.NDArray[np.float64]
 
 
@@ -33,12 +33,12 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
 
 
 def of_folds(without: npt.ArrayLike) -> Array:
-    r"""Put figures that were measured without each part of the cases in turn at the distance of draws of the cases.
+    r"""Rescale figures measured without each part of the cases in turn, so that they spread as repeated draws would.
 
-    Their sample variance is then the jackknife's, :math:`\frac{F - 1}{F} \sum_f (x_f - \bar x)^2`.
+    The sample variance of the rescaled figures is the jackknife's, :math:`\frac{F - 1}{F} \sum_f (x_f - \bar x)^2`.
 
     Args:
-        without: (..., parts).
+        without: figures, (..., parts); the last axis is over the part that was left out.
 
     Source:
         Kott, "The delete-a-group jackknife", Journal of Official Statistics 2001.
@@ -49,10 +49,11 @@ def of_folds(without: npt.ArrayLike) -> Array:
 
 
 def degrees_of_folds(parts: int, cases: float) -> float:
-    """Return the degrees of freedom of a variance by :func:`of_folds`, on the safe side.
+    """Return the degrees of freedom of a variance that is computed by :func:`of_folds`; a low, safe number.
 
-    Half as many as there are parts: a part has few cases of a group, whose mean is no normal variable, and equal
-    methods are then called different in less than 5 of 100 comparisons (``benchmarks/bench_group_verdicts.py``).
+    The number is at most half the number of parts, since a part has few cases of a group and their mean is not normally
+    distributed. With this number, equal methods are called different in fewer than 5 of 100 comparisons
+    (``benchmarks/bench_group_verdicts.py``).
 
     Args:
         parts: number of parts into which the cases are divided.

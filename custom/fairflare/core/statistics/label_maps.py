@@ -1,6 +1,7 @@
 """Check whether a class means the same at every site, by a simple classifier of the other sites' images.
 
-Pure functions of features and labels; ``fairflare check-data`` has both, a federation has not.
+The functions need the features and labels of all sites in one process, as in ``fairflare check-data``; a server of a
+federation does not have them.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ from scipy.optimize import linear_sum_assignment
 
 Array = npt.NDArray[np.floating]
 _CELLS = 8  # cells into which a picture is divided in each direction
-_CLEAR = 0.2  # more of the labels that it moves, balanced, that another map must explain
-_EVIDENCE = 16.0  # of z squared for two classes
+_CLEAR = 0.2  # a map must explain this much more than the labels do, mean share over the classes that it changes
+_EVIDENCE = 16.0  # least squared test statistic z of a certain map, before the term for the number of maps
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Describe what a nearest-centroid classifier of the other sites' images finds in one site's labels.
+    """Describe how one site's labels agree with a nearest-centroid classifier trained on the other sites' images.
 
     Attributes:
-        agreement: share of the images whose label is the nearest class of the other sites, the mean over the classes
-            that the site has.
-        looks_like: class that the images of each label look like most, one to one; of the labels that the site has.
-        explained: share of the images that this map explains, counted as ``agreement`` is.
-        certain: it explains so many more than the labels do that chance is out of the question.
+        agreement: share of the site's images whose label is the class with the nearest centroid, mean over the site's
+            classes.
+        looks_like: class that the images of each label of the site resemble most; different labels have different
+            classes.
+        explained: share of the images whose nearest class is that of ``looks_like``, mean over the site's classes.
+        certain: whether ``looks_like`` explains so many more images than the labels do that this is not by chance.
     """
 
     agreement: float
@@ -54,22 +56,24 @@ def features_of(picture: Array) -> Array:
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
-    r"""Ask a nearest-centroid classifier of the other sites at each site.
+    r"""Compare each site's labels with a nearest-centroid classifier trained on the other sites' images.
 
-    Features are centred at each site on the mean of its class means, so that another scanner is not another class, and
-    divided by the deviation within classes. The centroid of a class is the median over the other sites that have it
-    (their mean where they are two), so that one site with a wrong map does not bend it. A map is certain where
+    Features are centred at each site on the mean of its class means, so that differences between scanners are not taken
+    for differences between classes, and divided by the standard deviation within classes. The centroid of a class is
+    the median over the other sites that have the class (the mean of two sites), so that one site with a wrong map has
+    little influence. A map is certain if
 
     .. math:: \frac{b - c}{\sqrt{b + c}} > \sqrt{16 + 2 \ln C!}
 
-    with b images that only the map explains and c that only the labels do, of C classes (a bound over all maps), and it
-    explains a fifth more of the labels that it moves than they do themselves.
+    with b images that only the map explains, c images that only the labels explain, and C classes (a bound over all
+    maps), and if the map explains 0.2 more than the labels do, as the mean share over the labels that it changes.
 
     Args:
-        features: (n, d) by site; labels: (n,) by site, ``>= 0``.
+        features: features of each site's images, (n, d). labels: class of each image, (n,), ``>= 0``, by site.
 
     Returns:
-        By site, sorted; a site with one class, or whose classes nobody else has, is not in it.
+        The result by site, sorted. A site has no entry if it has one class only, or fewer than two classes in common
+        with other sites.
     """
     usable = [site for site in sorted(features) if len(np.unique(labels[site])) > 1]
     means, centred, within = {}, {}, []
@@ -81,7 +85,7 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
         means[site] = {c: mean - middle for c, mean in of_class.items()}
         within.append(centred[site] - np.stack([means[site][int(c)] for c in labels[site]]))
     scale = np.concatenate(within).std(0) if within else np.ones(1)
-    scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # what never changes tells nothing
+    scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # ignore features that do not vary
     found = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]

@@ -1,4 +1,4 @@
-"""Find values that do not go with the others, by robust statistics (median and median absolute deviation)."""
+"""Find values that are unlike the other values, by robust statistics (median and median absolute deviation)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping
 
-FEWEST = 4  # rounds of a site, below which nobody can say which one is odd
-SCALE = 1.4826  # median absolute deviation -> standard deviation, of normal values
+FEWEST = 4  # least number of a site's rounds among which an unlike round can be found
+SCALE = 1.4826  # factor from median absolute deviation to standard deviation of normally distributed values
 
 
 def unlike_itself(values: Mapping[int, Mapping[str, float]], margin: float) -> dict[str, list[int]]:
-    r"""Find rounds in which a site's value, less what the others have, is far from that of its other rounds.
+    r"""Find rounds in which a site's difference from the other sites is far from its difference in its other rounds.
 
     .. math:: e_{kr} = x_{kr} - \mathrm{med}_{j \neq k} x_{jr}, \quad
               |e_{kr} - \mathrm{med}_{s \neq r} e_{ks}| > \max(3 \cdot 1.4826\,\mathrm{MAD},\; \text{margin})
@@ -21,7 +21,8 @@ def unlike_itself(values: Mapping[int, Mapping[str, float]], margin: float) -> d
         margin: smallest distance that counts as unlike.
 
     Returns:
-        The rounds by site; none of a site with fewer than :data:`FEWEST` rounds, or without two others beside it.
+        The rounds found, by site. A site with fewer than :data:`FEWEST` rounds has none; rounds with fewer than three
+        sites are ignored.
     """
     apart: dict[str, dict[int, float]] = {}
     for number, by_site in sorted(values.items()):

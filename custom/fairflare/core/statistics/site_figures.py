@@ -1,4 +1,4 @@
-"""Define the figures about a site's images that may leave the site, and compute how far sites differ in them."""
+"""Define the figures about a site's images that a site may report, and compute differences between sites."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fairflare.base.cases.floor import hidden_classes
 
 ALIKE = 0.02  # Wasserstein distance of intensities below which two sites count as alike
-PERCENTS = (5, 25, 50, 75, 95)
+PERCENTS = (5, 25, 50, 75, 95)  # percentages of the reported quantiles
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Axis:
         bins: number of bins.
         unit: unit of the values.
         doc: description of the quantity that is counted.
-        whole: values are whole numbers, a bin holds ``width`` of them.
+        whole: whether values are whole numbers, of which a bin holds ``width``.
     """
 
     width: float
@@ -85,7 +85,7 @@ def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dic
 def quantile(counts: Sequence[int], percent: float) -> float:
     """Return the bin number, with a fraction within the bin, below which ``percent`` of the records lie.
 
-    It is less than one bin's width away from the quantile of the values themselves. NaN: there are no records.
+    The result is less than one bin's width away from the quantile of the values themselves. NaN: no record.
     """
     total = np.cumsum(np.asarray(counts, dtype=np.float64))
     if not len(total) or total[-1] == 0:
@@ -100,7 +100,8 @@ def quantile(counts: Sequence[int], percent: float) -> float:
 def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:
     """Return the Wasserstein distance of two histograms with the same bins; NaN: one histogram is empty.
 
-    The distance is how far the average record would have to be moved, in the unit of ``width``.
+    The distance is the mean distance by which records must be moved to turn one histogram into the other, in the unit
+    of ``width``.
     """
     from scipy.stats import wasserstein_distance
 
@@ -113,7 +114,7 @@ def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> floa
 def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
     """Return the Jensen-Shannon distance (base 2) of two mixes of labels.
 
-    0 for equal shares, 1 for nothing in common. NaN: one mix is empty.
+    The distance is 0 for equal shares and 1 for mixes without common labels. NaN: one mix is empty.
     """
     from scipy.spatial.distance import jensenshannon
 
@@ -121,4 +122,4 @@ def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
     if not sum(own.values()) or not sum(others.values()):
         return float("nan")
     mixes = ([mix.get(number, 0) for number in numbers] for mix in (own, others))
-    return float(jensenshannon(*mixes, base=2))  # which divides each by its sum
+    return float(jensenshannon(*mixes, base=2))  # SciPy divides each mix by its sum

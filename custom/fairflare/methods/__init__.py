@@ -1,1 +1,1 @@
-"""Define the methods, one module for both halves of each; :mod:`fairflare.methods.base.catalog` finds them."""
+"""Define the federated methods; a method's module holds its server half (rule) and its site half (training)."""

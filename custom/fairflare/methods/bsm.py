@@ -24,7 +24,7 @@ BALANCED = {"criterion": "balanced_softmax"}
 JOB: dict[str, Any] = {
     "source": "Elbatel et al., DeCaF @ MICCAI 2023",
     "task": "classification",
-    "small": {"phantom_samples": 2400},  # so few samples that a round takes seconds
+    "small": {"phantom_samples": 2400},  # few samples, so that a round takes seconds
     "num_sites": 4,
     "num_rounds": 5,
     "keeps": ("criterion", "projector_dim"),

@@ -26,7 +26,7 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 from fairflare.methods.parts.probes import ReportsScore, score
 
-SENT = "sent"  # name in the site's store of the update that it sent, of which the server sends a part back
+SENT = "sent"  # name under which a site stores its sent update, of which the server sends a part back
 
 
 @settings
@@ -74,7 +74,7 @@ class CollaborativeModel(OwnModel):
 
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
-        if sent is None:  # damaged: the site's own part cannot be subtracted and would count twice
+        if sent is None:  # the stored update is damaged: the site's own part cannot be subtracted and would count twice
             return last
         return with_entries(last, download, sent, float(entry["own_weight"]))
 
@@ -148,7 +148,7 @@ class CFFL(Downloads, Steps):
         entry = sum(known.values()) / len(known) if known else new
         before = {site: known.get(site, entry) for site in sites}
         metrics = {site: inputs.reports[site]["own_metric"] for site in sites}
-        # A site that withholds its metric (too few cases) is not bad: it gets the mean of the other sites' metrics.
+        # A site that withholds its metric (too few cases) gets the mean of the other sites' metrics, not a bad metric.
         home = [site for site in sites if "own_metric" in inputs.suppressed.get(site, ())]
         mean = finite_or_mean(metrics)
         metrics |= {site: mean[site] for site in home}

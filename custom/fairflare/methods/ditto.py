@@ -70,7 +70,7 @@ class SecondModel(Home):
         """Train and store the site's own model after the common one, and return the update of the common model.
 
         If the own model becomes non-finite, it is replaced by the received model with a new optimizer state, and the
-        loss is noted for the server.
+        server is told that the own model was lost.
         """
         update = super().finish(run, model, start, local)
         before = self.measured(run, start)

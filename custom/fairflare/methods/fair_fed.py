@@ -188,7 +188,7 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
 
 
 def _images(counts: Mapping[str, Sums]) -> float:
-    """Return the number of images behind counts by group; every reported class counts each image once."""
+    """Return the number of images from which counts by group were made; each reported class counts every image once."""
     return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
 
 

@@ -89,7 +89,7 @@ class GroupAdapters(ByPeople, LocalTraining):
         return numbers_of(run, self.fairlora_attribute, "training")
 
     def _kept(self, run: SiteRun, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-        """Return the singular values of groups with few cases, which are sent unchanged."""
+        """Return the singular values of groups with too few cases at the site, which are sent unchanged."""
         from fairflare.core.features.group_adapter import adapters_of
 
         stays = hidden(run, self.fairlora_attribute, "training")

@@ -24,7 +24,7 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.probes import ReportsScore, score
 
 Preset = Literal["original", "fedism"]
-OWN_MODEL, SCORES = "own_model", "minus_scores"  # names of values in the site's store
+OWN_MODEL, SCORES = "own_model", "minus_scores"  # names under which a site stores its own model and its scores
 LEAST_REST = 1e-6  # least weight of the other sites; with less, subtracting a site leaves nothing
 
 

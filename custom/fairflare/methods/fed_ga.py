@@ -19,7 +19,7 @@ from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.probes import MAX_LOSS, LossProbe, mean_loss
 
-LOCAL_LOSS = "local_loss"  # name in the site's store of its own model's training loss
+LOCAL_LOSS = "local_loss"  # name under which a site stores the training loss of its own model
 STEPS = {"fedism": 0.05, "original": 0.2}  # initial step size of the weights, to be divided by the number of sites
 
 

@@ -45,7 +45,7 @@ def distance(current_round: int, num_rounds: int, rho: float, tau: float | None)
 
 @dataclass
 class _Salt:
-    """Hold one task's search distance, the stepper (which holds the model), and the report on the received model."""
+    """Store one task's search distance, optimizer (which refers to the model), and report on the received model."""
 
     distance: float
     stepper: GSAM | None = None

@@ -41,7 +41,7 @@ MAX_RESCUE_FACTOR = 16e6  # largest RF is 16 E |C|; here E |C| (epochs times cla
 
 @dataclass
 class _Rescue:
-    """Hold one task's prior network and the class means of distances before (w) and during (w^) the training."""
+    """Store one task's prior network and the class means of distances before (w) and during (w^) the training."""
 
     moving: ClassVar = ("during", "open_epoch")
     prior: SitePrior | None = None

@@ -36,18 +36,18 @@ from fairflare.methods.parts.weightings import BySamples, BySom, Weighting
 __all__ = ["METHODS", "FairProximalTraining", "FedMRL", "winsorised"]
 
 log = logging.getLogger(__name__)
-WIDTH = 4.0  # in F a loss is limited to between median / WIDTH and WIDTH * median,
-REACH = 1.0  # and to between median - REACH and median + REACH
+WIDTH = 4.0  # in the mean loss F, a site's loss is limited to [median / WIDTH, WIDTH * median]
+REACH = 1.0  # in the mean loss F, a site's loss is also limited to [median - REACH, median + REACH]
 
 
 def winsorised(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values, limited to [m - 1, m + 1] and to [m / 4, 4 m], with m their median.
 
-    So no minority of the sites can move the mean by 1/2 or more. A shift of 1/2 would let the default fairness term
-    stop the training of a site whose loss is the median. Of two sites neither is a minority.
+    Thus no minority of the sites can move the mean by 1/2 or more. A shift of 1/2 would let the default fairness term
+    stop the training of a site whose loss is the median. With two sites neither site is a minority.
 
     Args:
-        values: one or more, ``>= 0``, finite.
+        values: loss of each of one or more sites, ``>= 0``, finite.
     """
     middle = statistics.median(values.values())
     low, high = max(middle / WIDTH, middle - REACH), min(middle * WIDTH, middle + REACH)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Counted(Pull):
-    """Hold one task's effective number of steps; ``only_counted`` names an optimizer whose steps count 1 each."""
+    """Store one task's effective number of steps; ``only_counted`` names an optimizer whose steps count 1 each."""
 
     moving: ClassVar = ("steps", "only_counted")
     steps: AccumulatedSteps = field(default_factory=AccumulatedSteps)

@@ -22,7 +22,7 @@ FALLBACK_MU = 1e-5  # used when the server sends a mu that is negative or not fi
 
 @dataclass
 class Pull:
-    """Hold, for one task, the effective mu and the received parameters, towards which training is pulled."""
+    """Store, for one task, the effective mu and the received parameters, towards which training is pulled."""
 
     mu: float
     received: dict[str, torch.Tensor]

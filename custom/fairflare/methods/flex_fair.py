@@ -235,7 +235,7 @@ def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) 
 
 
 def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
-    """Return the numbers of a report's field as ``rows`` rows; (1, 0) where the site reports nothing."""
+    """Return a report field's numbers as an array of ``rows`` rows; shape (1, 0) if the site does not report them."""
     return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
 
 

@@ -158,7 +158,7 @@ class GroupDRO(Rule):
         return not self.dro_attribute or self.dro_over == "site_groups"
 
     def _held(self, inputs: RoundInputs, q: dict[Key, float]) -> dict[Key, float]:
-        """Return q to keep for later rounds; where sites have their own groups, the sum of a site's q is bounded."""
+        """Return the weights q to save for later rounds; if sites have groups of their own, a site's sum is bounded."""
         if not self._of_sites or not q:
             return q
         sites: dict[str, float] = {}
@@ -168,7 +168,7 @@ class GroupDRO(Rule):
         return {key: value * bounded[key[0]] / sites[key[0]] if sites[key[0]] else value for key, value in q.items()}
 
     def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:
-        """Return the mean loss and the number of images of each group that some site reports.
+        """Return mean loss and number of images, over all sites, of each group that at least one site reports.
 
         A site whose number of groups differs from that of most sites is ignored.
         """

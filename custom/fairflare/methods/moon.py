@@ -33,7 +33,7 @@ NEEDED = (
 
 @dataclass
 class _Contrast:
-    """Hold, for one task, the received and the previous local model in evaluation mode; no previous one: term log 2."""
+    """Store the received and the previous local model in evaluation mode; if the latter is None, the term is log 2."""
 
     received: torch.nn.Module
     previous: torch.nn.Module | None

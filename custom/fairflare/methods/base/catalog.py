@@ -31,7 +31,7 @@ class Paper:
     """Describe the published setting of a method's experiments, which ``--paper`` selects.
 
     Args:
-        source: names the experiment of the paper.
+        source: name of the paper's experiment.
         num_rounds: number of rounds T.
         num_sites: number of sites K.
         settings: settings of task, rule, training and run that differ from the method's defaults, by name.
@@ -61,15 +61,15 @@ class Method:
         summary: description of the method in one line.
         rule, training: classes of the server half and the site half.
         server, site: settings of the server half and the site half that differ from their defaults.
-        source: the paper.
+        source: reference to the paper.
         task: the kind of task that the method's job learns by default; see :mod:`fairflare.federation.plan.plan`.
         learns: settings of the task that differ from the task's defaults.
         small: settings of a job that is quick to try: a smaller task, fewer repeats. The job's local training follows
             the task (:data:`fairflare.federation.plan.site_training.TRAINING_BY_TASK`).
         num_sites, num_rounds: number of sites and of rounds of the quick job.
         run: settings of the run that differ from their defaults.
-        keeps: settings of training and task that are part of the method. They stay when the method is trained with
-            the settings of another method.
+        keeps: names of settings of training and task that are part of the method. They keep their values when the
+            method is trained with the settings of another method.
         paper: the published setting of the experiments, for a method of another package. The published settings of
             FairFlare's own methods are in ``fairflare/papers``.
         kinds: kinds of task on pictures that the method can learn.
@@ -136,7 +136,7 @@ def page_of(name: str) -> str | None:
 
 
 def plugin_of(method: Method) -> str | None:
-    """Return the package that provides a method; ``None``: it is FairFlare's own, or of no installed package."""
+    """Return the package that provides a method; ``None``: FairFlare's own method, or one of no installed package."""
     return next((package for found, package in _plugins() if found is method), None)
 
 
@@ -158,7 +158,7 @@ def _listed() -> dict[str, tuple[Method, str | None]]:
 
 @cache
 def _plugins() -> list[tuple[Method, str]]:
-    """Return the methods of installed packages, each with its package; warn of those that cannot be used."""
+    """Return the methods of installed packages, each with its package's name; log a warning for unusable methods."""
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
@@ -197,8 +197,8 @@ def get_method(name: str) -> Method:
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
     """Return the method whose server half and site half are of the classes of ``rule`` and ``training``.
 
-    Of several such methods: the one whose own settings agree best with those of the halves. Where the catalog has no
-    such method: a new one, named after the rule's class, with these halves.
+    If several methods have these classes, the one whose own settings agree best with those of the halves is returned.
+    If the catalog has none, a new method with these halves is returned, named after the rule's class.
 
     Raises:
         ValueError: no rule is given, and no method has this site half.

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SPARE = 50  # at least so many seconds of training between two savings for each second that saving takes
+SPARE = 50  # least seconds of training between two saves, for each second that a save takes
 
 
 @dataclass
 class Position:
-    """Describe how far a round's training has come.
+    """Describe the position that a site's training has reached in a round.
 
     Attributes:
         epoch: number of the present epoch, from 0; all earlier epochs are done.
@@ -55,7 +55,7 @@ class Position:
         return float(self.total) / max(self.seen, 1)
 
     def in_epoch(self, epoch: int) -> Position:
-        """Return this position if it is in ``epoch``; otherwise return the beginning of ``epoch``, the next one."""
+        """Return this position if it is in ``epoch``; otherwise return the beginning of ``epoch``, the next epoch."""
         return self if epoch == self.epoch else Position(epoch, [*self.losses, self.loss], self.num_steps + self.steps)
 
 
@@ -122,12 +122,12 @@ class HalfDone:
                 torch.cuda.set_rng_state(state["cuda"], self.run.device)
 
     def keep(self, at: Position, *, last: bool = False) -> None:
-        """Save the training if it is time to; a full disk ends the saving and not the round.
+        """Save the training if the next save is due; on a full disk, later saves are skipped and the round continues.
 
         Args:
             at: the position of the training, after a step.
-            last: the training is done. Its end is saved if the training was saved before at an earlier position, so
-                that a reply that is lost need not be computed again.
+            last: whether the training is finished. Its end is saved if the training was saved before at an earlier
+                position, so that a lost reply need not be computed again.
         """
         begun = time.monotonic()
         if self._kept is None or self._kept == (at.epoch, at.steps) if last else begun < self._due:
@@ -158,7 +158,7 @@ class HalfDone:
         self._due = now + max(self._every, SPARE * (now - begun))
 
     def _fingerprint(self, half: LocalTraining) -> str:
-        """Return a fingerprint of the model, the settings, the seed and whatever else the training begins with.
+        """Return a fingerprint of everything that a training begins with: model, settings, seed, data size and so on.
 
         The same number of steps from the same fingerprint leads to the same model.
         """
@@ -174,6 +174,6 @@ class HalfDone:
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the model's tensors that training may change, with their names: all but parameters without gradient."""
+    """Return names and tensors of a model's state that training may change: all but parameters without gradient."""
     still = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name not in still)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # it received (needed where the anchor is sent as a difference to the received model).
 LOCAL_MODEL, RECEIVED_MODEL = "local_model", "received_model"
 PARTS, OWN_MODEL = "parts", "own_model"
-DOWNLOAD = "download"  # name of the directive of methods that send every site a different part of the model
+DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
 
@@ -37,19 +37,20 @@ BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the 
 class Home:
     """Define which tensors of the model stay at a site, and store them there.
 
-    Without ``named`` only the tensors stay that the setting ``norm_statistics`` withholds. Tensors are stored with the
-    number of the round that made them, and a task of round r takes the newest ones of an earlier round. So a repeated
-    round starts from the same values as the first time, and a site that was absent continues with its last values. A
-    site without stored tensors takes those that it received.
+    Without ``named`` only those tensors stay that the setting ``norm_statistics`` withholds. Tensors are stored with
+    the number of the round that made them, and a task of round r takes the newest tensors of an earlier round. Thus a
+    repeated round starts from the same values as the first time, and a site that was absent continues with its last
+    values. A site without stored tensors takes the received tensors.
 
     Args:
         half: the site half.
-        named: returns the names of the tensors of a network that stay; ``None``: the half names none.
-        doc: describes in one phrase what stays at the site; for ``docs/privacy.md``.
+        named: function that returns the names of those tensors of a network that stay; ``None``: the site half names
+            none.
+        doc: description, in one phrase, of what stays at the site; for ``docs/privacy.md``.
         local_models: number of the last local models that the store holds.
     """
 
-    #: Kind of model that each site has for itself, in words for the log; empty: sites have no model of their own.
+    #: Description, for the log, of the model that each site has for itself; empty: sites have no model of their own.
     model: ClassVar[str] = ""
 
     half: Any
@@ -68,7 +69,7 @@ class Home:
         return [name for name in model.state_dict() if name in names] if names else []
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
-        """Return the model with which the site begins a task: the received one with the tensors stored at the site."""
+        """Return the model with which the site begins a task: the received model with the site's stored tensors."""
         like = {name: received[name] for name in self.stays(model) if name in received}
         return {**received, **((like and last_kept(run, PARTS, like)) or {})}
 
@@ -81,7 +82,7 @@ class Home:
 
         Args:
             run: the task at the site.
-            model: the network; may be overwritten.
+            model: network of the task; its values may be overwritten.
             start, local: the model before and after the training.
         """
         names = self.stays(model)
@@ -107,8 +108,8 @@ class OwnModel(Home, ABC):
 
         Args:
             run: the task at the site.
-            start, local: the model before and after the training, without the tensors that stay at the site. The
-                latter are stored as trained.
+            start, local: model before and after the training, without the tensors that stay at the site; those are
+                stored as trained.
         """
 
     @abstractmethod
@@ -116,9 +117,9 @@ class OwnModel(Home, ABC):
         """Return the site's own model, changed by those entries of the last round's change that the server sent.
 
         Args:
-            run: the present task; its round comes right after the one that ``last`` was trained in.
+            run: the present task; its round directly follows the round in which ``last`` was trained.
             last: the site's model as :meth:`hand_in` returned it in that round, without the tensors that stay.
-            download: the entries sent, as :func:`fairflare.core.aggregation.entries.packed` makes them.
+            download: entries that the server sent, in the form of :func:`fairflare.core.aggregation.entries.packed`.
             entry: the entry of the directive ``download`` for this site.
         """
 
@@ -175,7 +176,7 @@ def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:
 
 
 def buffers(model: torch.nn.Module) -> list[str]:
-    """Return the names of a network's buffers: the tensors of its state that are no parameters."""
+    """Return the names of a network's buffers: tensors of its state that are not parameters."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return [name for name in model.state_dict() if name not in trained]
 

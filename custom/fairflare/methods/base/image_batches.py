@@ -20,8 +20,8 @@ class ImageBatches:
         batch_size: number of images that are read at a time.
         passes: number of passes over the images, each in another seeded order; 1: one pass, in the order of the list.
         max_samples: largest number of images, a seeded choice that is the same in every round; ``None``: all images.
-        least: if > 0, images are regrouped into batches of ``batch_size`` images or, where that is more, ``least``; the
-            last batch of a pass has the remaining images. 0: batches as the data give them.
+        least: if > 0, images are regrouped into batches of ``batch_size`` or ``least`` images, whichever is more; the
+            last batch of a pass consists of the remaining images. 0: the batches are those of the data.
     """
 
     run: SiteRun

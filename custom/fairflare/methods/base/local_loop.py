@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOKED_AT = 16  # on a GPU the loss is checked to be finite once in so many steps
+LOOKED_AT = 16  # number of steps on a GPU after which the loss is checked to be finite
 LOWEST_SHARE = 1e-3  # share of the learning rate at a cosine schedule's end, as in Fed-MAS's code
-MOMENTS = "optimizer"  # name of the optimizer's state in the site's store
+MOMENTS = "optimizer"  # name under which a site stores the optimizer's state
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Trained:
     idle: str = ""
 
     def check_moved(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
-        """Raise :class:`SiteError` when no step was counted and every parameter is as it was received."""
+        """Raise :class:`SiteError` if no optimizer step was counted and every parameter equals the received one."""
         moved = (
             not torch.equal(tensor.detach().to(received[name].device), received[name])
             for name, tensor in model.named_parameters()
@@ -93,7 +93,7 @@ def make_optimizer(
 class LocalLoop:
     """Train a model for one round with a site half's settings and hooks.
 
-    A researcher's own training script does not call :meth:`train`, but :meth:`begin` and :meth:`one_pass`.
+    A training script of a user's own calls :meth:`begin` and :meth:`one_pass` in place of :meth:`train`.
 
     Args:
         half: the site half whose settings and hooks are used.
@@ -210,7 +210,7 @@ class LocalLoop:
             return overflow.loss
 
     def _check_losses(self, total: torch.Tensor | float, step: int) -> None:
-        """Raise :class:`NotFinite` where the losses so far are not finite, or float16 holds no gradient."""
+        """Raise :class:`NotFinite` if the losses so far are not finite, or if gradients exceed float16's range."""
         run = self.run
         where = f"in round {run.current_round}, epoch {run.epoch}"
         if not math.isfinite(float(total)):

@@ -13,8 +13,8 @@ import numpy as np
 from fairflare.base.checks import in_words
 
 MAX_TEXT = 200
-MAX_ARRAY = 2**28  # most bytes of an array in a report
-MAX_ENTRIES = 100_000  # most entries of a vector or a list of names; no network has more layers
+MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
+MAX_ENTRIES = 100_000  # largest number of entries of a vector or a list of names; no network has more layers
 SUPPRESSED = "suppressed"  # word for a value that a site withholds because it has fewer cases than its min_cases
 SENT_BACK = "sent back the model that it received"  # part of the message about a site that made no optimizer step
 TOO_FEW = "fewer cases than its min_cases"
@@ -24,7 +24,7 @@ NO_IMAGES: tuple[str, ...] = ()
 
 @dataclass(frozen=True)
 class ByClass:
-    """Hold a report's numbers by class until :mod:`fairflare.federation.site.gate` removes classes with too few cases.
+    """Store a report's numbers by class until :mod:`fairflare.federation.site.gate` removes classes with too few cases.
 
     This object cannot be sent as it is, so the removal cannot be forgotten.
 
@@ -58,18 +58,17 @@ class Field:
             (list of numbers), ``"names"`` (list of strings) or ``"array"`` (bytes: many numbers, each a little-endian
             float of 4 bytes; read as a NumPy array).
         low, high: closed range of each number.
-        nan_ok: NaN is a legal value with a meaning that the method defines ("undefined here").
-        infinite_ok: infinite values are legal too; they are read as NaN.
-        same_length_as: a vector or list of names with as many entries as this other field.
-        required: a report without this value is refused.
-        doc: describes the value in one phrase; every declared field has such a phrase, and ``docs/privacy.md`` is made
-            of them.
+        nan_ok: whether NaN is a legal value, with a meaning that the method defines ("undefined here").
+        infinite_ok: whether infinite values are legal too; they are read as NaN.
+        same_length_as: name of another field; this vector or list of names must have as many entries as that field.
+        required: whether a report without this value is refused.
+        doc: description of the value in one phrase; every declared field has one, and ``docs/privacy.md`` lists them.
         reveals: what the value may reveal about the site's data; empty: nothing beyond ``doc``.
-        keep: the setting with which the site withholds the value, in words; empty: there is no such setting.
+        keep: description of the setting with which the site withholds the value; empty: no setting withholds it.
         of: the splits from whose images the value is computed. Where one of them has fewer cases than the site's
             ``min_cases``, the value is withheld. Empty: computed from no images. ``None``: unknown, so the value is
             withheld where any split has too few cases.
-        home_ok: the method works without the value where it is withheld; the value is then NaN, as with ``nan_ok``.
+        home_ok: whether the method works if the site withholds the value, which is then NaN, as with ``nan_ok``.
         alike: advice for the case that sites report different values; a site whose value differs from that of most
             sites of the round is left out. Empty: sites may report different values.
     """
@@ -195,7 +194,7 @@ class Field:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as a message may show it: printable, at most 80 characters."""
+    """Return a value as printable text of at most 80 characters, for a message."""
     if isinstance(value, int) and not -(10**40) < value < 10**40:
         return "an integer of over 40 digits"  # formatting such an integer in full could take minutes
     if isinstance(value, (bool, int, float, str, bytes)) or value is None:
@@ -212,7 +211,7 @@ def read_report(
         report: the report as the site sent it.
         fields: the declared fields.
         site, where: name of the site and of the report, for error messages.
-        suppressed: see :meth:`Field.read`.
+        suppressed: names of fields that the site withholds, as in :meth:`Field.read`.
 
     Raises:
         ReportError: a value is refused, as by :meth:`Field.read`; the report is missing and a field is required; or the

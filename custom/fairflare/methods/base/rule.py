@@ -30,10 +30,10 @@ LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
 
 @dataclass
 class RoundInputs:
-    """Hold the inputs with which a rule computes a round's weights: models, reports and counts by site, sites sorted.
+    """Store the inputs with which a rule computes a round's weights: models, reports and counts by site, sites sorted.
 
-    ``states`` are read lazily: a tensor is read from disk when it is asked for. They are full local models in
-    FairFlare's own rounds, and whatever the sites sent (updates or models) under FLARE's stock controllers.
+    ``states`` are read lazily: a tensor is read from disk at access. They are full local models in FairFlare's own
+    rounds; under FLARE's stock controllers they are what the sites sent, updates or models.
     """
 
     current_round: int
@@ -44,25 +44,26 @@ class RoundInputs:
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
     owner: dict[str, str]  # tensor name -> layer name
-    asked: list[str] = field(default_factory=list)  # all sites that got the task, also those that did not answer
+    asked: list[str] = field(default_factory=list)  # all sites that were sent the task, also without an answer
     received: State | None = None  # the model that sites started from; None: unknown (stock controllers)
-    #: Limits weights that a rule keeps for later rounds: no site's share gets larger than the run's ``max_weight``.
+    #: Function that limits weights which a rule saves for later rounds: no site's share exceeds the run's
+    #: ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
-    #: Limits reported numbers that decide more than a weight: to at most ``max_update_norm`` times their median, and at
-    #: least the median divided by it. Arguments: the numbers by site; their name for the warning ("": no warning); and
-    #: ``among``, further numbers for the median where fewer than three sites report one.
+    #: Function that limits reported numbers with more effect than a weight: to at most ``max_update_norm`` times their
+    #: median, and at least the median divided by it. Arguments: the numbers by site; their name for the warning ("": no
+    #: warning); and ``among``, further numbers for the median if fewer than three sites report one.
     moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
-    #: Limits weights with which a rule itself makes tensors to the run's bounds, which also hold for models' weights.
+    #: Function that limits weights with which a rule itself averages tensors to the run's bounds on models' weights.
     bounded: Callable[[SiteWeights], SiteWeights] = dict
     #: Names of the tensors that are trained; all other floating-point tensors are buffers.
     parameters: Collection[str] = frozenset()
     frozen: Collection[str] = frozenset()  # names of tensors that no training changes
-    updates: bool = False  # ``states`` are updates, not models
-    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # by site: withheld fields
+    updates: bool = False  # whether ``states`` are updates and not models
+    suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that a site withholds, by site
     seed: int = 0  # the run's seed; 0 under stock controllers, which have none
 
     def changing(self, state: State) -> State:
-        """Return the tensors of a state that training can change; each is read when it is asked for."""
+        """Return the tensors of a state that training can change, as a mapping that reads each tensor at access."""
         return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
@@ -81,13 +82,13 @@ class RoundInputs:
 
 @dataclass
 class Weighing:
-    r"""Hold a rule's decision for a round: a weight for each site, or for each layer and site, and values to record.
+    r"""Store a rule's decision for a round: a weight for each site, or for each layer and site, and values to record.
 
     .. math:: w \leftarrow w^r + \mathrm{move}\Big(\sum_k a_k (w_k - w^r)\Big)
 
     Args:
-        sites: weight a_k by site, or
-        layers: weight by layer and site.
+        sites: weight a_k by site; ``None`` if ``layers`` is given.
+        layers: weight by layer and site, in place of ``sites``.
         buffers: weight by site for the floating-point tensors that are not trained (batch norm's statistics), used
             together with ``sites``; default: the weights in ``sites``. Integer tensors are always the maximum over
             sites.
@@ -129,7 +130,7 @@ class Rule(ABC):
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        """Return this round's weights: each is ``>= 0``, and they sum to 1 over ``inputs.sites`` (in each layer)."""
+        """Return this round's weights, which are ``>= 0`` and sum to 1 over ``inputs.sites`` (in each layer)."""
 
     def move(self, change: State) -> State:
         """Return the change to apply to the model's trained tensors, given the sites' mean change: a server optimizer.
@@ -151,11 +152,11 @@ class Rule(ABC):
         return bool(self.report_fields)
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:  # noqa: B027 - a hook
-        """Refuse a run in which the rule could do nothing of its own, or a task that it cannot weigh.
+        """Refuse a run in which the rule would have no effect, or a task with which the rule cannot compute weights.
 
         Args:
             num_rounds: number of rounds of the run.
-            task: the task, without data; ``None``: the task is unknown here.
+            task: the task, without data; ``None``: the caller does not know the task.
 
         Raises:
             ValueError: the rule does not suit the run or the task (names the setting).
@@ -208,7 +209,7 @@ def _copied(value: Any) -> Any:
 
 
 class TwoPhase(Rule):
-    """Capability of a rule: each round also asks the sites to measure the average of their models (the anchor)."""
+    """Add a second phase to a rule's rounds, in which sites measure the average of their models (the anchor)."""
 
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
 
@@ -226,10 +227,10 @@ class TwoPhase(Rule):
 
 
 class Steps(Rule):
-    """Capability of a rule: one formula gives the weights and the length of the step along the sites' mean change.
+    """Let a rule also determine the length of the step along the sites' mean change.
 
     Attributes:
-        step: factor on the round's mean change, ``>= 0``, set by :meth:`weigh`; ``None``: the plain mean, factor 1.
+        step: factor on the round's mean change, ``>= 0``, set by :meth:`weigh`; ``None``: the factor is 1.
     """
 
     only_mean: ClassVar[str] = "it makes a step along the mean"
@@ -244,7 +245,7 @@ class Steps(Rule):
 
 
 class SeesModel(Rule):
-    """Capability of a rule: it receives the whole model before each round."""
+    """Let a rule inspect the whole model before each round."""
 
     @abstractmethod
     def begin_round(self, received: State) -> None:
@@ -256,7 +257,7 @@ class SeesModel(Rule):
 
 
 class MakesTensors(SeesModel):
-    """Capability of a rule: the server makes some of the model's tensors; sites receive them and send none back."""
+    """Let a rule compute some of the model's tensors at the server; sites receive these tensors and send none back."""
 
     only_mean: ClassVar[str] = "the server makes a part of the model itself"
     #: Prefixes of the names of the tensors that the server makes.
@@ -264,11 +265,11 @@ class MakesTensors(SeesModel):
 
     @abstractmethod
     def made(self) -> dict[str, torch.Tensor]:
-        """Return the next model's tensors that the server has made in :meth:`weigh`; empty: they stay unchanged."""
+        """Return the next model's tensors that the server computed in :meth:`weigh`; empty: they do not change."""
 
 
 class SendsParts(SeesModel):
-    """Capability of a rule: every site has its own model, and receives tensors made for it, not the common model."""
+    """Let a rule send each site tensors made for this site, not the common model; every site has its own model."""
 
     only_mean: ClassVar[str] = "every site gets a model of its own"
 
@@ -281,13 +282,13 @@ class SendsParts(SeesModel):
         """Return a function from a site's name to the tensors that the site is sent in place of the model ``state``.
 
         The function returns the same tensors at every call, from any thread. It is called when the message to the site
-        is made, so that the server holds few results at a time; see :mod:`fairflare.methods.parts.downloads`.
+        is made, so that the server has few results in memory at a time; see :mod:`fairflare.methods.parts.downloads`.
         """
 
 
 @runtime_checkable
 class FollowsNumRounds(Protocol):
-    """Capability of rules, trainings and parts: what they do in a round depends on the number of rounds of the run."""
+    """Describe rules, trainings and parts whose behaviour in a round depends on the run's number of rounds."""
 
     def follows_num_rounds(self) -> list[str]:
         """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
@@ -299,5 +300,5 @@ def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
 
 
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
-    """Return n_k / sum n, each site's share of the samples, over the round's sites."""
+    """Return each site's share n_k / sum n of the training samples of the round's sites."""
     return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})

@@ -1,4 +1,4 @@
-"""Define what a site's training works with: its task (:class:`SiteRun`), its stored values, and its errors."""
+"""Define the objects of a task at a site: the task (:class:`SiteRun`), the site's stored values, and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HALF_DONE = "half_done"  # name in the site's store of a training that can be resumed
+HALF_DONE = "half_done"  # name under which a site stores a training that can be resumed
 
 
 class SiteError(RuntimeError):
@@ -31,7 +31,7 @@ class SiteError(RuntimeError):
     Args:
         message: text for this site's own log; may name files.
         public: text that the server may know, without file name, path or identifier; default: ``message``.
-        skipped: the site refuses for an expected reason (too little data); it has not failed.
+        skipped: whether the site refuses the task for an expected reason (too little data) and has not failed.
     """
 
     def __init__(self, message: str, *, public: str | None = None, skipped: bool = False) -> None:
@@ -46,19 +46,19 @@ class NotFinite(SiteError):
 
 @dataclass
 class SiteStore:
-    """Keep the values that one site saves during one run, each with the number of the round that wrote it.
+    """Store the values that one site saves during one run, each with the number of the round that wrote the value.
 
     Values of earlier rounds are kept too. A server that continues from its last checkpoint repeats a round, and a
     server that goes back one round repeats the round before. A repeated round must begin with the same values as when
     it was done the first time.
 
     Args:
-        folder: the folder of the run. The code that takes the run's lock creates it.
-        prefix: put in front of the name of every value. A second training at the same site has a prefix of its own,
-            so that its values are kept apart.
+        folder: folder of the run, which is created by the code that takes the run's lock.
+        prefix: text in front of the name of every value. A second training at the same site has another prefix, so that
+            its values are stored separately.
 
     Attributes:
-        lost: sentences, without a path, about saved values that could not be read and begin anew.
+        lost: sentences, without a path, about saved values that could not be read and are therefore created anew.
     """
 
     KEPT = 3
@@ -139,7 +139,7 @@ class SiteStore:
         return sorted((path.name, path.stat().st_mtime_ns) for path in found)
 
     def lose(self, what: str) -> None:
-        """Note once that a saved value could not be used; the text goes to the server, so it must contain no path."""
+        """Record once that a saved value could not be used; the text is sent to the server and must contain no path."""
         if what not in self.lost:
             self.lost.append(what)
 
@@ -154,7 +154,7 @@ class SiteStore:
 
 @dataclass
 class SiteRun:
-    """Hold the data of one task at one site for the hooks of a site half. The object lives as long as the task."""
+    """Store the data of one task at one site for the hooks of a site half. The object lives as long as the task."""
 
     site: str
     task: Task
@@ -176,12 +176,12 @@ class SiteRun:
     computing: Computing = field(default_factory=Computing)
     scale: LossScale | None = None  # scale of the loss in float16 training
     skipped_steps: int = 0  # optimizer steps left out because gradients overflowed
-    #: Data that the site half keeps from one hook to the next. It is stored here and not in the site half, so that it
-    #: does not outlive the task: after an out-of-memory error an optimizer kept elsewhere would hold a second model.
-    #: Its attribute ``moving`` names the attributes that change from step to step: numbers, lists, tensors, or objects
-    #: of these.
+    #: Data that the site half passes from one hook to the next. They are stored here and not in the site half, so that
+    #: they do not outlive the task: after an out-of-memory error an optimizer stored elsewhere would keep a second
+    #: model in memory. The attribute ``moving`` of this object names its attributes that change from step to step:
+    #: numbers, lists, tensors, or objects of these.
     own: Any = None
-    sent: SentTensors | None = None  # tensors that are sent; ``None``: all
+    sent: SentTensors | None = None  # tensors of the model that the site sends; ``None``: all tensors
     min_cases: int = 1  # values of a split or class with fewer cases are withheld
     save_seconds: float = 0  # seconds between savings of the half-done training; 0: never
 

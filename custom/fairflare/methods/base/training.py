@@ -64,7 +64,7 @@ class LocalTraining:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
     """
 
-    #: Settings that need another one's value, see :mod:`fairflare.base.acting`.
+    #: Settings that only have an effect with some values of another setting; see :mod:`fairflare.base.acting`.
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "weight_decay": only_with("optimizer", "adam", "adamw", "sgd"),
         "betas": only_with("optimizer", "adam", "adamw"),
@@ -150,7 +150,7 @@ class LocalTraining:
         """Inspect the received model before training; data for later hooks are stored in ``run.own``."""
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the objective of one batch: the criterion, unless a method adds terms."""
+        """Return the loss of one batch that is minimised: the criterion, unless a method adds terms."""
         return criterion_loss(self, run, model(inputs), targets)
 
     def step(
@@ -160,7 +160,7 @@ class LocalTraining:
         optimizer: torch.optim.Optimizer,
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
-        """Make an optimizer step. ``closure`` zeroes gradients, backpropagates, clips gradients, returns the loss."""
+        """Make one optimizer step; ``closure`` zeroes gradients, backpropagates, clips gradients, returns the loss."""
         loss = closure()
         optimizer.step()
         return loss
@@ -209,7 +209,7 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
 
 
 def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
-    """Return the number of training samples of each class; ``needs`` names what needs them, for the error message.
+    """Return the number of training samples of each class; ``needs`` begins the error message ("LDAM's margins need").
 
     Raises:
         SiteError: the site's data have no classes to count.

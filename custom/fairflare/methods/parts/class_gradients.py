@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 MADE = "retrained."  # prefix of the names of the server's classifier's tensors
-REPORTED = "class_gradients"
+REPORTED = "class_gradients"  # name of the report's field with the gradients
 NEEDED = "CReFF needs a second classifier; set retrained_head=true of the classification task"
 
 

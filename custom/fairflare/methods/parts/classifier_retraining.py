@@ -36,7 +36,7 @@ def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.T
 
     Args:
         targets: (n,), the class of each sample.
-        generator: random numbers, on the CPU.
+        generator: source of random numbers, on the CPU.
 
     Returns:
         (n,), indices of the drawn samples.
@@ -47,7 +47,7 @@ def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.T
 
 @dataclass
 class _Absent:
-    """Hold, for one task, the classifier's rows of classes that the site lacks, so that they can be restored."""
+    """Store the classifier's rows of classes that the site lacks, so that they can be restored after each step."""
 
     rows: list[tuple[torch.nn.Parameter, torch.Tensor]]
     classes: torch.Tensor

@@ -2,8 +2,8 @@
 
 The server holds the run's common model, but sends it to no site. Every site trains a model of its own, sends the update
 of that model, and receives some entries of the common model's change. The server computes these entries when it sends
-them, from the present common model and that of the round before. So the server holds three models, whatever the number
-of sites: these two, and the initial model, which is sent to a site that was not in the round before.
+them, from the present common model and that of the round before. Thus the server stores three models, whatever the
+number of sites: these two, and the initial model, which is sent to a site that was not in the round before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Downloads(SendsParts):
         """Store which share of this round's change each site of the round will be sent in the next round.
 
         Args:
-            inputs: the round's inputs of the rule.
+            inputs: inputs of the rule in this round.
             shares: share of the change's entries, in [0, 1], by site.
             weights: weight of the site's own update in the change, by site.
 

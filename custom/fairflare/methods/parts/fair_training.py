@@ -23,7 +23,7 @@ from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score
 
 @dataclass
 class _Fair(Pull):
-    """Hold one task's data for the loss: the sites' mean loss, the gradient factors and the losses of the batches."""
+    """Store one task's data for the loss: the sites' mean loss, the gradient factors and the losses of the batches."""
 
     moving: ClassVar = ("factors", "batches")
     mean_loss: float | None = None

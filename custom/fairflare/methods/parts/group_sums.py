@@ -73,7 +73,7 @@ def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
     The factor bounds a site's share in that sum as the site's weight in the model is bounded.
 
     Args:
-        inputs: the round's inputs of the rule; without bounds on weights every factor is 1.
+        inputs: inputs of the rule in this round; without bounds on weights every factor is 1.
         images: number of images of each site, in all of its groups together.
     """
     total = math.fsum(images.values())
@@ -83,17 +83,17 @@ def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
 
 
 def numbers_of(run: SiteRun, attribute: str, split: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return for each image of a split the number of its group, (n,)."""
+    """Return the group number of each image of a split, (n,)."""
     return np.asarray(run.data.group_numbers(split, attribute), np.int64)
 
 
 def known_groups(run: SiteRun, attribute: str) -> int:
-    """Return the number of an attribute's groups, without the last one, of images without a value."""
+    """Return the number of an attribute's groups, without the last group, which has the images without a value."""
     return len(run.data.attributes[attribute]) - 1
 
 
 def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
-    """Return the numbers of the groups whose sums are withheld by the site."""
+    """Return the numbers of those groups of an attribute whose sums the site withholds."""
     numbers = numbers_of(run, attribute, split)
     return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
 
@@ -123,7 +123,7 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
 def hidden_classes(
     run: SiteRun, attribute: str, split: str, labels: np.ndarray[Any, np.dtype[np.int64]], classes: int
 ) -> frozenset[int]:
-    """Return the classes whose sums are withheld, in all groups of ``attribute`` (empty: all images are one group)."""
+    """Return classes whose sums the site withholds in all groups of ``attribute`` (empty: one group of all images)."""
     if run.settings.get("metrics_by_class") is False:
         return frozenset(range(classes))
     numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
@@ -185,7 +185,7 @@ def _cases(run: SiteRun, split: str) -> list[object]:
 
 
 class ByPeople(LocalTraining):
-    """Capability of a site half: its network has adapters by group of people, and an image uses its group's."""
+    """Let a site half use a network with adapters by group of people: each image uses the adapters of its group."""
 
     @property
     @abstractmethod
@@ -193,12 +193,12 @@ class ByPeople(LocalTraining):
         """Return the attribute that defines the groups; where a site's data lack it, no image has a known group."""
 
     def shown(self, run: SiteRun, model: torch.nn.Module) -> Any:
-        """Return the site's data such that the network knows the groups of each batch's images."""
+        """Return the site's data wrapped such that the network's adapters are set to the groups of a batch's images."""
         return run.data if self.attribute not in run.data.attributes else _OfPeople(run, model, self.attribute)
 
 
 class _OfPeople(Proxy):
-    """Provide a site's data; while a batch is in use, the network's adapters know the groups of its images."""
+    """Provide a site's data; while a batch is in use, the network's adapters are set to the groups of its images."""
 
     def __init__(self, run: SiteRun, model: torch.nn.Module, attribute: str) -> None:
         super().__init__(run.data)

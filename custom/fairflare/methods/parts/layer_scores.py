@@ -24,7 +24,7 @@ def by_granularity(scores: Scores, layers: Sequence[str], granularity: str) -> S
     Args:
         scores: the scores by site and layer.
         layers: names of the model's layers.
-        granularity: what a group is: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or
+        granularity: kind of group: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or
             all layers (``"model"``).
     """
     if granularity == "leaf":

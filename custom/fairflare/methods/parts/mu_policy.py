@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
 
 log = logging.getLogger(__name__)
-SHOWN = 8  # most names that a message lists
-FEWEST = 20  # with fewer rounds in which agents learn, a warning says that they hardly learn
+SHOWN = 8  # largest number of names that a message lists
+FEWEST = 20  # number of learning rounds below which a warning says that the agents hardly learn
 
 
 def _ascending(actions: tuple[float, ...]) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 
 class MuPolicy(Part):
-    """Choose mu of each site before a round; base class of the policies. ``_mu`` holds the chosen mu by site.
+    """Define a policy that chooses mu of each site before a round; ``_mu`` stores the chosen mu by site.
 
     Attributes:
         warnings: texts for the log and the results; the rule that reads them empties the list.
@@ -82,8 +82,8 @@ class MuPolicy(Part):
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         """Choose mu for the next round from the sites' reports of this round; return values to record.
 
-        The reports hold ``accuracy``, ``train_loss``, ``entropy`` and ``num_classes`` (the last two may be None), and
-        ``global_accuracy``, the received model's accuracy on ``num_validation`` images.
+        The reports contain ``accuracy``, ``train_loss``, ``entropy`` and ``num_classes`` (the last two may be None),
+        and ``global_accuracy``, the received model's accuracy on ``num_validation`` images.
         """
         return {}
 
@@ -195,7 +195,7 @@ class QMixMu(MuPolicy):
         self._classes = 1
 
     def follows_num_rounds(self) -> list[str]:
-        return ["explore"]  # besides, the last round is marked as the last in the agents' training
+        return ["explore"]  # the agents' training also depends on which round is the last
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -253,7 +253,7 @@ class QMixMu(MuPolicy):
 
     @property
     def enough(self) -> int:
-        """Return the number of rounds that a run needs so that its agents learn in enough of them."""
+        """Return the number of rounds that a run needs for its agents to learn in at least :data:`FEWEST` rounds."""
         return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
 
     def _warn(self, num_rounds: int) -> None:

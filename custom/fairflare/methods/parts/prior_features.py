@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Priors:
-    """Hold the prior networks and their cached features in one process; one object may serve several sites.
+    """Store prior networks and their cached features in one process; one object may serve several sites.
 
     Args:
         kind: architecture of the prior network, see :meth:`fairflare.base.task.Task.load_prior`.
@@ -32,7 +32,7 @@ class Priors:
         self._caches: dict[str, FeatureCache] = {}
 
     def check_task(self, task: Task) -> None:
-        """Raise ``ValueError`` where the task's network cannot learn from a prior network."""
+        """Raise ``ValueError`` if the task's network cannot learn from a prior network."""
         if task.has_classes is False:  # checked before the criterion, as another criterion would not help
             raise ValueError("it needs a classifier with a projection head")
         if getattr(task, "spatial_dims", 2) == 3:
@@ -95,11 +95,12 @@ class Priors:
 
 @dataclass
 class SitePrior:
-    """Hold Fed-MAS's frozen prior network while a site performs one task of the server.
+    """Store Fed-MAS's frozen prior network while a site performs one task of the server.
 
     Args:
         network: the prior network.
-        cache: its features of the site's training images; ``None``: they are computed for each batch.
+        cache: cached features of the prior network for the site's training images; ``None``: features are computed for
+            each batch.
     """
 
     network: PriorNetwork
@@ -182,7 +183,7 @@ def check_may_read(run: SiteRun, file: str) -> None:
     """Refuse a file that a job names if it lies outside of the site's data folders.
 
     Raises:
-        SiteError: the file, after following links, lies outside.
+        SiteError: the file, after following links, lies outside of these folders.
     """
     own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
     if not isinstance(more, list):  # each character of a string would count as a folder

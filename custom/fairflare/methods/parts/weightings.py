@@ -32,7 +32,7 @@ class Weighting(Part, ABC):
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the weight by site, and details of its computation to record (JSON-like)."""
+        """Return the weight of each site, and details of the computation to record (JSON-like)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save after a round: plain values and tensors."""
@@ -76,14 +76,14 @@ class BySom(MapSettings, Weighting):
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in field_names(type(self))}
         self._map = SelfOrganizingMap(**given)
-        self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # stored by number of rounds done
+        self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # key: number of finished rounds
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the map's weights and the map; a site whose model is not finite has weight 0 and no place on the map.
 
         Raises:
             RuntimeError: the received model is unknown, or the stored neurons are missing.
-            ValueError: as :meth:`SelfOrganizingMap.step` says.
+            ValueError: an error of :meth:`SelfOrganizingMap.step`.
         """
         if inputs.received is None:
             raise RuntimeError("the map needs the model that the sites received")

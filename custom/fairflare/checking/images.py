@@ -33,7 +33,7 @@ from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 BINS = 64  # number of bins in the histogram of intensities in [0, 1]
 SHOWN = 24  # largest number of images on a site's contact sheet
-CLEAR = 0.15  # a probe of the labels is trusted from this accuracy above chance
+CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
 COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # one row for each image
 
@@ -44,9 +44,10 @@ class Problem:
 
     Args:
         site: name of the site; empty: the problem concerns several sites.
-        text: what is wrong, and what to do about it.
-        grave: training must not start before this is fixed; False: it may be intended.
-        about: the image file with its two parent folders; empty: several images or a datalist are concerned.
+        text: description of the problem and of its remedy.
+        grave: whether training must not start before the problem is fixed; False: it may be intended.
+        about: path of the image file with its two innermost folders; empty: the problem concerns several images or a
+            datalist.
     """
 
     site: str
@@ -57,7 +58,7 @@ class Problem:
 
 @dataclass
 class SiteReport:
-    """Store what was found in the images of one site.
+    """Store the results of checking the images of one site.
 
     Attributes:
         site: name of the site.
@@ -97,7 +98,7 @@ class DataReport:
 
 @dataclass
 class _Look:
-    """Store what was found in one image and its target."""
+    """Store the results of checking one image and its target."""
 
     size: tuple[int, ...] | None = None
     content: str | None = None  # hash of the image; None: all its pixels are the same
@@ -115,12 +116,12 @@ class _Look:
 def check_sites(
     task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
 ) -> DataReport:
-    """Check every image of every site and return what was found.
+    """Check every image of every site and return a report of all sites and problems.
 
     Args:
         task: the task that reads the images; defines their size, the values of masks and the number of classes.
         sites: the settings of each site by its name, as in the site's ``fairflare.json``.
-        done: is called after each image with the number of images checked so far and the total.
+        done: function that is called after each image with the number of images checked so far and the total.
     """
     problems: list[Problem] = []
     opened: list[tuple[SiteSettings, Datalist]] = []
@@ -163,7 +164,7 @@ def _listed(
 
 
 def _plain(site: str, error: DataError) -> str:
-    """Return an error's message without the site's name, which the report shows in a column of its own."""
+    """Return an error's message without the site's name, which the report shows in a separate column."""
     return str(error).removeprefix(f"site '{site}': ")
 
 
@@ -199,7 +200,7 @@ class _Looker:
             self.say(line, grave=False)
 
     def one(self, sample: Sample, split: str) -> _Look:
-        """Read one image, as stored and as the task prepares it with its target, and return what was found."""
+        """Read one image, as stored and as the task prepares it with its target, and return the results."""
         found = _Look()
         try:
             image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
@@ -351,8 +352,8 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
 def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
     """Yield a problem for each image that occurs twice with equal pixels, in one or several splits or sites.
 
-    Copies with different labels are reported too. A test image at several sites is only noted, since sites may share a
-    test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.
+    Copies with different labels are reported too. A test image at several sites is reported as possibly intended, since
+    sites may share a test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.
     """
     shared: Counter[str] = Counter()
     otherwise = []
@@ -387,7 +388,7 @@ def _people(seen: pd.DataFrame) -> Iterator[Problem]:
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
     """Yield a problem for sites whose datalist names no patient.
 
-    It says whether the file names suggest that the same patient is in training and test.
+    The problem says whether the file names suggest that the same patient is in training and test.
     """
     unknown = []
     for _, listed in opened:

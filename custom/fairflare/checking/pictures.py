@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fairflare.checking.images import BINS, SiteReport
 
 TILE = 96  # side of one image on the contact sheet, in pixels
-COLUMNS = 8
-LINE = (255, 220, 0)
+COLUMNS = 8  # number of images in a row of the contact sheet
+LINE = (255, 220, 0)  # colour of the outlines of masks
 COLOURS = {1: ("#444444",), 3: ("#c8382d", "#3c8c4a", "#3b6ea5")}
 
 

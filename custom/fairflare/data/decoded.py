@@ -1,8 +1,8 @@
 """Cache decoded volumes as arrays on the site's own disk, so that a slice is read without the other slices.
 
-Each volume is two files of a private folder: ``<source>-<state>.npy`` and ``.json``, in which ``source`` is a hash of
-the source file's path and ``state`` a hash of its size and time of change. No name of a source file is written. Only
-the newest state of a source is kept; the least recently used volumes are removed when the limit is reached.
+Each volume has two files in a private folder: ``<source>-<state>.npy`` and ``.json``, where ``source`` is a hash of the
+source file's path and ``state`` a hash of its size and time of change. Names of source files are not written. Only the
+newest state of a source is stored; the least recently used volumes are removed when the limit is reached.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fairflare.data.intensity import Bounds
 
 log = logging.getLogger(__name__)
 
-DECODED_BYTES = 8 * 2**30
-FORM = 2  # version of the cache's files and of decoding; files of another version are made anew
-UNUSED_DAYS = 30
+DECODED_BYTES = 8 * 2**30  # default limit of all cached files together
+FORM = 2  # version of the cached files and of decoding; files of another version are replaced
+UNUSED_DAYS = 30  # cached files that were not used for this long are removed
 BLOCK = 1 << 20
 
 
@@ -40,7 +40,7 @@ class DecodedVolumes:
     If a volume cannot be written (a full disk), it is decoded each time, and the log reports this once.
 
     Args:
-        folder: folder for the cached files alone; made when it is needed.
+        folder: folder for the cached files alone; it is created when needed.
         limit: largest number of bytes of all cached files together.
     """
 
@@ -155,7 +155,7 @@ class DecodedVolumes:
                     _remove(file)
                 else:
                     kept.append((used, file.stat().st_size, file))
-            except FileNotFoundError:  # another process removed it
+            except FileNotFoundError:  # another process removed the file
                 continue
         left = self.limit - needed - sum(size for _, size, _ in kept)
         for _, size, file in sorted(kept):

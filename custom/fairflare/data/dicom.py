@@ -1,7 +1,7 @@
 """Read DICOM by pydicom: one file with one or more frames, or the files of a series in a folder.
 
-The header is read before any pixel, and only for: the image's size and kind, how stored values become measured values,
-a display window, and the position of the slice. Nothing about the patient is read.
+The header is read before any pixel, and only for the image's size and kind, the conversion of stored values to measured
+values, a display window, and the position of the slice. No header field about the patient is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fairflare.data.dicom_values import (
 from fairflare.data.geometry import Misfit, Plane, Stack, stack
 from fairflare.data.intensity import Window
 
-DEFLATED = "1.2.840.10008.1.2.1.99"  # the whole file is compressed, and its unpacked size is stated nowhere
+DEFLATED = "1.2.840.10008.1.2.1.99"  # transfer syntax of files that are compressed as a whole, of unknown size
 TAGS = (
     "SeriesInstanceUID", "InstanceNumber", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames",
     "PhotometricInterpretation", "BitsAllocated", "BitsStored", "PixelRepresentation", "RescaleSlope",
@@ -58,7 +58,7 @@ FRAMES_APART = (
     "TemporalPositionIndex", "StackID", "ReferencedSegmentNumber", "EffectiveEchoTime", "DiffusionBValue",
     "NominalCardiacTriggerDelayTime", "ComplexImageComponent", "FrameType",
 )  # fmt: skip
-PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions of a multi-frame file that are positions
+PLACES = ("ImagePositionPatient", "InStackPositionNumber")  # dimensions of a multi-frame file that give positions
 NO_IMAGES = {  # modalities of files without an image: name of their kind, and a tool that converts them to masks
     "SEG": (
         "DICOM SEG", "segimage2itkimage --inputDICOM FILE --outputDirectory MASKS --outputType nii (of dcmqi), or "

@@ -1,4 +1,4 @@
-"""Represent an image file of a datalist: its kind, how it is decoded, and further facts from its header.
+"""Represent an image file of a datalist: find its kind, decode it, and read further facts from its header.
 
 The decoded size of a file is read from its header before anything is decoded. A few megabytes of ``.nii.gz`` or PNG can
 hold gigabytes of zeros, and a header can state more, or less, than its file holds. Neither case costs memory here.
@@ -98,7 +98,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class ImageFile(ABC):
-    """Represent one state of an image file or DICOM series; :func:`image_file` makes it. Each kind is a subclass.
+    """Represent one state of an image file or DICOM series, made by :func:`image_file`; each kind is a subclass.
 
     Attributes:
         path: path of the file, or of the folder of a series.
@@ -165,7 +165,7 @@ class Picture(ImageFile):
             sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
             reduced = is_reduced(picture)  # this cannot be known after decoding
-            tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow turns TIFFs itself
+            tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
             with reading_as("picture"):
                 # A mask's palette indices are its values, so transparency of the palette does not matter.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
@@ -175,7 +175,7 @@ class Picture(ImageFile):
             if is_mask:
                 check_mask(picture, array, reduced)
             array = white_high(array) if min_is_white(picture) and picture.mode not in INVERTED_BY_PILLOW else array
-            return turned(array, tag_turn(tag))  # by the orientation tag that a camera wrote
+            return turned(array, tag_turn(tag))  # rotate by the orientation tag that a camera wrote
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         with self.opened() as picture:
@@ -200,7 +200,7 @@ class Picture(ImageFile):
                 height, width, tag = _tiff_head(self.path)
             else:
                 height, width, tag = picture.height, picture.width, _tag_of(picture)
-                stored: Any = getattr(picture, "tag_v2", None)  # of a TIFF: Pillow 13 gives the turned size
+                stored: Any = getattr(picture, "tag_v2", None)  # for a TIFF, Pillow 13 returns the size after rotation
                 if stored is not None:
                     height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
         strange = tag is not None and tag not in range(1, 9)

@@ -12,9 +12,9 @@ TOP_PERCENTILE = 99.0  # in an image without a fixed scale, values above this pe
 
 Intensity = Literal["auto", "range", "percentile", "window", "zscore"]
 LABEL_OFF = 1e-3  # tolerance of a label from a whole number, for errors of scaling and of float32
-SHOWN_LABELS = 5
-MOST_LABEL = 2**31
-DEVIATIONS = 3.0  # "zscore" clips at so many standard deviations below and above the mean
+SHOWN_LABELS = 5  # number of wrong values that a message shows
+MOST_LABEL = 2**31  # largest value of a label
+DEVIATIONS = 3.0  # number of standard deviations from the mean at which "zscore" clips
 
 #: Description of each rule for intensities, which is stored with a model.
 IN_WORDS = {

@@ -20,8 +20,8 @@ Indices = npt.NDArray[np.int64]
 
 SHARD_MODES = ("literal", "complement", "authors")
 IMAGES_PER_SHARD = 5  # images that mode "authors" of the shard partition draws for each shard
-TRIES = 100  # draws before a Dirichlet partition gives up
-TIE_DIGITS = 9  # remainders that agree to so many digits are equal: 0.1 + 0.2 and 0.3 are a tie
+TRIES = 100  # number of unsuccessful draws after which a Dirichlet partition raises an error
+TIE_DIGITS = 9  # number of digits to which equal remainders agree, so that 0.1 + 0.2 and 0.3 are a tie
 
 
 def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> list[Indices]:
@@ -83,13 +83,14 @@ def two_pool_partition(
     seed: int = 0,
     min_size: int = 1,
 ) -> list[Indices]:
-    """Deal samples by FedISM's partition: a pool for clean sites, one for corrupted sites, a Dirichlet in each.
+    """Deal samples by FedISM's partition: a pool for clean and one for corrupted sites, and a Dirichlet draw in each.
 
     The corrupted sites are the last ones.
 
-    The first round((K - K_c) / K * n_c) samples of each shuffled class are the clean pool, the others the corrupted
-    one. In each pool, each class draws its own shares from Dir(alpha), and each sample its site from the shares. The
-    authors do not shuffle: an order in their files (by hospital, by year) becomes a difference between the pools.
+    The first round((K - K_c) / K * n_c) samples of each shuffled class are the clean pool, the rest the corrupted pool.
+    In each pool, shares are drawn from Dir(alpha) for each class, and a site is drawn from the shares for each sample.
+    The authors do not shuffle, so that an order in their files (by hospital, by year) becomes a difference between the
+    pools.
 
     Args:
         labels: (n,) class index of each sample.
@@ -131,7 +132,7 @@ def _asked(labels: npt.ArrayLike, num_sites: int, alpha: float, min_size: int) -
 def _large_enough(
     deal: Callable[[np.random.Generator], Indices], sites: int, least: float, seed: int, what: str
 ) -> list[Indices]:
-    """Draw a site for each sample until every site has ``least`` samples; return the sample indices of each site."""
+    """Repeat a draw of the samples' sites until every site has ``least`` samples; return each site's sample indices."""
     best = 0
     for attempt in range(TRIES):
         owner = deal(_generator(seed, attempt))
@@ -148,9 +149,9 @@ def _large_enough(
 def quantity_partition(
     labels: npt.ArrayLike, num_sites: int, alpha: float, *, seed: int = 0, min_size: int = 10
 ) -> list[Indices]:
-    r"""Deal samples to sites of very different size that are alike in their classes.
+    r"""Deal samples to sites of very different size with the same proportions of classes.
 
-    The sizes are shares :math:`p \sim Dir(\alpha)`.
+    The sites' shares of the samples are drawn from :math:`p \sim Dir(\alpha)`.
 
     Each class is shuffled and cut at the same cumulative shares, rounded by largest remainder; so a class with fewer
     samples than sites goes to the largest sites. A draw that leaves a site too small is thrown away, at most 100 times.
@@ -227,7 +228,7 @@ def shard_partition(
     sizes = np.zeros(sites, np.int64)
     for c, members in enumerate(classes):
         count = min(shards, len(members))
-        # cuts at k n / S: shards that are one larger are spread over the sites, not all at the first
+        # Cut at k n / S, so that shards with one sample more are spread over the sites.
         pieces = np.split(rng.permutation(members), np.arange(1, count) * len(members) // count)
         shares = weights[:, c]
         if shares.sum() <= 0:

@@ -12,8 +12,8 @@ EXPRESSIONS = (
     r"([^/]+)[-_ ]\d+[^/]*$",
     r"([^/]+)/[^/]+$",  # a folder for each patient
 )
-LEAST_GROUPS = 3  # with fewer groups, the names are likelier kinds of images than people
-LARGEST = 1 / 3  # with a larger share of all images in one group, likewise
+LEAST_GROUPS = 3  # least number of groups; fewer groups are more likely kinds of images than patients
+LARGEST = 1 / 3  # largest share of all images in one group; a larger group is hardly one patient
 
 
 def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:

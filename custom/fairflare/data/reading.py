@@ -1,4 +1,4 @@
-"""Read the images and masks of a datalist: decode the file, bring it upright, take one picture and scale its values."""
+"""Read images and masks of a datalist: decode the file, rotate it upright, take one picture and scale its values."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ class _Opened:
     array: npt.NDArray[Any]
     facts: Facts
     turn: Turn | None
-    fit: Fit | None = None  # how the mask lies on the image, for one file of a pair
+    fit: Fit | None = None  # geometry of mask and image, for a file of a pair
 
     def unreadable(self, reason: str) -> DataError:
         """Return the error that this file cannot be used, with the reason."""

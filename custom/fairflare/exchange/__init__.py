@@ -1,1 +1,1 @@
-"""Define the messages between server and sites, and stage local models at the server; no workflow is in here."""
+"""Define the messages between server and sites, and stage local models at the server."""

@@ -22,13 +22,13 @@ def lighter(anchor: State, received: State, form: AnchorAs) -> dict[str, torch.T
 
     Args:
         anchor: tensors by name.
-        received: the model that the sites began the round with; read for ``"difference"`` only.
+        received: model with which the sites began the round; used for ``"difference"`` only.
         form: ``"model"``: unchanged. ``"bf16"``: matrices and kernels (two dimensions or more, more than 16 bits) in
             bfloat16, with a relative error of at most 2**-8. ``"difference"``: in place of each matrix or kernel its
             difference to the received one, in bfloat16, with an error of at most 2**-8 of the difference.
 
     Returns:
-        Tensors by name; converted tensors are new objects, the others are those of ``anchor``.
+        Tensors by name; converted tensors are new objects, unchanged tensors are those of ``anchor``.
     """
     if form == MODEL:
         return dict(anchor)

@@ -1,8 +1,8 @@
 """Define the messages between server and sites, for any transport, and sanitize their values in both directions.
 
 FLARE's serializer ends the server job on a tensor it cannot decode and ends a site's loop on a value it cannot encode,
-so nothing is sent that did not pass :func:`clean_state` or :func:`clean_meta`. A :class:`Message` from a site holds
-unchecked values, which are used only after :mod:`fairflare.federation.collecting.collector` has checked them.
+so every message passes :func:`clean_state` or :func:`clean_meta` before it is sent. A :class:`Message` from a site
+contains unchecked values, which are used only after :mod:`fairflare.federation.collecting.collector` has checked them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fairflare.exchange.sent_tensors import ALL
 
 FLOAT32 = "float32"  # dtype of an update that is sent unchanged
 
-TASK_CHECK = "check"  # carries no model
+TASK_CHECK = "check"  # this task sends no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
-TASK_NORMS = "norms"  # asked only with norm_statistics="recalibrated"
+TASK_NORMS = "norms"  # this task is sent only with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
 TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
 
-SPLIT_TEST = "test"  # in a request's ``measure``: the test list and all further test lists
+SPLIT_TEST = "test"  # entry of a request's ``measure`` that stands for the test list and all further test lists
 SPLIT_VALIDATION = "validation"
 
-OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # fields that a message has where a run asks for groups
+OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # fields of messages in runs with metrics of groups
 
 STATUS_OK = "ok"
-STATUS_SKIPPED = "skipped"  # an expected refusal: too little data, no local model
+STATUS_SKIPPED = "skipped"  # the site refused for an expected reason: too little data, no local model
 STATUS_FAILED = "failed"
 
 
@@ -41,7 +41,7 @@ Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # returns the tensors for 
 
 
 class NotSendable(TypeError):
-    """Signal that a message holds a value that cannot be sent; the text names the value's place."""
+    """Signal that a message contains a value that cannot be sent; the text names the position of the value."""
 
 
 class VersionError(ValueError):
@@ -53,13 +53,14 @@ class Message:
     """Represent one message between server and site, as a transport carries it.
 
     Attributes:
-        params: tensors by name, ``None`` without a model; in a message from a site unchecked.
+        params: tensors by name, unchecked in a message from a site; ``None``: the message has no model.
         is_update: whether ``params`` are differences to the model that the site received.
         metrics: metrics by name, measured on the received model.
-        meta: directives to a site; or status, report and statistics from a site.
+        meta: directives to a site, or status, report and statistics from a site.
         current_round: number of the round that the message belongs to.
-        by_site: names of directives that hold an entry for each site; see :func:`for_site`. Is not sent.
-        each: makes the tensors for a site, in place of ``params``, when the message is sent. Is not sent.
+        by_site: names of directives that have an entry for each site; see :func:`for_site`. This attribute is not sent.
+        each: function that makes the tensors for a site, in place of ``params``, when the message is sent. This
+            attribute is not sent.
     """
 
     params: Any = None
@@ -72,14 +73,14 @@ class Message:
 
 
 class BySite(dict[str, Any]):
-    """Hold a directive's entry for each site; a site is sent its own entry only."""
+    """Store a directive's entry for each site; a site is sent its own entry only."""
 
 
 @dataclass
 class SiteTask:
     """Represent one request of the server to a site, decoded."""
 
-    name: str  # one of TASKS
+    name: str  # name of the task, one of TASKS
     state: dict[str, torch.Tensor]
     current_round: int
     num_rounds: int
@@ -87,19 +88,19 @@ class SiteTask:
     directives: dict[str, Any] = field(default_factory=dict)
     experiment: str = ""
     run: str = ""  # id of the run: the same for all jobs that resume one run of an experiment
-    each: Each | None = None  # makes the tensors for each site, which are sent in place of ``state``
-    measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: the splits to measure on
+    each: Each | None = None  # function that makes the tensors for each site, sent in place of ``state``
+    measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: splits on which the model is measured
     resample: int = 0  # for validate: number of draws of the test images on which to measure the primary metric too
     anchor_as: str = "model"  # for train and anchor: form of this round's anchor, see exchange.anchor_forms
-    min_cases: int = 1  # for every task: values of fewer cases are withheld; the site's own setting may be larger
+    min_cases: int = 1  # for every task: values of fewer cases are withheld; a site's own setting may be larger
     exchange: str = ALL  # which tensors are sent, see exchange.sent_tensors
-    makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server makes, which are sent too
-    rest: str = ""  # fingerprint of the tensors that are not sent; empty: all are sent
+    makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server computes, which are sent too
+    rest: str = ""  # fingerprint of the tensors that are not sent; empty: all tensors are sent
     update_dtype: str = FLOAT32  # for train: dtype in which the update is sent
-    groups: tuple[str, ...] = ()  # for check and the final validate: attributes whose groups are asked for
+    groups: tuple[str, ...] = ()  # for check and the final validate: attributes whose groups are measured
     group_bins: int = 0  # number of bins in the histograms by group
-    calibration_bins: int = 0
-    as_sent: bool = False  # for validate: use nothing of the site's own beside the received model; is not sent
+    calibration_bins: int = 0  # number of bins of the calibration by group
+    as_sent: bool = False  # for validate: measure the received model without the site's stored tensors; not sent
 
 
 @dataclass
@@ -145,18 +146,18 @@ def encode_task(task: SiteTask) -> Message:
 
 
 def says_nothing() -> Message:
-    """Return the answer to ``check`` for a site that does not know that task.
+    """Return the answer to the task ``check`` for a site that does not support this task.
 
-    The site may take part, without facts about its data.
+    With this answer the site may take part although it reports no facts about its data.
     """
     return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
 def for_site(task: Message, site: str | None) -> Message:
-    """Return the message for one site: of a directive with an entry for each site, it holds that site's entry only.
+    """Return the message for one site: directives with an entry for each site have this site's entry only.
 
-    With ``site=None`` return the part of the message that is the same for all sites. The model is the same object for
-    all sites, or is made here for this site alone.
+    With ``site=None`` return the part of the message that is the same for all sites. The model is one object for all
+    sites, or is made here for this site alone.
     """
     if task.each is not None:
         params = None if site is None else clean_state(task.each(site)) or None
@@ -228,7 +229,7 @@ def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
 
 
 def same_version(other: str) -> bool:
-    """Return whether messages of version ``other`` are understood: its major and minor number are the same as here."""
+    """Return whether messages of version ``other`` can be read: its major and minor number equal this version's."""
     return other.split(".")[:2] == __version__.split(".")[:2]
 
 
@@ -239,7 +240,7 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         state: tensors or NumPy arrays by name, on any device.
 
     Raises:
-        NotSendable: a value is neither a tensor nor an array, or is no plain dense tensor (names the key).
+        NotSendable: a value is neither a tensor nor an array, or is no plain dense tensor (the message names the key).
     """
     return {str(name): clean_tensor(name, value) for name, value in state.items()}
 
@@ -279,7 +280,7 @@ def clean_meta(value: Any, where: str = "meta") -> Any:
 
 
 def num_bytes(state: Any) -> int:
-    """Return the number of bytes of a state's tensors; a value that is no dense tensor counts 0."""
+    """Return the number of bytes of a state's tensors; a value that is not a dense tensor counts 0."""
     return sum(_size(value) for value in state.values()) if isinstance(state, Mapping) else 0
 
 

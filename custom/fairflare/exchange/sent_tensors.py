@@ -21,7 +21,7 @@ from fairflare.core.features.norms import running_statistics
 
 ALL, TRAINABLE = "all", "trainable"
 State = Mapping[str, "torch.Tensor"]
-_ONE_AT_A_TIME = Lock()  # the process has one random state, and sites may be threads of it
+_ONE_AT_A_TIME = Lock()  # the process has one random state, and several sites may be threads of it
 
 
 class SentTensors:
@@ -38,8 +38,8 @@ class SentTensors:
       ``model.train()``, whether or not its weight and bias are frozen;
     - the running vectors of a spectral norm (``torch.nn.utils.parametrizations``) in that mode;
 
-    Tensors that the method's server makes itself (``makes``; CReFF's second classifier) count as changing too. Every
-    other buffer is not sent. A buffer that a training changes all the same is found by :meth:`check_unchanged`.
+    Tensors that the method's server computes (``makes``; CReFF's second classifier) count as changing too. Other
+    buffers are not sent. If a training changes such a buffer all the same, :meth:`check_unchanged` raises an error.
 
     Args:
         model: network of the task; with a regular expression its unmatched parameters are frozen.
@@ -86,11 +86,11 @@ class SentTensors:
         self._sent = frozenset(self.names)
 
     def of(self, state: State) -> dict[str, torch.Tensor]:
-        """Return the tensors of a state that are sent."""
+        """Return those tensors of a state that server and sites send each other."""
         return {name: tensor for name, tensor in state.items() if name in self._sent}
 
     def rest(self, state: State) -> dict[str, torch.Tensor]:
-        """Return the tensors of a state that are not sent."""
+        """Return those tensors of a state that server and sites do not send each other."""
         return {name: tensor for name, tensor in state.items() if name not in self._sent}
 
     def whole(self, sent: State, model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ class SentTensors:
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
-        """Return the layers with a tensor that is sent, ``None`` for all; ``owner`` gives the layer of each tensor."""
+        """Return the layers with a tensor that is sent, ``None``: all layers; ``owner`` is the layer of each tensor."""
         return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
 
     def check_unchanged(self, before: State, after: State) -> None:
@@ -153,8 +153,8 @@ def rebuilt(
     Args:
         task: the learning task of the run.
         sent: tensors of the file, by name.
-        note: ``exchange`` entry of the file; empty: the file holds the whole model.
-        checkpoint: see :func:`fairflare.core.features.adapting.with_weights`.
+        note: entry ``exchange`` of the file; empty: the file contains the whole model.
+        checkpoint: file of initial weights, see :func:`fairflare.core.features.adapting.with_weights`.
 
     Returns:
         The network, and the whole state with ``sent`` in it, which is not loaded into the network yet.

@@ -29,17 +29,17 @@ GROUP = Path("/sys/fs/cgroup")  # control group of this process, as seen in a co
 
 
 class StagingError(ValueError):
-    """Signal that a staged model is missing or damaged, which is an error at the server and no site's fault."""
+    """Signal that a staged model is missing or damaged, which is an error of the server and not of a site."""
 
 
 class Staging:
     """Store one state for each site, in memory up to a budget and then in a folder.
 
     Args:
-        folder: folder for the states; made when it does not exist; should be on a real disk and used by one job only.
-            States that an earlier process left there stay until :meth:`discard` or :meth:`clear`.
-        memory: bytes of states that stay in memory; further states are written to the folder. ``None``: a quarter of
-            the memory that is free when the first state after a :meth:`clear` comes.
+        folder: folder for the states, which is created if needed; it should be on a real disk and used by one job only.
+            States of an earlier process stay there until :meth:`discard` or :meth:`clear`.
+        memory: number of bytes of states that stay in memory; further states are written to the folder. ``None``: a
+            quarter of the memory that is free when the first state after a :meth:`clear` is stored.
     """
 
     def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:
@@ -50,19 +50,19 @@ class Staging:
         self._held: dict[str, Mapping[str, torch.Tensor]] = {}
 
     def fits(self, layout: Layout, site: str = "") -> bool:
-        """Return whether a state of this layout fits into the memory budget, in place of that of ``site`` if any."""
+        """Return whether a state of this layout fits into the memory budget, replacing an earlier state of ``site``."""
         if self._budget is None:
             self._budget = SHARE * free_memory() if self._memory is None else self._memory
         taken = sum(_num_bytes(layout_of(state)) for other, state in self._held.items() if other != site)
         return taken + _num_bytes(layout) <= self._budget
 
     def put(self, site: str, state: Mapping[str, torch.Tensor]) -> int:
-        """Store the state of a site; an earlier state of it is replaced in one step when the new one is complete.
+        """Store the state of a site; the site's earlier state is replaced in one step when the new state is complete.
 
         Args:
-            site: any non-empty name; characters that a file name cannot hold are escaped.
-            state: tensors of any device and strides; of tensors that share memory each is written in full. A
-                :class:`LazyState` is asked for one tensor after the other, so that only one is in memory beside its
+            site: name of the site, not empty; characters that a file name cannot contain are escaped.
+            state: tensors of any device and strides; tensors that share memory are each written in full. A
+                :class:`LazyState` is read one tensor after the other, so that one tensor is in memory besides its
                 ``made`` tensors, which are not copied again.
 
         Returns:
@@ -91,10 +91,10 @@ class Staging:
         return path.stat().st_size
 
     def open(self, site: str) -> Mapping[str, torch.Tensor]:
-        """Return the staged state of a site: from memory, or as a mapping that reads a tensor when it is asked for.
+        """Return the staged state of a site: from memory, or as a mapping that reads a tensor from disk at access.
 
-        The tensors' names have the order in which they were put. A file is read again at every access to a tensor. The
-        tensors must not be changed.
+        The tensors' names have the order in which they were stored. A file is read again at every access to a tensor.
+        The tensors must not be changed.
 
         Raises:
             ValueError: the site is not staged, or the file is damaged.
@@ -121,7 +121,7 @@ class Staging:
             other.put(site, state)
 
     def discard(self, site: str) -> None:
-        """Remove the state of a site, if there is one."""
+        """Remove the staged state of a site, if it exists."""
         self._held.pop(site, None)
         self._path(site).unlink(missing_ok=True)
 
@@ -211,6 +211,6 @@ def free_memory() -> int:
     available = int(psutil.virtual_memory().available)
     try:
         limit, used = (int((GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
+    except (OSError, ValueError):  # the process is in no container, or in one without a limit ("max")
         return available
     return max(0, min(available, limit - used))

@@ -1,7 +1,7 @@
 """Write a safetensors file tensor by tensor, so that no more than one tensor is in memory.
 
-The safetensors library's own writer needs all tensors at once. The format is a header with the places of the tensors,
-then their bytes. The library can read the files that are written here.
+The safetensors library's own writer needs all tensors at once. The format is a header with the positions of the
+tensors, then their bytes. The library can read the files that this module writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # dtype an
 
 
 class LazyState(Mapping[str, "torch.Tensor"]):
-    """Represent a state whose tensors are made or read when they are asked for, and are not held.
+    """Represent a state whose tensors are computed or read at access and do not stay in memory.
 
     A subclass sets :attr:`layout` and implements ``__getitem__``.
 
@@ -49,7 +49,7 @@ class LazyState(Mapping[str, "torch.Tensor"]):
     layout: Layout
     made: Mapping[str, torch.Tensor] = MappingProxyType({})
 
-    def __contains__(self, name: object) -> bool:  # the inherited one would make the tensor
+    def __contains__(self, name: object) -> bool:  # the inherited method would make the tensor
         return name in self.layout
 
     def __iter__(self) -> Iterator[str]:
@@ -94,7 +94,7 @@ def write_tensors(
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
-    """Return the dtype and shape of each tensor of a state, by name; no tensor of a lazy state is made."""
+    """Return the dtype and shape of each tensor of a state, by name; tensors of a lazy state are not made."""
     if isinstance(state, LazyState):
         return state.layout
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}

@@ -23,7 +23,7 @@ _KEY = "tensor"
 
 
 def file_of(folder: Path, what: str, name: str) -> Path:
-    """Return the path of the file for a name; characters that a file name cannot hold are escaped.
+    """Return the path of the file for a name; characters that a file name cannot contain are escaped.
 
     Raises:
         ValueError: the name is empty or too long (``what`` is the kind of name, for the message).
@@ -50,7 +50,7 @@ def save_tensors(
         path: path of the file.
         tensors: dense, contiguous tensors by name, on the CPU, no two of which share memory.
         metadata: texts to store in the file's header.
-        whose: words for the tensors in the error message.
+        whose: description of the tensors for the error message.
 
     Raises:
         OSError: the disk is full or cannot be written.
@@ -64,17 +64,17 @@ def save_tensors(
 
 
 class KeptTensors:
-    """Save tensors by name under a number, such as the number of a round; the two newest numbers stay.
+    """Save tensors by name under a number, such as the number of a round; tensors of the two newest numbers are kept.
 
-    A round that is repeated after a crash needs the tensors of the number before the newest. With a folder that
-    outlives the process the tensors are there after a restart; else they are part of the saved state of their rule.
+    A round that is repeated after a crash needs the tensors of the second newest number. With a folder that outlives
+    the process the tensors still exist after a restart; else they are part of the saved state of their rule.
 
     Args:
         name: name of the folder below ``memory_folder``.
-        what: words for the tensors in a message, with a place for the number: ``"the mean of {} model(s) is"``.
+        what: description of the tensors for messages, with a place for the number: ``"the mean of {} model(s) is"``.
         memory_folder: folder that outlives the process; it is made at the first write, and nothing else may use its
-            folder ``name``. ``None``: a temporary folder, removed with this object. To be set before the first tensor
-            is written and before :meth:`take_back`.
+            folder ``name``. ``None``: a temporary folder, removed with this object. It must be set before the first
+            tensor is written and before :meth:`take_back`.
     """
 
     def __init__(self, name: str, what: str, memory_folder: Path | None = None) -> None:
@@ -89,7 +89,7 @@ class KeptTensors:
         return self._temporary.path / "tensors"
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
-        """Start a number with an empty folder, and remove all other numbers but the one before.
+        """Create an empty folder for a number, and remove the folders of all other numbers but the preceding one.
 
         Returns:
             A function that saves a tensor under its name; it raises OSError when the disk is full.
@@ -123,9 +123,9 @@ class KeptTensors:
         return _Folder(folder)
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
-        """Return the tensors under a number for the saved state of a rule.
+        """Return the tensors saved under a number, to be part of the saved state of a rule.
 
-        ``None``: there are none yet, or their folder outlives the process.
+        The result is ``None`` if no tensors are saved yet, or if their folder outlives the process.
         """
         return dict(self.at(number)) if self.memory_folder is None and number else None
 
@@ -157,7 +157,7 @@ class _Folder(Mapping[str, "torch.Tensor"]):
         except (SafetensorError, KeyError) as error:
             raise ValueError(f"tensor {name!r} in {path} is damaged: {error}") from error
 
-    def __contains__(self, name: object) -> bool:  # the inherited one would read the tensor
+    def __contains__(self, name: object) -> bool:  # the inherited method would read the tensor
         return isinstance(name, str) and bool(name) and file_of(self._folder, "tensor", name).is_file()
 
     def __iter__(self) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Measure batch norm statistics for a hospital that took no part in the training, on its own unlabelled images.
 
-With ``norm_statistics=site`` each site has statistics of its own, so a site that joins later has none. A common model,
-in turn, has the statistics of other hospitals' scanners. ``docs/norm_statistics.md`` reports what adapting gains.
+With ``norm_statistics=site`` each site has its own statistics, so that a site that joins later has none. With common
+statistics, in turn, the model has those of other hospitals' scanners. ``docs/norm_statistics.md`` reports how much
+adapting improves predictions.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from fairflare.data.reading import slices_in
 from fairflare.prediction.predictor import BATCH, Predictor
 from fairflare.prediction.saved_model import SavedModel, read_model
 
-LEAST = 2  # fewest pictures: the statistics of a single one would only describe that picture
+LEAST = 2  # least number of pictures; statistics of a single picture would only describe that picture
 HELD = 2**29  # largest size in bytes of the pictures that stay in memory between the passes
 
 
 @dataclass
 class Adapted:
-    """Store a predictor with new batch norm statistics, and what they were measured on.
+    """Store a predictor with new batch norm statistics, and the files on which they were measured.
 
     Attributes:
         predictor: the predictor, whose network has the new statistics.
         norms: names of the batch norms that were measured.
         left: names of the modules whose running statistics were not changed.
         files, pictures: number of files and of pictures that were read; a volume has several pictures.
-        unusable: for each file that could not be read, the reason.
+        unusable: reason for each file that could not be read, by its path.
     """
 
     predictor: Predictor
@@ -60,8 +61,8 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
 
     .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
 
-    in float64. A norm is measured after the norms in front of it have their new statistics, as on the server
-    with ``norm_statistics=recalibrated``. No label is read, and no weight changes.
+    Both are computed in float64. A norm is measured after the norms in front of it have their new statistics, as with
+    ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes.
 
     Args:
         predictor: result of :func:`fairflare.prediction.predictor.load_predictor` with ``to_adapt``; its network is
@@ -69,7 +70,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
         files: paths of images and volumes.
 
     Raises:
-        ValueError: fewer than two pictures can be read, or a norm's input is not finite (named).
+        ValueError: fewer than two pictures can be read, or a norm's input is not finite (the message names the norm).
     """
     task: Any = predictor.task
     if getattr(task, "spatial_dims", 2) == 3:
@@ -149,7 +150,7 @@ def recalibrate(
     one_pass: bool = False,
     measured: list[str] | None = None,
 ) -> int:
-    """Set the running statistics of all norms that the images reach, when all images are in one place.
+    """Set the running statistics of all batch norms that the images reach; all images must be in this process.
 
     Args:
         model: the network, whose buffers are changed.

@@ -20,13 +20,13 @@ from fairflare.data.reading import PLAIN, Reading, read_image
 from fairflare.tasks.placing import back_in_place
 from fairflare.tasks.shared.structures import StructureTask
 
-WHITE = 255  # value of the only structure in a picture's mask, as in a datalist's masks of 0 and 255
+WHITE = 255  # value of a single structure in a picture's mask, as in a datalist's masks of 0 and 255
 COLOURS = ((230, 60, 50), (60, 130, 230), (250, 190, 40), (60, 180, 90), (170, 90, 200), (0, 190, 190))
-OPACITY = 0.4  # of the colours in an overlay, in [0, 1]
+OPACITY = 0.4  # opacity of the colours in an overlay, in [0, 1]
 
 
 def labels_of(task: StructureTask) -> dict[int, list[int]]:
-    """Return ``{label: numbers of its structures}``; of labels with equal structures only the smallest."""
+    """Return ``{label: numbers of its structures}``; of several labels with equal structures, only the smallest."""
     found: dict[int, list[int]] = {}
     for label in sorted(set().union(*task.structures)):
         having = [number for number, labels in enumerate(task.structures) if label in labels]
@@ -47,11 +47,11 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
         threshold: t, in (0, 1); a structure is found where its probability is larger.
 
     Returns:
-        (height, width) int64.
+        The label of each pixel, (height, width) int64.
     """
     above = probabilities.double() - float(np.float32(threshold))
     scores = torch.stack([torch.zeros_like(above[0]), *(above[list(having)].sum(0) for having in labels.values())])
-    return torch.tensor([0, *labels])[scores.argmax(0)]  # of equal scores the first wins: 0 before a label
+    return torch.tensor([0, *labels])[scores.argmax(0)]  # of equal scores the first wins, so 0 wins over a label
 
 
 def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
@@ -82,7 +82,7 @@ def stem_of(name: str) -> str:
 def mask_name(name: str, volume: bool = False) -> str:
     """Name a mask's file: ``case.nii.gz`` -> ``case_mask.nii.gz``.
 
-    A picture of any kind gets a PNG, a DICOM volume a ``.nii.gz``.
+    The mask of any kind of picture is a PNG, that of a DICOM volume a ``.nii.gz`` file.
     """
     ending = suffix_of(Path(name))
     if ending not in (*VOLUMES, *ARRAYS):
@@ -110,7 +110,7 @@ def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: 
 
     Args:
         mask: file that :func:`write_mask` wrote.
-        found: (structures, height, width), of a volume (structures, height, width, slices).
+        found: probabilities, (structures, height, width), or (structures, height, width, slices) for a volume.
         image, turn: as in :func:`write_mask`.
     """
     for part, values in enumerate(found):
@@ -124,8 +124,8 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
         path: path of the mask, with an ending as from :func:`mask_name`.
         mask: (height, width), or (height, width, slices) of a volume, as the network saw it.
         image: the image's file; a NIfTI mask takes affine and header from it, or the affine of a DICOM series.
-        turn: how the image was turned for the network; the mask is turned back. If a picture file has an
-            orientation tag, the mask gets the same tag.
+        turn: rotation by which the image was reoriented for the network and which is undone for the mask. If a picture
+            file has an orientation tag, the mask gets the same tag.
     """
     ending = suffix_of(path)
     tag = image_file(image).facts().grid.tag
@@ -155,7 +155,7 @@ def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
 
 
 def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
-    """Return the mask of a DICOM series as a NIfTI image; without a known position, the NIfTI has none either."""
+    """Return the mask of a DICOM series as a NIfTI image, without a position if that of the series is unknown."""
     import nibabel
 
     if affine is None:
@@ -195,7 +195,7 @@ def write_overlay(
         image, number: the image's file and, for a volume, the number of the slice.
         labels: (height, width) labels of the picture or slice.
         known: all labels, in the order of the colours.
-        how: how the image is read; the overlay is drawn upright.
+        how: settings for reading the image; the overlay is drawn upright.
     """
     grey = read_image(Sample(image, 0, number), site="predict", split="none", how=how)
     picture = np.broadcast_to(grey, (*grey.shape[:2], 3)) * 255.0

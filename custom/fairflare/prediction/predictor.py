@@ -28,8 +28,8 @@ from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.shared.structures import StructureTask
 from fairflare.tasks.volumes.base import VolumeSettings
 
-BATCH = 8  # slices that the network gets at once
-TRACKED = "num_batches_tracked"
+BATCH = 8  # number of slices in one forward pass of the network
+TRACKED = "num_batches_tracked"  # last part of the names of a batch norm's counter
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Predictor:
     """Predict on image files with a trained network and its task.
 
     Args:
-        task: the segmentation or classification task of the training.
+        recalled: the segmentation or classification task of the training, rebuilt from its record.
         model: the trained model, whose file is named in messages.
-        device: to compute on.
+        device: device to compute on.
 
     Attributes:
         notes: remarks on what may differ from the training.
@@ -149,9 +149,9 @@ def load_predictor(
 
     Args:
         place: a run's folder or a model file; see :func:`fairflare.prediction.saved_model.find_model`.
-        which: the best or the last model of the run; default: the best by validation.
+        which: ``"best"`` or ``"last"`` model of the run; default: the best by validation.
         task_file: file with the task's own code, where the task has such code.
-        device: to compute on.
+        device: device to compute on.
         to_adapt: load for :func:`fairflare.prediction.adapt.adapt`; then a model may lack the norm statistics that
             stayed at the sites, but nothing else.
 

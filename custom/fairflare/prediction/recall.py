@@ -24,7 +24,7 @@ class Recalled:
 
     Attributes:
         task: the task, with the class names of the run.
-        own: the parts of the task that are not FairFlare's own code.
+        own: names of the parts of the task that are not FairFlare's own code.
         notes: remarks on what may differ from the task of the run.
     """
 
@@ -37,7 +37,8 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
     """Rebuild the task that a record describes.
 
     Args:
-        record: the record, from :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: there is none.
+        record: the record, from :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: the file has no
+            record.
         folder: folder of the model's file.
         task_file: file with the task's own code, which is run. Without it only packaged code is run.
 

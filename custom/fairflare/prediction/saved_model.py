@@ -20,7 +20,7 @@ from fairflare.tasks.networks import load_fitting, read_checkpoint
 
 #: Folders, relative to the given one, in which a run's model file may be: itself, simulator or FLARE workspace.
 PLACES = (".", "server/simulate_job", "workspace", "..")
-MOST_NAMED = 5
+MOST_NAMED = 5  # largest number of folders that a message names
 PERSONAL_NOTE = (
     "the run's figures are not of this common model: each site was measured with one of its own, which stays there"
 )
@@ -33,14 +33,14 @@ class SavedModel:
     Attributes:
         path: path of the file.
         state: the model's tensors, on the CPU.
-        made: the round that made the model, from 0; -1: it is untrained; ``None``: the file does not tell.
-        method: class of the aggregation rule; empty: the file does not tell.
-        record: the task, by :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: not recorded.
-        personal: the run's figures are of the sites' personal models, not of this model.
+        made: number of the round that made the model, from 0; -1: the model is untrained; ``None``: unknown.
+        method: class of the aggregation rule; empty: unknown.
+        record: record of the task, by :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: no record.
+        personal: whether the run's metrics are those of the sites' personal models and not of this model.
         at_sites: number of the model's tensors that no site sent; they still have their initial values.
-        exchange: which of the model's tensors the file holds, and how the others are built; empty: all.
-        validated: whether a site reported a validation figure; without one the best model is just the last.
-        adapted: number of pictures on which norm statistics were measured after the run; 0: they are the run's.
+        exchange: record of which tensors of the model the file contains and how the rest is built; empty: all tensors.
+        validated: whether a site reported a validation metric; otherwise the best model is the last one.
+        adapted: number of pictures on which norm statistics were measured after the run; 0: they come from the run.
     """
 
     path: Path
@@ -155,7 +155,7 @@ def read_model(path: Path) -> SavedModel:
 
 
 def read_whole(place: Path, which: Literal["best", "last"] | None = None) -> SavedModel:
-    """Read a run's model, and refuse one that is incomplete without the sites.
+    """Read a run's model, and refuse a model some of whose tensors stayed at the sites.
 
     Args:
         place, which: as in :func:`find_model`.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 SHOWN = 3  # number of values that a message names
 ASK = "Convert the original DICOM again, or ask who made the file"
 SKEW = 1e-4  # tolerance of 1 - cos of the angle between a stack and its normal
-ACROSS = 0.02  # mm: a sideways shift below this is rounding
+ACROSS = 0.02  # sideways shift, in mm, below which a shift counts as rounding
 STEP = 0.01  # tolerance of a step between slices, or of a voxel's side, as a share of its length
 
 

@@ -1,4 +1,4 @@
-"""Read the position of voxels from the header of a NIfTI file: no form, one form, or two forms that differ."""
+"""Read the position of voxels from the header of a NIfTI file, which has no form, one form, or two different forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fairflare.data.geometry.misfits import ASK, Misfit
 from fairflare.data.geometry.pairs import Grid, check_affine, together
 
-UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # by xyzt_units & 7; 2 is mm, 0 is unknown and counts as mm
+UNITS = {1: ("metres", 1e3), 3: ("microns", 1e-3)}  # key: xyzt_units & 7; 2 is mm, 0 is unknown, taken as mm
 FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 

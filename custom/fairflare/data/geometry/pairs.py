@@ -17,7 +17,8 @@ from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turned
 DrawnOn = Literal["stored", "upright"]
 Affine = npt.NDArray[Any]
 
-# Largest distance of corners of two grids that count as one, without and with a note, in a voxel's smallest sides.
+# Largest distance between the corners of two grids that count as equal, without and with a note, in smallest voxel
+# sides.
 TOGETHER, NEAR = 0.1, 0.5
 
 TWO_FORMS = "two forms that differ"

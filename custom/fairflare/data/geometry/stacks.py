@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from fairflare.data.geometry.misfits import ACROSS, SHOWN, SKEW, STEP, Misfit, listed
 
-DIRECTION = 1e-4  # tolerance of each component of two directions that count as one
-LENGTH = 1e-4  # tolerance of two spacings that count as one, as a share of the spacing
+DIRECTION = 1e-4  # largest difference in a component of two directions that count as equal
+LENGTH = 1e-4  # largest difference of two spacings that count as equal, as a share of the spacing
 UNIT = 1e-3  # tolerance of a direction's length from 1, and of two directions from a right angle
-SAME_PLACE = 1e-3  # mm: planes nearer than this lie at one position
+SAME_PLACE = 1e-3  # distance, in mm, below which two planes lie at one position
 TWICE, GAP, DRIFT = 0.01, 1.5, 0.1  # limits of a double slice, a gap and a drift, in median steps between slices
-LOCALISER = 5.0  # degrees between two slices above which they are taken for a localiser
+LOCALISER = 5.0  # angle between two slices, in degrees, above which they are taken for a localiser
 
 SEVERAL_SERIES, NO_ORDER, UNLIKE = "several series in one folder", "slices without an order", "slices that differ"
 NO_SERIES = (SEVERAL_SERIES, NO_ORDER, UNLIKE)  # causes with which the files may be separate images, not a series
@@ -39,7 +39,8 @@ class Plane:
         spacing: distances between rows and between columns, mm.
         decimals: digits after the decimal point in the position's text.
         number: InstanceNumber.
-        tilt: GantryDetectorTilt, degrees. Nominal (PS3.3, C.8.2.1): used only where no position is said.
+        tilt: GantryDetectorTilt in degrees. The value is nominal (PS3.3, C.8.2.1) and used only if the header has no
+            position.
         modality: modality of the image, such as ``"CT"``.
         alike: attributes, as text, that must agree in all planes of a stack.
         apart: attributes that distinguish planes at one position.

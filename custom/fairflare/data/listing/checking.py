@@ -35,7 +35,7 @@ class CheckedList:
     class_labels: bool
     folders: tuple[Path, ...]  # folders in which the files must lie after links are resolved
     listed: dict[Path, list[Path]] = field(default_factory=dict)
-    problems: list[DataError] | None = None  # takes every problem; None: the first problem is raised
+    problems: list[DataError] | None = None  # list to which problems are added; None: the first problem is raised
     attributes: dict[str, Attribute] = field(default_factory=dict)
 
     @contextmanager

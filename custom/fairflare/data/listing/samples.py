@@ -21,8 +21,8 @@ class DataError(ValueError):
     Args:
         message: text for the site's own log; it names site, file and key, and tells how to correct the problem.
         public: the same text without file names, paths or values from files; it may be sent to the server.
-        reason: for a problem of one file, what is wrong with that file, without site, name and remedy.
-        misfit: the cause, where slices form no stack, or a mask does not fit its image.
+        reason: the problem of a single file in words, without site, file name and remedy.
+        misfit: the contradiction in geometry, if slices form no stack or a mask does not fit its image.
     """
 
     def __init__(

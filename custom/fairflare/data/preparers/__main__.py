@@ -105,7 +105,7 @@ def counting_files() -> Iterator[Callable[[int], None]]:
 
 
 def say(out: Path, by_name: bool = False) -> None:
-    """Print the images of every site; ``by_name``: the command can find patients in names of images (``--group``)."""
+    """Print each site's number of images; ``by_name``: the command can find patients by file names (``--group``)."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")

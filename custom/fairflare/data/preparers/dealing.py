@@ -257,7 +257,7 @@ def _tests(common: Sequence[Item], dealing: Dealing, seed: int, own_bad: bool) -
 
 def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
     found, edge = dealing.corruption, dealing.edge
-    if not edge:  # a corruption needs a size
+    if not edge:  # without a size, images are not corrupted either
         return item
     image = partial(resized, item.image, edge)
     if found is not None and bad:

@@ -40,7 +40,7 @@ class Draft:
         self.checksums: dict[str, str] = {}
         self._progress, self._threads = progress, threads
         self._waiting: deque[tuple[str, Future[str]]] = deque()
-        self._first: dict[str, str] = {}  # folder that holds a file that all sites share, by the file's name
+        self._first: dict[str, str] = {}  # folder with the only copy of a file that all sites share, by the file's name
         self._links: list[tuple[Path, Path]] = []
 
     def put(self, folder: str, item: Item) -> Item:

@@ -27,27 +27,27 @@ class Item:
     """Represent one image that is to be written into a site's folder.
 
     Attributes:
-        name: name of the image's file, without ending.
+        name: file name of the image, without ending.
         group: name of the image's group (patient); images of one group stay in one split and at one site.
         image: source of the pixels; a path is copied unchanged.
         mask: source of the mask, or the number of the class; before classes are numbered, the name of the class.
         patient: identifier of the patient for the datalist; None: not known.
         site: name of the site that the source gives.
         splits: splits that the source gives; empty: the split is drawn.
-        volume, spacing: values of these keys in the datalist.
+        volume, spacing: values of the keys ``volume`` and ``spacing`` of the image's entry in the datalist.
         attributes: attributes of the person for the datalist; None: not known.
         slices: numbers of the slices to list, each as an entry; None: the file is listed as one entry.
         shared: whether every site has the image, whose file is then written once.
         fold: number of the cross-validation's fold that tests the image, from 0; None: drawn within its site.
         attribute: attribute of the person (skin tone), for the test list ``test_<attribute>`` of a common test set.
-        text: text in which a patient is searched; empty: the name.
-        row: row of a table, for attributes.
+        text: text in which the patient's identifier is searched; empty: the name.
+        row: row of the table that names the image, for the person's attributes.
     """
 
     name: str
     group: str
-    image: Any  # Source; after writing, the path below the folder of the site
-    mask: Any  # Source, path, int or str
+    image: Any  # a Source; after writing, the path below the folder of the site
+    mask: Any  # a Source, path, class number (int) or class name (str)
     patient: str | None = None
     site: str = ""
     splits: tuple[str, ...] = ()

@@ -31,8 +31,8 @@ SPLIT_NAMES: Mapping[str, str] = {
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
 NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
-MOST_CLASSES = 1000  # a higher number in a label column is taken for a patient's number or a date
-ONE_PATIENT = 3  # with fewer images, a site cannot be split in any case
+MOST_CLASSES = 1000  # largest class number; a higher number in a label column may be a patient's number or a date
+ONE_PATIENT = 3  # least number of images that can be split into training, validation and test
 
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
@@ -68,7 +68,7 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
 
 
 def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
-    """Return the patient of an image: the group that the site's expression finds in ``text``, else by a DICOM header.
+    """Return the patient of an image, found in ``text`` by the site's regular expression, or else in a DICOM header.
 
     Raises:
         DataError: the expression does not match; the message names the ``site`` and the ``image``.

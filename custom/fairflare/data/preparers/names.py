@@ -26,7 +26,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 def composed(name: str) -> str:
-    """Return a name with composed letters (NFC): macOS writes an umlaut as two signs, Windows and Linux as one."""
+    """Return a name with composed letters (NFC): macOS writes an umlaut as two characters, other systems as one."""
     return unicodedata.normalize("NFC", name)
 
 
@@ -36,7 +36,7 @@ def file_name(name: str) -> str:
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
-    """Return the name of each site for FLARE and for its folder: blanks and other signs become ``_``.
+    """Return the name of each site for FLARE and for its folder: blanks and other characters become ``_``.
 
     Args:
         sites: names of the sites in the source.

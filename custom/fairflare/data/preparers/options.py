@@ -30,8 +30,8 @@ def option(
         default: default value; without one, the option is required.
         flags: flags of the option, such as ``"--site"``.
         made: function that converts the given value for the function of the command; None: no conversion.
-        more: see :func:`typer.Option`. A ``metavar`` of several words takes as many words as one value, which
-            ``split(TOGETHER)`` takes apart.
+        more: further arguments of :func:`typer.Option`. With a ``metavar`` of several words, one value consists of as
+            many words, which ``split(TOGETHER)`` separates.
     """
     declared = typer.Option(*flags, help=text, **more)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared, made])
@@ -75,7 +75,7 @@ class Command(TyperCommand):
             if word.startswith("--"):
                 flag = word
             further = flag in lists and word != flag and found[-1] != flag
-            if further and lists[flag]:  # another word of one value
+            if further and lists[flag]:  # this word belongs to the value of the words before
                 found[-1] += TOGETHER + word
             else:
                 found += [flag, word] if further else [word]

@@ -120,9 +120,9 @@ def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dic
     names, labels = group_labels(items)
     if len(names) < max(folds, 3):
         raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds")
-    if max(Counter(labels).values()) < folds:  # no class is in all folds
+    if max(Counter(labels).values()) < folds:  # no class has a group for each fold, so classes are ignored
         labels = [0] * len(labels)
-    with warnings.catch_warnings():  # a class with fewer samples than folds
+    with warnings.catch_warnings():  # scikit-learn warns of classes with fewer samples than folds
         warnings.simplefilter("ignore", UserWarning)
         tested = stratified_folds(labels, folds, seed=seed)
     return {names[index]: number for number, part in enumerate(tested) for index in part.tolist()}
@@ -141,7 +141,7 @@ def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence
     total = sum(fractions)
     parts = stratified_split(labels, [f / total for f in fractions], seed=image_seed(f"split/{site}", seed))
     if any(fraction and not len(part) for fraction, part in zip(fractions, parts, strict=True)):
-        return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class is too small
+        return split_groups(names, site=site, seed=seed, fractions=fractions)  # every class has too few groups
     return {names[i]: split for split, part in zip(SPLITS, parts, strict=True) for i in part.tolist()}
 
 

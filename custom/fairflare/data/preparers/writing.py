@@ -59,7 +59,8 @@ class Form:
         folds: number of folds of a cross-validation, each with a datalist of its own; 0: none.
         corrupted: names of the sites with corrupted images, for the manifest.
         label_noise: share of wrong training labels by site, for the manifest.
-        class_groups: classes of the groups head, medium and tail; None: by the training images of all sites.
+        class_groups: classes of the groups head, medium and tail; None: the groups follow from the numbers of training
+            images of all sites.
         synthetic: whether the images are synthetic.
         global_test: whether every site gets the test images of all sites as ``test_global``.
         keys: source of the patients' identifiers, in words, for the note on images without an identifier.
@@ -173,7 +174,7 @@ def _sites_of(manifest: Path) -> list[Path]:
 
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
-    """Rename all of these paths, or none: undo the earlier ones if one fails."""
+    """Rename all given paths or none: if one renaming fails, undo the earlier ones."""
     done: list[tuple[Path, Path]] = []
     try:
         for here, there in moves:
@@ -190,7 +191,7 @@ class _Result:
 
     def __init__(self, draft: Draft, form: Form, names: Mapping[str, str], items: Mapping[str, Sequence[Item]]) -> None:
         self.draft, self.form, self.names, self.items = draft, form, names, items
-        self.counts: dict[str, dict[str, Counter[str]]] = {}  # by site, split and class
+        self.counts: dict[str, dict[str, Counter[str]]] = {}  # number of images by site, split and class
         self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for own in items.values() for item in own]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
@@ -231,7 +232,7 @@ class _Result:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
         for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
-            whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # see dealing
+            whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # unique, as in dealing
             tested.append(replace(item, patient=whose) if item.site else item)
             for name, file in product(self.names.values(), (item.image, item.mask)):
                 if isinstance(file, str) and name != self.names[site]:

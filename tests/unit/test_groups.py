@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
 
 from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
-from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, shapes, sums_of
+from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, impossible, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
@@ -437,3 +437,15 @@ def test_everybody_is_no_group_of_people() -> None:
     assert not has_groups({"a": [run], "b": [read(groups=None)]})
     assert gap_lead({"a": [run]}, "a") == ""
     assert has_groups({"a": [read(groups={"pooled": {"everybody": {}, "sex": {}}})]})
+
+
+def test_a_gap_of_dice_is_over_the_structures_that_both_groups_have() -> None:
+    """Women are at a site that annotates both structures, men at one with the easy one: equal, where they can be."""
+    dice = np.array([[0.9, 0.3]] * 4 + [[0.9, np.nan]] * 4)
+    women, men = (sums_of(None, dice, np.arange(8) // 4 == k, 4, 4) for k in (0, 1))
+    assert metrics_of(women)["dice"] == pytest.approx(0.6)
+    assert metrics_of(men)["dice"] == pytest.approx(0.9)
+    gaps = gaps_of({"women": women, "men": men}, added([women, men]))
+    assert gaps["dice_gap"] == pytest.approx(0.0)
+    assert gaps["es_dice"] == pytest.approx(0.9)
+    assert not impossible(men)

@@ -171,7 +171,8 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
         found["equalised_odds"] = max(odds, default=math.nan)
         found["equal_opportunity"] = told["sensitivity"]
         found["demographic_parity"] = told["told"]
-    of_all, of_each = metrics_of(whole), [metrics_of(sums) for sums in groups.values()]
+    alike = _same_structures(groups, whole)
+    of_all, of_each = metrics_of(alike[0]), list(map(metrics_of, alike[1:]))
     for name in SCALED:
         if name not in of_all:
             continue
@@ -181,6 +182,16 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
         apart = math.fsum(abs(of_all[name] - value) for value in values)
         found[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
     return found
+
+
+def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
+    """Return the sums over all images, then those of each group, without structures that some group has no image of.
+
+    A gap of Dice over different structures would be one between these. A group that tells of no structure has no say.
+    """
+    known = [of[DICE][:, 0] > 0 for of in groups.values() if DICE in of]
+    both = np.logical_and.reduce([has for has in known if has.any()] or [np.ones(len(whole.get(DICE, ())), bool)])
+    return [{**of, DICE: of[DICE][both]} if DICE in of else of for of in (whole, *groups.values())]
 
 
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
@@ -245,8 +256,9 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
 def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
     """Return the group with the lowest value of each metric of :data:`SCALED`; on a tie the first group."""
     found = {}
+    alike = dict(zip(groups, _same_structures(groups, {})[1:], strict=True))
     for name in SCALED:
-        values = {group: metrics_of(sums).get(name, math.nan) for group, sums in groups.items()}
+        values = {group: metrics_of(sums).get(name, math.nan) for group, sums in alike.items()}
         known = {group: value for group, value in values.items() if math.isfinite(value)}
         if len(known) > 1:
             found[name] = min(known, key=lambda group: known[group])

@@ -59,7 +59,7 @@ def sums_of(
     Args:
         labels: (n,) class of each image; ``None``: the task has no classes.
         scores: (n, parts) probabilities of the classes, each row with sum 1; or, if ``labels`` is None, Dice of each
-            structure.
+            structure, NaN of one that is not annotated.
         chosen: (n,) whether each image belongs to the group.
         bins, calibration_bins: numbers of bins, as in :func:`shapes`.
         cases: (n,) number of the case (patient) that each image belongs to; ``None``: each image is a case.
@@ -67,7 +67,8 @@ def sums_of(
     own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
     found = {IMAGES: np.asarray(float(len(own))), CASES: _of_cases(whose)}
     if labels is None:
-        return {**found, DICE: np.stack([np.full(own.shape[1], float(len(own))), own.sum(0), (own**2).sum(0)], 1)}
+        told, known = np.isfinite(own), np.nan_to_num(own)
+        return {**found, DICE: np.stack([told.sum(0).astype(float), known.sum(0), (known**2).sum(0)], 1)}
     truth = np.eye(scores.shape[1], dtype=bool)[labels[chosen]]
     best = own.argmax(1)
     told = np.eye(scores.shape[1], dtype=bool)[best]

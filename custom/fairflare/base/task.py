@@ -190,6 +190,10 @@ class Task(ABC):
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
 
+    def annotating(self, numbers: tuple[int, ...] | None) -> Any:
+        """Return the task over these classes or structures alone; ``None``: over all. Default: it has no others."""
+        return self
+
     def outcome_names(self) -> Sequence[str]:
         """Return the names of the classes or structures in the result of :meth:`outcomes`; default: none."""
         return ()

@@ -100,7 +100,11 @@ def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) ->
 
 
 def summarize(
-    per_site: Mapping[str, float], *, higher_is_better: bool | None = True, suppressed: Collection[str] = ()
+    per_site: Mapping[str, float],
+    *,
+    higher_is_better: bool | None = True,
+    suppressed: Collection[str] = (),
+    linked: bool = True,
 ) -> FairnessSummary:
     """Return the mean, spread and extremes of a metric over the sites.
 
@@ -109,6 +113,8 @@ def summarize(
         higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: the
             direction is not known, and no site is called worst or best.
         suppressed: sites that withhold their value, which is NaN here.
+        linked: False: the values are of different things (:attr:`fairflare.core.statistics.footing.Footing.parts`), so
+            that there is no spread, no worst and no best.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are
@@ -146,7 +152,9 @@ def summarize(
     else:
         scaled = x / largest  # keeps the squares in range
         jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
-    known = higher_is_better is not None
+    known = higher_is_better is not None and linked
+    if not linked:
+        std = jain = math.nan
     return FairnessSummary(
         num_sites=len(sites),
         excluded=excluded,
@@ -156,7 +164,7 @@ def summarize(
         worst_site=worst_site if known else "",
         best=values[best_site] if known else math.nan,
         best_site=best_site if known else "",
-        range=abs(values[best_site] - values[worst_site]),
+        range=abs(values[best_site] - values[worst_site]) if linked else math.nan,
         jain=jain,
         cv=0.0 if std == 0 else (std / abs(mean) if mean != 0 else math.nan),
         bottom_decile=float(ranked[:tenth].mean()) if known else math.nan,

@@ -72,6 +72,9 @@ class Message:
     each: Each | None = None
 
 
+COMPARED = "compared"  # directive of ``validate``: names of the structures that a site's figure is over
+
+
 class BySite(dict[str, Any]):
     """Store a directive's entry for each site; a site is sent its own entry only."""
 

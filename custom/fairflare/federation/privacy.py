@@ -70,7 +70,8 @@ TOLD = {
     "groups": "in `check` and in `validate` of the last model, where the run asks for groups: names of the attributes",
     "group_bins": "beside it: bins of the histograms of probabilities",
     "calibration_bins": "beside it: bins of the told class's probability",
-    "directives": "what the method tells the sites, see below; in `norms`: which norms are done (`done`), the "
+    "directives": "what the method tells the sites, see below; in `validate`, where sites annotate different "
+    "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
 }
 

@@ -107,6 +107,7 @@ class CFFL(Downloads, Steps):
             "own_metric", low=0, high=1, nan_ok=True,
             doc="accuracy (or the primary metric) of the site's own trained model on its validation images",
             of=VALIDATION,
+            measures="score",
         ),
     )  # fmt: skip
 

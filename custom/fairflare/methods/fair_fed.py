@@ -105,6 +105,7 @@ class FairFed(Rule):
             doc="of the received model, on validation or (`fairfed_mode=fedism`) training images; the primary metric "
             "where a task has no accuracy",
             of=VALIDATION,
+            measures="score",
         ),
         Field(
             "groups", low=1, high=1000, required=False, doc="with `fairfed_attribute`: number of its groups",

@@ -111,7 +111,7 @@ class FedCE(Rule):
 
     report_fields = (
         Field(
-            "minus_score", low=0, high=1, home_ok=True, of=VALIDATION,
+            "minus_score", low=0, high=1, home_ok=True, of=VALIDATION, measures="error",
             doc="1 less the mean accuracy (or primary metric), over the rounds, of the received model without this "
             "site's own",
         ),

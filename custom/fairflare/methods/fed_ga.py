@@ -71,6 +71,7 @@ class FedGA(Rule):
             "gap", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
             doc="mean training loss of the received model less that of the site's own model of the round before",
             of=TRAINING,
+            measures="loss",
         ),
     )  # fmt: skip
 

@@ -162,12 +162,12 @@ class FedISM(Rule):
             "sharpness", low=-MAX_LOSS, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="S, by how much the mean training loss of the received model rises at the search distance "
             "(`variant=S`)",
-            keep="`saga=false` of the job", of=TRAINING,
+            keep="`saga=false` of the job", of=TRAINING, measures="loss",
         ),
         Field(
             "perturbed_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True, required=False,
             doc="L_p, the mean training loss at that distance (`variant=L`, in place of S)",
-            keep="`saga=false` of the job", of=TRAINING,
+            keep="`saga=false` of the job", of=TRAINING, measures="loss",
         ),
     )  # fmt: skip
     directive_docs: ClassVar[dict[str, str]] = {

@@ -271,6 +271,7 @@ class SiteStanding(Part):
     p_value: MaybeFigure = None
     common: MaybeFigure = None
     class_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
+    structure_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
 
 
 class Inequality(Part):
@@ -301,6 +302,16 @@ class Inequality(Part):
         ):
             raise PydanticCustomError("not_whole", "is not whole")
         return self
+
+
+class Compared(Part):
+    """Describe on which structures the comparison of the sites rests (:mod:`fairflare.core.statistics.footing`)."""
+
+    how: str = ""
+    structures: dict[str, list[str]] = {}
+    shared: list[str] = []
+    parts: list[list[str]] = []
+    bridges: list[str] = []
 
 
 class GlobalList(Part):
@@ -382,6 +393,7 @@ class Results(Part):
     resampled: dict[str, Draws] = {}
     resampled_units: dict[str, Drawn] = {}
     inequality: Inequality = Inequality()
+    footing: Compared = Compared()
     suppressed: dict[str, list[str]] = {}
     global_test: GlobalTest = GlobalTest()
     groups: Groups = Groups()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from fairflare.core.statistics.footing import OWN
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.no_effect import nothing_learnt
@@ -155,6 +156,8 @@ def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
     if site in suppressed_of(results, metric):
         min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
         return f"{SUPPRESSED}: fewer than {min_cases} cases"
+    if OWN + metric in test.get(site, {}):
+        return "its figures by structure are not known"
     return "not finite" if metric in test.get(site, {}) else "no value"
 
 

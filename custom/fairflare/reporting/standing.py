@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
 from fairflare.base.task import metric_name
+from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
 from fairflare.core.statistics.inequality import (
     Compared,
     errors_test,
@@ -24,12 +25,16 @@ from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
 
+NOWHERE = Footing({})
 Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
-SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support")
+SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support", "structure_support")
 
 
 def standing(
-    test: Mapping[str, Mapping[str, float]], sampling: Mapping[str, Said], info: Mapping[str, Any]
+    test: Mapping[str, Mapping[str, float]],
+    sampling: Mapping[str, Said],
+    info: Mapping[str, Any],
+    footing: Footing = NOWHERE,
 ) -> dict[str, Any] | None:
     """Return where each site stands in the primary metric, as ``inequality`` in ``results.json`` (``docs/results.md``).
 
@@ -37,6 +42,7 @@ def standing(
         test: ``{site: {metric: value}}`` of the last model.
         sampling: what the sites say of how far chance moves their figures.
         info: of the results: ``primary_metric``, ``higher_is_better``, ``metric_range``.
+        footing: which structures of which sites are compared; sites that nothing links are not tested.
 
     Returns:
         ``None``: no site says anything.
@@ -50,7 +56,13 @@ def standing(
     values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
     values = {site: value for site, value in values.items() if math.isfinite(value)}
     sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
-    found = _tested(sites, low, high, higher)
+    compared = [site for site in sites if OWN + metric in site.metrics]
+    for site in compared if footing.how == ADJUSTED else ():  # its cases score as they do, not as they would
+        site.said = {**site.said, "case_scores": None}
+        low, high = -math.inf, math.inf
+    for site in compared:
+        site.only(footing.compared(site.name))
+    found = _tested(sites, low, high, higher) if len(footing.parts) < 2 or not compared else None
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {}
     for site in sites:
@@ -99,6 +111,10 @@ class Site:
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
             self.right = {}
+
+    def only(self, names: Collection[str]) -> None:
+        """Leave out the classes in which the site is not compared."""
+        self.support, self.right = ({n: k for n, k in of.items() if n in names} for of in (self.support, self.right))
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
         """Return the confidence interval (lower, upper end) of the site's value at the level :data:`LEVEL`.
@@ -206,9 +222,33 @@ def who_is_behind(results: Results) -> list[str]:
             else "results of an earlier version, or a task that does not say how its metric is made of images: "
             "Metric.mean_of_images"
         )
-        return [f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."]
+        unknown = f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."
+        return [unknown, *of_footing(results)]
     lines = [_of_sites(found), _of_spread(found)] if found.test else []
-    return lines + _without(found) + _of_classes(found)
+    return lines + _without(found) + _of_classes(found) + of_footing(results)
+
+
+def of_footing(results: Results) -> list[str]:
+    """Say on which structures averages, spread and worst site rest, where the sites have different ones."""
+    found, metric = results.footing, results.info.primary_metric
+    if not found.how or not any(OWN + metric in of for of in results.test.values()):
+        return []
+    own = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in found.structures.items())
+    text = (
+        f"those that all have: {', '.join(found.shared)}."
+        if found.how == SHARED
+        else "no common one: each is adjusted, the site's part in a sum of those of site and structure (least "
+        "squares); its interval leaves out how sure that is."
+    )
+    lines = [f"The sites annotate, or mark, different structures ({own}). Figures of sites rest on {text}"]
+    if found.bridges:
+        lines.append(f"That the others can be compared rests on {' and on '.join(found.bridges)} alone.")
+    for part in found.parts if len(found.parts) > 1 else ():
+        values = {site: results.test.get(site, {}).get(metric) for site in part}
+        ranks = sorted((value, site) for site, value in values.items() if value is not None)
+        lines.append(f"No structure links {', '.join(part)} with other sites; ranked within: "
+                     f"{', '.join(f'{site} {number(value)}' for value, site in ranks)}.")  # fmt: skip
+    return lines
 
 
 def shown_behind(results: Results, metric: str) -> list[str]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.base import checks
+from fairflare.base.metric import metric_name
 from fairflare.core.fairness import declared_as, summarize
+from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
 from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
@@ -18,11 +20,13 @@ from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
     MAX_COLUMNS,
     by_site_of,
+    compared,
     declared_direction,
     direction_of,
     global_values,
     known_metric,
     label_of,
+    linked,
     metrics_of,
     summary_of,
     suppressed_of,
@@ -132,10 +136,9 @@ class _Column:
 def _metric(results: Results, metric: str, test: Metrics | None = None, which: str = "") -> _Column:
     """Make the column of a metric, of the last model or, with ``test``, of another, whose name is ``which``."""
     values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
-    of = summarize(values, higher_is_better=declared_direction(results, metric))
-    worst = (
-        MISSING if of.worst_site is None or (of.num_sites > 1 and of.range == 0) else of.worst_site
-    )  # no site of ties
+    higher = declared_direction(results, metric)
+    of = summarize(values, higher_is_better=higher, linked=linked(results, metric))
+    worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site  # no site of ties
     behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
     totals: dict[str, Cell] = {
@@ -148,7 +151,8 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     if not which and results.inequality.metric == metric and results.inequality.test:
         totals["std if equal"] = results.inequality.chance_std
     unit = declared_as(metric, results.info.units)
-    head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "")
+    how = f", {ADJUSTED}" if results.footing.how == ADJUSTED and compared(results, metric) else ""
+    head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "") + how
     cells = {site: SUPPRESSED if math.isnan(value) and site in home else value for site, value in values.items()}
     return _Column(head, [metric + which], cells, totals)
 
@@ -173,8 +177,10 @@ def _interval_cells(of: SiteStanding | GlobalTest) -> tuple[Cell, Cell]:
 
 
 def class_table(results: Results) -> Table | None:
-    """Set the recall of each class at each site beside the number of its test images; None: no site says them."""
+    """Set the metric of each class or structure at each site beside the number of its test images; None: not known."""
     support = {site: found.class_support for site, found in results.inequality.sites.items() if found.class_support}
+    if not support:
+        return _structures(results)
     names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
     rows = []
     for site, own in support.items():
@@ -183,3 +189,30 @@ def class_table(results: Results) -> Table | None:
         rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
     columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
     return Table("classes", "Recall of each class, and number of its test images.", columns, rows) if rows else None
+
+
+def _structures(results: Results) -> Table | None:
+    """Set each structure's metric at each site beside the number of test images that mark it; ``None``: not known.
+
+    Average, spread and worst site of a structure are over the sites that annotate it and mark it.
+    """
+    metric, sites, counted = results.inequality.metric, results.inequality.sites, results.footing.structures
+    support = {site: found.structure_support or {} for site, found in sites.items()}
+    names = list(dict.fromkeys(name for own in (*support.values(), *counted.values()) for name in own))[:MAX_COLUMNS]
+    cells: dict[str, list[Cell]] = {site: [site] for site in support}
+    totals: dict[str, list[Cell]] = {title: [title] for title in ("average", "std", "worst", "worst site")}
+    for name in names:
+        values = {site: results.test.get(site, {}).get(metric_name(f"{metric}_{name}")) for site in support}
+        for site, value in values.items():
+            images = support[site].get(name)
+            of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
+            cells[site].append(MISSING if value is None else Shown(f"{value:.2f} of {of}", [value, of]))
+        marked = {site: value for site, value in values.items() if value is not None and support[site].get(name) != 0}
+        found = summarize(marked or {"": math.nan}, higher_is_better=declared_direction(results, metric))
+        for row, value in zip(totals.values(), (found.mean, found.std, found.worst, found.worst_site), strict=True):
+            row.append(value if value != "" else MISSING)
+    caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."
+    heads = [["site"], *([name, f"{name} test images"] for name in names)]
+    columns = [metric, *(name[:MAX_HEADING] for name in names)]
+    rows, below = list(cells.values()), list(totals.values())
+    return Table("structures", caption, columns, rows, totals=below, csv_columns=heads) if names else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
+from fairflare.core.statistics.footing import OWN
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 
 GLOBAL = "global/"  # in front of metrics of the global test, wherever they stand among those of the sites
@@ -146,8 +147,18 @@ def suppressed_of(results: Results, metric: str) -> set[str]:
 
 def summary_of(results: Results, metric: str) -> FairnessSummary:
     """Summarize the last model's test metric over the sites of the run."""
-    by_site, higher = by_site_of(results, metric), direction_of(results, metric)
-    return summarize(by_site, higher_is_better=higher, suppressed=suppressed_of(results, metric))
+    by_site, higher, home = by_site_of(results, metric), direction_of(results, metric), suppressed_of(results, metric)
+    return summarize(by_site, higher_is_better=higher, suppressed=home, linked=linked(results, metric))
+
+
+def linked(results: Results, metric: str) -> bool:
+    """Return whether the sites' values of a metric can be compared with each other, see ``footing``."""
+    return len(results.footing.parts) < 2 or not compared(results, metric)
+
+
+def compared(results: Results, metric: str) -> bool:
+    """Return whether a metric's values are comparable figures in place of means over each site's own structures."""
+    return any(OWN + part in of for of in results.test.values() for part in parts_of(metric, results.test))
 
 
 def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, float]]]:

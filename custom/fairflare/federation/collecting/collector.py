@@ -22,6 +22,7 @@ from fairflare.base.task import Metric
 from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
+from fairflare.core.statistics.footing import Footing
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import layout_of
@@ -140,6 +141,7 @@ class Collector:
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
+        self.footing = Footing({})  # of sites that annotate different structures; known after the check
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
@@ -364,12 +366,14 @@ class Collector:
             given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
         self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
+        kinds = {field.name: field.measures for field in self.rule.report_fields if field.measures}
+        metrics = self.footing.on_one({site: trained[site].metrics for site in sites})
         return RoundInputs(
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
             sites=sites,
             num_samples=self._round.counts,
-            reports={site: trained[site].report for site in sites},
+            reports=self.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
             anchor_reports=self._round.anchor_reports,
             states=self._states(),
             owner=owner,

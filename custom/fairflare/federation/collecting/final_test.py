@@ -11,6 +11,7 @@ from typing import Any
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.checks import listed
 from fairflare.base.task import SPLIT_GLOBAL, Metric
+from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing, known_mean
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
@@ -50,6 +51,7 @@ class Tested:
         phases: a record of each exchange, for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
         groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: not asked for.
+        footing: which structures of which sites are compared.
     """
 
     phase: Phase
@@ -57,6 +59,7 @@ class Tested:
     phases: list[PhaseRecord] = field(default_factory=list)
     of_all: dict[str, Any] | None = None
     groups: dict[str, Any] | None = None
+    footing: Footing = field(default_factory=lambda: Footing({}))
 
     @property
     def test(self) -> dict[str, dict[str, float]]:
@@ -103,7 +106,8 @@ class Tested:
 
     def without(self, metric: str) -> list[str]:
         """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""
-        return sorted(site for site, values in self.phase.good.items() if math.isnan(values.get(metric, 0.0)))
+        values = {site: of.get(OWN + metric, of.get(metric, 0.0)) for site, of in self.phase.good.items()}
+        return sorted(site for site, value in values.items() if math.isnan(value))
 
 
 class FinalTest:
@@ -131,6 +135,7 @@ class FinalTest:
         self.metrics, self.primary, self.parts = metrics, primary, parts
         #: Facts that each site reported about its data before the first round.
         self.facts: Mapping[str, Mapping[str, Any]] = {}
+        self.footing = Footing({})  # of sites that annotate different structures; known after the check
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -175,6 +180,17 @@ class FinalTest:
             tested.phases.append(second.record())
             _merge(phase, second)
         phase.left_out |= self.roster.excluded
+        if validation:
+            tested.validation = self.footing.on_one(found)
+            said = tested.said(SAID)
+            self.footing = self.footing.without({site: of.get("structure_support") or {} for site, of in said.items()})
+        cells = self.footing.cells(phase.good, self.primary)
+        phase.good = self.footing.on_one(phase.good)
+        for site in phase.good if self.footing.how == ADJUSTED else ():  # draws are of means, not of adjusted figures
+            away = phase.good[site][self.primary] - known_mean(cells[site].values())
+            stats = phase.stats[site]
+            stats[RESAMPLED] = stats[RESAMPLED] and [value + away for value in stats[RESAMPLED]]
+        tested.footing = self.footing
         return tested
 
     def of_all(

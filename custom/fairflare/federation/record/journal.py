@@ -11,6 +11,7 @@ from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
+from fairflare.core.statistics.footing import OWN
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
@@ -50,6 +51,7 @@ class Journal:
         self.metric = metric
         self.synthetic = False
         self._classes_at_home: set[str] = set()
+        self._linked = True  # whether the sites have structures by which they can be compared
 
     @property
     def info(self) -> dict[str, Any]:
@@ -177,7 +179,7 @@ class Journal:
             best: describes the best model.
             width: width of the primary metric's range.
         """
-        number = last.phase.current_round
+        number, self._linked = last.phase.current_round, len(last.footing.parts) < 2
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
         by_best = of_best.left_out if of_best is not None else ()
         for text in (
@@ -210,7 +212,8 @@ class Journal:
             "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),
             "resampled": last.said(RESAMPLED) or None,
             "resampled_units": last.units or None,
-            "inequality": standing(last.test, last.said(SAID), self.info),
+            "inequality": standing(last.test, last.said(SAID), self.info, last.footing),
+            "footing": last.footing.as_dict() if last.footing.differs else None,
             "suppressed": last.suppressed,
             "global_test": last.of_all,
             "groups": last.groups,
@@ -256,10 +259,12 @@ class Journal:
         found = {}
         for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
             values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
+            compared = any(OWN + name in of for of in test.values())
             found[name] = summarize(
                 values,
                 higher_is_better=higher_is_better(name, info["higher_is_better"]),
                 suppressed=[site for site, names in suppressed.items() if name in names],
+                linked=self._linked or not compared,
             )
         return found
 

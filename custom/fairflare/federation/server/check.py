@@ -15,6 +15,7 @@ from typing import Any
 
 from fairflare.base.checks import first_of
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
+from fairflare.core.statistics.footing import Footing
 from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
@@ -203,6 +204,20 @@ class Check:
             | ({"groups": len(found[ACTED_ON]) - 1} if found.get(ACTED_ON) else {})
             for site, found in self.facts.items()
         }
+
+    @property
+    def footing(self) -> Footing:
+        """Return which structures or classes of which sites are compared: those that the site annotates.
+
+        Where the site counts single images as enough, what none of its labels marks is left out.
+        """
+        of = {}
+        for site, found in sorted(self.facts.items()):
+            every = frozenset(map(printable, self.task.suited_to(_Said(found)).outcome_names()))
+            annotated = every if found.get("annotated") is None else frozenset(found["annotated"])
+            rare = found.get("marked") is None or found["min_cases"] is not None or self.task.has_classes is not False
+            of[site] = annotated if rare else annotated & {*found["marked"]}
+        return Footing(of, self.task.primary_metric)
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:

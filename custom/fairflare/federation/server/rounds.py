@@ -16,8 +16,11 @@ from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.features.adapting import products_of
 from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
+    COMPARED,
     TASK_ANCHOR,
     TASK_TRAIN,
+    TASK_VALIDATE,
+    BySite,
     Message,
     clean_state,
 )
@@ -103,6 +106,7 @@ class Rounds:
             current_round, state = self._start()
             self.check.run(current_round)
             self.collector.said, self.test.facts = self.check.said, self.check.facts
+            self.collector.footing = self.test.footing = self.check.footing
             while current_round < self.settings.rounds_in_all + 1:
                 try:
                     if current_round < self.settings.rounds_in_all:
@@ -186,6 +190,7 @@ class Rounds:
         form, timeout = run.anchor_as if asks_again else MODEL, run.train_timeout
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, anchor_as=form)
         train.left_out |= self.roster.why_not(record.sites)
+        train.good = self.collector.footing.on_one(train.good)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         record.accepted = self.collector.accepted
@@ -289,6 +294,8 @@ class Rounds:
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
         told = rule.directives(current_round, self.settings.num_rounds, sites)
+        if name == TASK_VALIDATE and self.test.footing.differs:
+            told = {**told, COMPARED: BySite({site: self.test.footing.compared(site) for site in sites})}
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         task_of["update_dtype"] = self.settings.update_dtype
         return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)

@@ -14,6 +14,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.features.adapting import network_of, of_site
 from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
+    COMPARED,
     FLOAT32,
     SPLIT_TEST,
     SPLIT_VALIDATION,
@@ -41,7 +42,7 @@ from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
 LISTS = "lists"  # file of a run's folder: checksums of the lists that the site's first round was trained on
 
 if TYPE_CHECKING:
-    from fairflare.base.task import SiteData
+    from fairflare.base.task import SiteData, Task
     from fairflare.federation.site.worker import SiteWorker
 
 
@@ -157,18 +158,32 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     for prefix, split in further.items():
         metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+    task = _comparing(worker, request)
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = worker.task.sampling(model, run.data, worker.device)
+        if task is not worker.task:
+            of_own = {name: value for name, value in reply.stats.items() if name.startswith("structure")}
+            reply.stats = task.sampling(model, run.data, worker.device) | of_own
     if request.groups:
         reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
     if request.resample:
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-        draws = worker.task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
+        draws = task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
         if draws is not None:
             reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
     draw_examples(worker.examples, request, run, model, worker.training)
     return reply
+
+
+def _comparing(worker: SiteWorker, request: SiteTask) -> Task:
+    """Return the task over the structures that the site's figure is over, for its intervals; else the task itself.
+
+    Of a single structure an interval would be a metric by class, so a site that withholds these has its own mean's.
+    """
+    names, compared = worker.task.outcome_names(), {*request.directives.get(COMPARED, ())}
+    numbers = tuple(number for number, name in enumerate(names) if name in compared)
+    return worker.task.annotating(numbers) if numbers and worker.sends_classes else worker.task
 
 
 #: The function that performs a task at a site, by the task's name.

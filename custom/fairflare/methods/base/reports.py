@@ -69,6 +69,9 @@ class Field:
             ``min_cases``, the value is withheld. Empty: computed from no images. ``None``: unknown, so the value is
             withheld where any split has too few cases.
         home_ok: whether the method works if the site withholds the value, which is then NaN, as with ``nan_ok``.
+        measures: what the value is of the site's labels: a ``"loss"``, a ``"score"`` or an ``"error"`` (1 - score).
+            Where sites annotate different structures, the rule gets it on one footing
+            (:meth:`fairflare.core.statistics.footing.Footing.reports`). Empty: none of these.
         alike: advice for the case that sites report different values; a site whose value differs from that of most
             sites of the round is left out. Empty: sites may report different values.
     """
@@ -87,6 +90,7 @@ class Field:
     of: tuple[str, ...] | None = field(default=None, kw_only=True)
     home_ok: bool = field(default=False, kw_only=True)
     alike: str = field(default="", kw_only=True)
+    measures: Literal["", "loss", "score", "error"] = field(default="", kw_only=True)
 
     def read(self, report: Mapping[str, Any], site: str, suppressed: Collection[str] = ()) -> Any:
         """Return this field's checked value from a report; ``None`` when the field is optional and absent.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_LOSS = 1e6  # largest mean loss over a site's images that a report may have
 PROBE_LOSS = Field(
     "probe_loss", low=0, high=MAX_LOSS, nan_ok=True, infinite_ok=True,
-    doc="mean training loss of the received model", of=TRAINING,
+    doc="mean training loss of the received model", of=TRAINING, measures="loss",
 )  # fmt: skip
 
 

@@ -1,0 +1,223 @@
+r"""Bring the figures of sites that annotate different structures on one footing, so that they can be compared.
+
+A *cell* is a structure at a site that annotates it and has images that mark it. A mean over a site's own cells says as
+much about which structures these are as about the model: of sites with different ones it ranks nobody.
+
+Source:
+    Comparison over shared cells, and additive adjustment :math:`y_{ks} = u_k + v_s` by least squares, as of an
+    unbalanced two-way layout (Scheffe, The Analysis of Variance, 1959, chapter 4).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from fairflare.base.metric import metric_name
+
+Cells: TypeAlias = Mapping[str, Mapping[str, float]]  # by site, then by structure
+Metrics: TypeAlias = Mapping[str, Mapping[str, float]]  # by site, then by name of the metric
+Reports: TypeAlias = dict[str, dict[str, Any]]  # by site
+OWN = "own/"  # in front of a site's mean over its own cells, where a comparable figure has the metric's name
+LEAST_LOSS = 1e-10  # keeps ratios finite
+OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # metrics by class that have another name than their mean
+SHARED, ADJUSTED = "shared", "adjusted"
+KINDS = ("", "loss", "score", "error")  # of a reported value: what of the labels it measures
+
+
+@dataclass(frozen=True)
+class Footing:
+    """Fix, for all rounds of a run, which structures of which sites are compared.
+
+    Attributes:
+        of: by site the structures that it annotates and that its images mark; an empty one is in no comparison.
+        primary: name of the primary metric.
+    """
+
+    of: Mapping[str, frozenset[str]]
+    primary: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Return whether sites have different structures; if not, their plain means are compared as they are."""
+        return len({*self.of.values()}) > 1
+
+    @cached_property
+    def shared(self) -> list[str]:
+        """Return the structures that all sites with any have; a comparable figure is the mean over them."""
+        return sorted(frozenset.intersection(*([own for own in self.of.values() if own] or [frozenset()])))
+
+    @cached_property
+    def parts(self) -> list[list[str]]:
+        """Return the sites that structures link with each other, the largest part first; one part: all are linked."""
+        return _parts(self.of)
+
+    @property
+    def bridges(self) -> list[str]:
+        """Return sites on which the comparison of others rests alone: without one of them these are not linked."""
+        if self.shared:
+            return []
+        without = {site: {k: own for k, own in self.of.items() if k != site} for site in sorted(self.of)}
+        return [s for s, of in without.items() if len(_parts(of)) > len(self.parts) - ([s] in self.parts)]
+
+    def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
+        """Return the footing without structures that no image of a site marks, of those whose number is told."""
+        empty = {site: {name for name, count in of.items() if not count} for site, of in support.items()}
+        return replace(self, of={site: own - empty.get(site, set()) for site, own in self.of.items()})
+
+    @property
+    def how(self) -> str:
+        """Return how the figures are made comparable, :data:`SHARED` or :data:`ADJUSTED`; empty: nothing is done."""
+        return (SHARED if self.shared else ADJUSTED) if self.differs else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what results say of the comparison."""
+        structures = {site: sorted(own) for site, own in self.of.items()}
+        told = {"how": self.how, "shared": self.shared, "structures": structures}
+        return {**told, "parts": self.parts, "bridges": self.bridges}
+
+    def compared(self, site: str) -> list[str]:
+        """Return the structures whose mean the figure of a site is made of."""
+        return self.shared if self.shared and self.of.get(site) else sorted(self.of.get(site, ()))
+
+    def figures(self, cells: Cells) -> dict[str, float]:
+        r"""Return a figure of each site that can be compared with that of the others it is linked with.
+
+        It is the mean over the shared structures; where there are none, :math:`u_k` of :func:`adjusted`.
+
+        Args:
+            cells: values; only those of :attr:`of` count.
+
+        Returns:
+            By site of ``cells``; NaN where one of the site's cells has no value, as another set of cells than in other
+            rounds would not be the same figure.
+        """
+        own = {site: {name: cells[site].get(name, math.nan) for name in self.compared(site)} for site in cells}
+        whole = {site: of for site, of in own.items() if of and all(map(math.isfinite, of.values()))}
+        if self.shared:
+            found = {site: statistics.fmean(of.values()) for site, of in whole.items()}
+        else:
+            parts = _parts({site: frozenset(of) for site, of in whole.items()})
+            found = {k: v for part in parts for k, v in adjusted({site: whole[site] for site in part}).items()}
+        return {site: found.get(site, math.nan) for site in cells}
+
+    def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
+        """Return the sites' metrics with comparable figures in place of means over each site's own structures.
+
+        The means stay under ``own/<metric>``. Where all sites have the same structures nothing is changed.
+        """
+        names = {name: None for of in metrics.values() for name in of}
+        found = {site: dict(of) for site, of in metrics.items()}
+        for name in names if self.differs else ():
+            cells = self.cells(metrics, name)
+            if any(cells.values()):
+                for site, value in self.figures(cells).items():
+                    alone = not cells[site] and self.compared(site) == sorted(self.of.get(site, ()))
+                    if name in found[site] and not (self.shared and alone):  # its own mean is the figure
+                        found[site] |= {OWN + name: found[site][name], name: value}
+        return found
+
+    def cells(self, metrics: Metrics, name: str) -> dict[str, dict[str, float]]:
+        """Return the values by structure that a metric is the mean of."""
+        place, _, last = name.rpartition("/")
+        start = f"{place}{'/' * bool(place)}{OF_PART.get(last, last)}_"
+        every = {part: metric_name(start + part) for part in sorted(frozenset().union(*self.of.values()))}
+        return {
+            site: {part: of[key] for part, key in every.items() if part in self.of.get(site, ()) and key in of}
+            for site, of in metrics.items()
+        }
+
+    def reports(self, reports: Reports, kinds: Mapping[str, str], metrics: Metrics) -> Reports:
+        r"""Return what sites report of losses and scores as if all had the same structures, for a rule's weights.
+
+        A loss is multiplied by :math:`\tilde F_k / F_k` (:func:`relative`) of the received model on the validation
+        split, so that the loss measured there becomes :math:`\tilde F_k`. To a score is added by how much the
+        comparable figure of the received model exceeds the site's own mean; of sites that nothing links scores stay.
+
+        Args:
+            reports: by site.
+            kinds: kind of the fields that are one of :data:`KINDS`, by name.
+            metrics: of the received model, after :meth:`on_one`.
+
+        Returns:
+            The reports; NaN where a site's figures by structure are not known.
+        """
+        if not self.differs or not kinds:
+            return reports
+        losses = self.cells(metrics, "loss")
+        factor = {k: ratio / max(known_mean(losses[k].values()), LEAST_LOSS) for k, ratio in relative(losses).items()}
+        found = {}
+        for site, report in reports.items():
+            of, score = metrics[site], "accuracy" if "accuracy" in metrics[site] else self.primary
+            away = of[score] - of[OWN + score] if OWN + score in of and len(self.parts) < 2 else 0.0
+            even = {"loss": (factor[site], 0.0), "score": (1.0, away), "error": (1.0, -away)}
+            told = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
+            found[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in told.items()}}
+        return found
+
+
+def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """Return the sites that share structures, also by way of others; the largest part first, then by name."""
+    from scipy.sparse.csgraph import connected_components
+
+    sites = sorted(site for site in of if of[site])
+    if not sites:
+        return []
+    linked = np.array([[not frozenset(of[a]).isdisjoint(of[b]) for b in sites] for a in sites])
+    numbers = connected_components(linked)[1].tolist()
+    parts = [[site for site, n in zip(sites, numbers, strict=True) if n == part] for part in sorted(set(numbers))]
+    return sorted(parts, key=lambda part: (-len(part), part))
+
+
+def adjusted(cells: Cells) -> dict[str, float]:
+    r"""Return the site's effect :math:`u_k` of the additive model over the cells of linked sites.
+
+    .. math:: \min \sum (y_{ks} - u_k - v_s)^2, \quad \sum_s v_s = 0
+
+    A structure that only one site has says nothing of it beside others: its :math:`v_s` takes up what is left.
+
+    Example:
+        >>> found = adjusted({"A": {"s1": 0.8}, "B": {"s2": 0.6}, "C": {"s1": 0.7, "s2": 0.5}})
+        >>> {site: round(value, 6) for site, value in found.items()}
+        {'A': 0.7, 'B': 0.7, 'C': 0.6}
+    """
+    sites, names = sorted(cells), sorted({name for of in cells.values() for name in of})
+    known = [(site, name, cells[site][name]) for site in sites for name in sorted(cells[site])]
+    left = np.zeros((len(known) + 1, len(sites) + len(names)))
+    for row, (site, name, _) in enumerate(known):
+        left[row, [sites.index(site), len(sites) + names.index(name)]] = 1
+    left[-1, len(sites) :] = 1
+    solved = np.linalg.lstsq(left, np.array([*(value for _, _, value in known), 0.0]), rcond=None)[0]
+    return dict(zip(sites, solved[: len(sites)].tolist(), strict=True))
+
+
+def relative(losses: Cells) -> dict[str, float]:
+    r"""Return each site's loss relative to what the structures that it has cost on average.
+
+    .. math:: \tilde F_k = \frac{1}{|A_k|} \sum_{s \in A_k} F_{ks} / \bar F_s
+
+    :math:`\bar F_s` is the mean over the sites that have s; of one site alone the ratio is 1. NaN: no loss is known.
+
+    Example:
+        >>> found = relative({"A": {"s1": 0.2}, "B": {"s2": 0.4}, "C": {"s1": 0.3, "s2": 0.5}})
+        >>> {site: round(value, 6) for site, value in found.items()}
+        {'A': 0.8, 'B': 0.888889, 'C': 1.155556}
+    """
+    floored = {
+        site: {name: max(v, LEAST_LOSS) for name, v in of.items() if math.isfinite(v)} for site, of in losses.items()
+    }
+    names = sorted({name for of in floored.values() for name in of})
+    means = {name: known_mean(of[name] for of in floored.values() if name in of) for name in names}
+    return {site: known_mean(of[name] / means[name] for name in of) for site, of in floored.items()}
+
+
+def known_mean(values: Iterable[float]) -> float:
+    """Return the mean of the values that are known; NaN where none is."""
+    known = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan

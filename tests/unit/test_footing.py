@@ -1,0 +1,143 @@
+"""Sites with different annotated structures on one footing: the specification's numbers, limits, direction."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fairflare.core.statistics.footing import Footing, adjusted, relative
+from fairflare.core.weighting import power_weights
+
+ABC = Footing({"A": frozenset({"s1"}), "B": frozenset({"s2"}), "C": frozenset({"s1", "s2"})}, "dice")
+DICE = {"A": {"dice_s1": 0.8}, "B": {"dice_s2": 0.6}, "C": {"dice_s1": 0.7, "dice_s2": 0.5}}
+MEANS = {"A": 0.8, "B": 0.6, "C": 0.6}
+LOSSES = {"A": {"loss_s1": 0.2}, "B": {"loss_s2": 0.4}, "C": {"loss_s1": 0.3, "loss_s2": 0.5}}
+OWN_LOSS = {"A": 0.2, "B": 0.4, "C": 0.4}
+
+
+def measured(cells, means, name="dice"):
+    return {site: {name: means[site], **cells[site]} for site in cells}
+
+
+def footing(**of):
+    return Footing({site: frozenset(names.split()) for site, names in of.items()}, "dice")
+
+
+def test_adjusted_as_worked_in_the_specification():
+    found = ABC.on_one(measured(DICE, MEANS))
+    assert {site: of["dice"] for site, of in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
+    assert {site: of["own/dice"] for site, of in found.items()} == MEANS
+    assert ABC.how == "adjusted"
+
+
+def test_the_comparison_rests_on_the_one_site_that_links_the_others():
+    assert ABC.bridges == ["C"]
+    assert footing(A="s1 s2", B="s1 s2", C="s1", D="s2").bridges == []
+    assert footing(A="s1", B="s2").bridges == []
+    assert footing(A="s1 s2", B="s1", C="s1 s3").bridges == []  # all have s1
+
+
+def test_shared_structures_alone_are_compared_where_there_are_any():
+    # B marks s1 and s2, and is the worst in s2, which A does not have
+    of = footing(A="s1", B="s1 s2")
+    values = {"A": {"dice": 0.5, "dice_s1": 0.5}, "B": {"dice": 0.45, "dice_s1": 0.8, "dice_s2": 0.1}}
+    assert {site: m["dice"] for site, m in of.on_one(values).items()} == {"A": 0.5, "B": 0.8}
+    assert of.how == "shared"
+
+
+def test_a_site_is_never_judged_by_a_structure_that_it_does_not_have():
+    of = footing(A="s1", B="s1 s2", C="s1 s2")
+    values = {"A": {"dice": 0.4, "dice_s1": 0.8, "dice_s2": 0.0}}  # it sent what is not its own
+    values |= {site: {"dice": 0.6, "dice_s1": 0.7, "dice_s2": 0.5} for site in "BC"}
+    found = of.on_one(values)
+    assert min(found, key=lambda site: found[site]["dice"]) != "A"
+    assert found["A"]["dice"] == 0.8
+    assert "s2" not in of.cells(values, "dice")["A"]
+
+
+def test_sites_that_no_structure_links_are_parts():
+    of = footing(A="s1", B="s2 s3", C="s3", D="")
+    assert of.parts == [["B", "C"], ["A"]]
+    found = of.figures({"A": {"s1": 0.9}, "B": {"s2": 0.4, "s3": 0.6}, "C": {"s3": 0.7}, "D": {}})
+    assert found["A"] == pytest.approx(0.9)
+    assert found["C"] - found["B"] == pytest.approx(0.1)
+    assert math.isnan(found["D"])
+
+
+def test_equal_sets_change_nothing():
+    of = footing(A="s1 s2", B="s1 s2")
+    values = {"A": {"dice": 0.45, "dice_s1": 0.3, "dice_s2": 0.6}, "B": {"dice": 0.1, "dice_s1": 0.1, "dice_s2": 0.1}}
+    assert of.on_one(values) == values
+    assert not of.how
+    reports = {"A": {"probe_loss": 0.3}, "B": {"probe_loss": 0.7}}
+    assert of.reports(reports, {"probe_loss": "loss"}, values) is reports
+
+
+def test_a_cell_without_a_value_leaves_the_site_without_a_figure():
+    values = {"A": {"dice": 0.8, "dice_s1": 0.8}, "B": {"dice": 0.6, "dice_s1": math.nan, "dice_s2": 0.6}}
+    found = footing(A="s1", B="s1 s2").on_one(values)
+    assert found["A"]["dice"] == 0.8
+    assert math.isnan(found["B"]["dice"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_additive_is_found_back(seed):
+    random = np.random.default_rng(seed)
+    u, v = random.random(6), random.random(4)
+    v -= v.mean()
+    has = random.random((6, 4)) < 0.6
+    has[:, 0] |= ~has.any(1)
+    has[0] = True  # links all
+    cells = {f"site-{k}": {f"s{s}": u[k] + v[s] for s in range(4) if has[k, s]} for k in range(6)}
+    assert list(adjusted(cells).values()) == pytest.approx(u.tolist())
+
+
+def test_metrics_of_test_lists_and_of_classes():
+    of = footing(A="x", B="x y")
+    values = {
+        "A": {"clean/dice": 0.5, "clean/dice_x": 0.5, "balanced_accuracy": 0.9, "recall_x": 0.9, "accuracy": 0.9},
+        "B": {"clean/dice": 0.4, "clean/dice_x": 0.6, "clean/dice_y": 0.2, "balanced_accuracy": 0.5, "recall_x": 0.7,
+              "recall_y": 0.3, "accuracy": 0.4},
+    }  # fmt: skip
+    found = of.on_one(values)
+    assert found["B"]["clean/dice"] == 0.6
+    assert found["B"]["own/clean/dice"] == 0.4
+    assert found["B"]["balanced_accuracy"] == 0.7
+    assert found["B"]["accuracy"] == 0.4
+
+
+# ------------------------------------------------------------------------------------------------ weights
+
+
+@pytest.mark.parametrize(
+    ("q", "plain", "even"),
+    [(1, (0.2, 0.4, 0.4), (0.28125, 0.3125, 0.40625)), (2, (1 / 9, 4 / 9, 4 / 9), (0.231429, 0.285714, 0.482857))],
+)
+def test_weights_as_worked_in_the_specification(q, plain, even):
+    assert list(power_weights(OWN_LOSS, q).values()) == pytest.approx(plain)
+    reports = {site: {"probe_loss": loss} for site, loss in OWN_LOSS.items()}
+    metrics = ABC.on_one(measured(LOSSES, OWN_LOSS, "loss"))
+    found = ABC.reports(reports, {"probe_loss": "loss"}, metrics)
+    losses = {site: report["probe_loss"] for site, report in found.items()}
+    assert losses == pytest.approx({"A": 0.8, "B": 0.888889, "C": 1.155556}, abs=1e-6)
+    assert list(power_weights(losses, q).values()) == pytest.approx(even, abs=1e-6)
+
+
+def test_a_structure_of_one_site_is_neutral():
+    assert relative({"A": {"s1": 0.01}, "B": {"s2": 0.9}}) == {"A": 1.0, "B": 1.0}
+
+
+def test_a_loss_of_zero_stays_finite():
+    assert all(map(math.isfinite, relative({"A": {"s1": 0.0}, "B": {"s1": 0.0}}).values()))
+
+
+def test_scores_get_the_comparable_figures_distance():
+    metrics = ABC.on_one(measured(DICE, MEANS))
+    reports = {site: {"score": value, "steps": 3} for site, value in MEANS.items()}
+    found = ABC.reports(reports, {"score": "score"}, metrics)
+    assert {s: r["score"] for s, r in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
+    apart = footing(A="s1", B="s2")
+    two = {site: measured(DICE, MEANS)[site] for site in "AB"}
+    assert apart.reports({s: reports[s] for s in "AB"}, {"score": "score"}, apart.on_one(two))["A"]["score"] == 0.8

@@ -1,0 +1,118 @@
+"""What tables, the verdict and the page say of sites that annotate different structures."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from fairflare.base.cases.sampling import BINS
+from fairflare.core.fairness import summarize
+from fairflare.core.statistics.footing import Footing
+from fairflare.reporting.documents import as_json
+from fairflare.reporting.standing import ERRORS, standing, who_is_behind
+from fairflare.reporting.table import fairness_table, summary_of, table_of
+from fairflare_lab.page.material import of_one, page_run
+from fairflare_lab.page.write import build
+from tests.unit.report_runs import document, read
+
+#: The model finds cellavision's nucleus, which that site did not annotate: as zeros it would be the worst.
+CELLS = {
+    "bccd": {"dice": 0.485, "dice_nucleus": 0.148, "dice_cytoplasm": 0.823},
+    "cellavision": {"dice": 0.637, "dice_cytoplasm": 0.637},
+    "jtsc": {"dice": 0.863, "dice_cytoplasm": 0.863},
+}
+ABC = {
+    "A": {"dice": 0.8, "dice_s1": 0.8}, "B": {"dice": 0.6, "dice_s2": 0.6},
+    "C": {"dice": 0.6, "dice_s1": 0.7, "dice_s2": 0.5},
+}  # fmt: skip
+
+
+def run(metrics: dict[str, dict[str, float]], support: dict[str, dict[str, int]] | None = None, cases: int = 30) -> Any:
+    structures = {site: frozenset(n.removeprefix("dice_") for n in of if "_" in n) for site, of in metrics.items()}
+    footing = Footing(structures, "dice").without(support or {})
+    made = document("fed_avg", 0, {site: of["dice"] for site, of in metrics.items()})
+    made["test"] = footing.on_one(metrics)
+    said = {
+        site: {"images": cases, "test_cases": cases, "standard_error": 0.02, "case_scores": [0] * (BINS - 1) + [cases],
+               "structure_support": (support or {}).get(site)}
+        for site in metrics
+    }  # fmt: skip
+    made["info"]["shown_metrics"] = ["dice"]
+    made["inequality"] = as_json(standing(made["test"], said, made["info"], footing), "x")
+    made["footing"] = as_json(footing.as_dict(), "x") if footing.differs else None
+    return made
+
+
+def words(made: Any) -> str:
+    return " ".join(fairness_table(read(**made)).split())
+
+
+def test_a_site_is_not_the_worst_for_what_it_did_not_annotate() -> None:
+    made = run(CELLS, {site: {name[5:]: 12 for name in of if "_" in name} for site, of in CELLS.items()})
+    assert {site: of["dice"] for site, of in made["test"].items()} == {
+        "bccd": 0.823, "cellavision": 0.637, "jtsc": 0.863,
+    }  # fmt: skip
+    said = words(made)
+    assert "Figures of sites rest on those that all have: cytoplasm." in said
+    assert "(bccd: cytoplasm, nucleus; cellavision: cytoplasm; jtsc: cytoplasm)" in said
+
+
+def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_that_have_them() -> None:
+    support = {"bccd": {"nucleus": 0, "cytoplasm": 12}, "cellavision": {"cytoplasm": 9}}
+    made = run(CELLS, support)
+    said = words(made)
+    assert "bccd 0.15 of empty masks 0.82 of 12" in said
+    assert "cellavision - 0.64 of 9" in said
+    assert "jtsc - 0.86 of ?" in said
+    assert "nucleus; " not in said  # no image marks it: in no comparison
+    assert "average - 0.774" in said
+    assert "worst site - cellavision" in said
+    page = build(of_one(page_run(made)))
+    (table,) = (p for s in page.sections for p in s.parts if p.name == "structures")
+    rows = list(csv.DictReader(io.StringIO(table.csv())))  # type: ignore[union-attr]
+    assert rows[0]["nucleus test images"] == "empty masks"
+    assert rows[1]["cytoplasm"] == "0.637"
+
+
+def test_adjusted_figures_are_marked_and_the_bridge_is_named() -> None:
+    made = run(ABC)
+    results = read(**made)
+    assert "dice, adjusted" in table_of(results).columns
+    assert [row[1] for row in table_of(results).rows] == pytest.approx([0.7, 0.7, 0.6])
+    assert summary_of(results, "dice").worst_site == "C"
+    assert "That the others can be compared rests on C alone." in words(made)
+    assert results.inequality.test == ERRORS  # its cases score as they do, not as adjusted
+    own = results.inequality.sites["A"]
+    assert own.high - own.value == pytest.approx(own.value - own.low)
+
+
+def test_sites_that_nothing_links_are_ranked_within() -> None:
+    made = run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6},
+                "C": {"dice": 0.5, "dice_s2": 0.5}})  # fmt: skip
+    results = read(**made)
+    of = summary_of(results, "dice")
+    assert of.worst_site == ""
+    assert of.std != of.std
+    assert of.mean == pytest.approx(1.3 / 3)
+    assert not results.inequality.test
+    said = words(made)
+    assert "worst site -" in said
+    assert "No structure links B, C with other sites; ranked within: C 0.500, B 0.600." in said
+    assert "No structure links A with other sites; ranked within: A 0.200." in said
+
+
+def test_equal_sets_say_nothing_new() -> None:
+    same = {site: {"dice": 0.5, "dice_x": 0.4, "dice_y": 0.6} for site in "AB"}
+    made = run(same)
+    assert made["test"] == same
+    assert made["footing"] is None
+    assert not any("structures" in line for line in who_is_behind(read(**made)))
+
+
+def test_values_of_different_things_have_no_spread() -> None:
+    of = summarize({"A": 0.2, "B": 0.6}, linked=False)
+    assert (of.mean, of.worst_site, of.best_site) == (0.4, "", "")
+    assert of.range != of.range

@@ -56,13 +56,13 @@ def standing(
     values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
     values = {site: value for site, value in values.items() if math.isfinite(value)}
     sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
-    compared = [site for site in sites if OWN + metric in site.metrics]
-    for site in compared if footing.how == ADJUSTED else ():  # its cases score as they do, not as they would
+    moved = [site for site in sites if OWN + metric in site.metrics]
+    for site in moved if footing.how == ADJUSTED else ():  # its cases score as they do, not as they would
         site.said = {**site.said, "case_scores": None}
         low, high = -math.inf, math.inf
-    for site in compared:
+    for site in moved:
         site.only(footing.compared(site.name))
-    found = _tested(sites, low, high, higher) if len(footing.parts) < 2 or not compared else None
+    found = _tested(sites, low, high, higher) if len(footing.parts) < 2 or not moved else None
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {}
     for site in sites:

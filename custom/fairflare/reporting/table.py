@@ -209,10 +209,11 @@ def _structures(results: Results) -> Table | None:
             cells[site].append(MISSING if value is None else Shown(f"{value:.2f} of {of}", [value, of]))
         marked = {site: value for site, value in values.items() if value is not None and support[site].get(name) != 0}
         found = summarize(marked or {"": math.nan}, higher_is_better=declared_direction(results, metric))
-        for row, value in zip(totals.values(), (found.mean, found.std, found.worst, found.worst_site), strict=True):
-            row.append(value if value != "" else MISSING)
+        below: tuple[Cell, ...] = (found.mean, found.std, found.worst, found.worst_site or MISSING)
+        for row, cell in zip(totals.values(), below, strict=True):
+            row.append(cell)
     caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
     columns = [metric, *(name[:MAX_HEADING] for name in names)]
-    rows, below = list(cells.values()), list(totals.values())
-    return Table("structures", caption, columns, rows, totals=below, csv_columns=heads) if names else None
+    rows = [list(cells.values()), list(totals.values())]
+    return Table("structures", caption, columns, rows[0], totals=rows[1], csv_columns=heads) if names else None

@@ -1,7 +1,7 @@
 """Simulate how a site's camera changes every picture: colour balance, contrast, vignetting, blur.
 
-Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. A camera belongs to the
-number of a site; the seed of a phantom draws other pictures, taken by the same cameras.
+Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. Each number of a site has
+its own camera; another seed of a phantom gives other pictures taken by the same cameras.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy.typing as npt
 from fairflare.base.checks import number, whole
 from fairflare_lab.phantoms.canvas import Colour, grid
 
-BALANCE = (0.05, 0.11)  # least and most: deviation of the logarithms of the three channels' gains
-CONTRAST = (-0.35, 0.35)  # towards a flat or a steep curve
-DARK_CORNERS = (0.0, 0.4)  # share of the light that a corner loses
-BLUR = (0.0, 0.010)  # deviation of the Gaussian, share of the width
+BALANCE = (0.05, 0.11)  # range of the standard deviation of the logarithms of the three channels' gains
+CONTRAST = (-0.35, 0.35)  # range of the contrast: below 0 a flat curve, above 0 a steep one
+DARK_CORNERS = (0.0, 0.4)  # range of the share of light that a corner loses
+BLUR = (0.0, 0.010)  # range of the Gaussian blur's standard deviation, as a share of the image's width
 # Cameras of neighbouring numbers are far apart, and any number of them is spread evenly: multiples of the powers of
 # 1/x, modulo 1, with x ** 6 = x + 1 (the golden ratio for five quantities).
 STEPS = tuple(1.1347241384015194**-power for power in range(1, 6))
@@ -42,7 +42,7 @@ class Camera:
     def take(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         """Return images (n, size, size, 3) uint8 as this camera shows them; the same array if it changes nothing.
 
-        Lens first, then light, then colour: blur, vignetting, balance, contrast.
+        The effects are applied in the order of a real camera: blur, vignetting, colour balance, contrast.
         """
         if self == PLAIN or not len(images):
             return images
@@ -63,15 +63,15 @@ class Camera:
         return np.round(np.clip(seen, 0, 1) * 255).astype(np.uint8)
 
 
-PLAIN = Camera()  # changes nothing
+PLAIN = Camera()  # camera that does not change images
 
 
 def camera_of(site: int, strength: float = 1.0) -> Camera:
     """Return the camera of a site.
 
     Args:
-        site: number from 0.
-        strength: 0 for a camera that changes nothing, 1 for a mild and visible difference; at most 1.5.
+        site: number of the site, from 0.
+        strength: 0 for a camera that does not change images, 1 for a mild and visible difference; at most 1.5.
 
     >>> camera_of(0, 0.0) == PLAIN
     True
@@ -79,7 +79,7 @@ def camera_of(site: int, strength: float = 1.0) -> Camera:
     whole("site", site, low=0)
     number("strength", strength, low=0, high=1.5)
     reach, contrast, corners, turn, blur = ((0.5 + (site + 1) * step) % 1 for step in STEPS)
-    # Of any hue, three directions 120 degrees apart: the logarithms of the gains sum to 0, and none is near 0.
+    # The logarithms of the gains are cosines of three angles 120 degrees apart, so that they sum to 0 for any hue.
     around = 2 * np.pi * (turn + np.arange(3) / 3)
     gains = np.exp(strength * _between(BALANCE, reach) * np.sqrt(2) * np.cos(around))
     return Camera(

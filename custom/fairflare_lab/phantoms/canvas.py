@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Map = npt.NDArray[np.floating[Any]]  # (size, size), float32 but for passing results
+Map = npt.NDArray[np.floating[Any]]  # array (size, size), float32 apart from intermediate results
 Colour = tuple[float, float, float]  # red, green, blue in [0, 1]
 
 NOISE_SCALE = 1 / 0.4794  # brings B-spline noise to a deviation of about 1
@@ -46,7 +46,7 @@ def ramp(values: Map, low: Map | float, high: Map | float) -> Map:
 
 
 class Canvas:
-    """Represent one image while it is drawn: ``image`` is (3, size, size), in [0, 1]."""
+    """Represent one image while it is drawn; attribute ``image`` is (3, size, size), in [0, 1]."""
 
     def __init__(self, size: int, rng: np.random.Generator) -> None:
         self.size = size

@@ -32,22 +32,22 @@ __all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names that
 
 Labels = npt.NDArray[np.int64]
 
-COMMON = "test"  # purpose of the common test set; the sites' own test sets have "test/<number>"
+COMMON = "test"  # purpose (part of an image's id) of the common test set; a site's own test has "test/<number>"
 
 
 @dataclass(frozen=True)
 class PhantomSite:
     """Store one site's data by split. Images are drawn when their split is first requested; arrays are read-only."""
 
-    images: Mapping[str, Images]  # (n, size, size, 3)
-    labels: Mapping[str, Labels]  # (n,)
-    attributes: Mapping[str, Labels]  # (n,) number of the attribute
+    images: Mapping[str, Images]  # images by split, (n, size, size, 3)
+    labels: Mapping[str, Labels]  # class of each image by split, (n,)
+    attributes: Mapping[str, Labels]  # number of each image's attribute by split, (n,)
 
 
 def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     """Return the data of site number ``index`` (from 0) of the federation.
 
-    Splits: ``training``, ``validation`` and ``test`` are the site's own: its mix of classes, its camera, its quality.
+    The splits ``training``, ``validation`` and ``test`` have the site's own mix of classes, camera and image quality.
     ``test_common`` has the same images at every site, of all classes, taken by one camera, but corrupted if the site's
     other images are. Plans with corrupted sites also have ``test_clean`` and ``test_corrupted``, the common images in
     either quality. Plans with attributes also have ``test_<attribute>``, the part of ``test_common`` with this
@@ -144,9 +144,10 @@ def _batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[in
 
 
 def _dealt(plan: PhantomPlan) -> Labels:
-    """Return the classes of the pool that would be drawn if no class depended on an attribute.
+    """Return the classes of all sites' training and validation images as they would be without attribute effects.
 
-    They define the partition, so that ``attribute_prevalence`` changes neither the partition nor a site's class mix.
+    These classes define the partition, so that ``attribute_prevalence`` changes neither the partition nor a site's
+    class mix.
     """
     return _pool(replace(plan, attribute_prevalence=0.0)).labels
 
@@ -224,7 +225,7 @@ def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], np
     training, validation = stratified_split(
         labels, (1 - fraction, fraction), seed=image_seed(f"split/{index}", plan.seed)
     )
-    if fraction and not len(validation) and len(training) > 1:  # all classes too small: one of the largest
+    if fraction and not len(validation) and len(training) > 1:  # move one image of the largest class to validation
         largest = np.bincount(labels).argmax()
         validation = training[labels[training] == largest][-1:]
         training = np.setdiff1d(training, validation)

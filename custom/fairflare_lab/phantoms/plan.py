@@ -22,8 +22,8 @@ Images = npt.NDArray[np.uint8]
 
 PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
 LABEL_NOISES = ("symmetric", "pair")
-MIN_SIZE = 32  # pixels; below, the patterns vanish
-OWN_CLASS = 4  # least images of a class in a site's own test set: a recall of one or two images means little
+MIN_SIZE = 32  # least height and width in pixels; in smaller images the patterns vanish
+OWN_CLASS = 4  # least number of images of a class in a site's own test set, for a meaningful recall
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class ClassPhantom:
 
     name: str
     title: str
-    classes: Mapping[str, int]  # images of the real data set, by class; only their proportions matter
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by frequency; empty: none
-    attributes: tuple[str, ...] = ()  # of the person, such as skin tones; empty: none
-    called: str = "tone"  # name of the attribute in a datalist, of which ``attributes`` are the values
+    classes: Mapping[str, int]  # number of images in the real data set by class; only the proportions matter
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by group of frequency; empty: none
+    attributes: tuple[str, ...] = ()  # attributes of the person, such as skin tones; empty: none
+    called: str = "tone"  # name in a datalist of the attribute whose values are ``attributes``
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -54,13 +54,13 @@ class ClassPhantom:
             label: number of the class.
             rng: random generator; the image is a function of its state.
             size: height and width in pixels.
-            attribute: one of ``attributes``; default the first one, or none.
+            attribute: one of ``attributes``; None: the first one, if the phantom has attributes.
 
         Returns:
             (size, size, 3) uint8.
 
         Raises:
-            ValueError: no such class or attribute.
+            ValueError: the phantom does not have this class or attribute.
         """
         number("label", label, low=0, high=len(self.classes) - 1, whole=True)
         if attribute is not None:
@@ -69,13 +69,13 @@ class ClassPhantom:
         return draw_spot(Canvas(size, rng), label, attribute)
 
     def check_attributes(self) -> None:
-        """Raise ValueError when these images have no attributes."""
+        """Raise ValueError if images of this phantom have no attributes."""
         if not self.attributes:
             having = [name for name, phantom in PHANTOMS.items() if phantom.attributes]
             raise ValueError(f"phantom {self.name!r} has no attributes; these have: {', '.join(having)}")
 
 
-#: Classes by the images of a training fold (80 %): head > 700, medium 70 to 700, tail < 70.
+#: Groups of classes by the number of images in a training fold (80 %): head > 700, medium 70 to 700, tail < 70.
 LONG_TAIL = {"head": tuple(range(7)), "medium": tuple(range(7, 16)), "tail": tuple(range(16, 23))}
 PHANTOMS: Mapping[str, ClassPhantom] = {
     phantom.name: phantom
@@ -203,7 +203,7 @@ class PhantomPlan:
 
     @property
     def kind(self) -> ClassPhantom:
-        """Return the phantom that the plan draws."""
+        """Return the description of the phantom whose images the plan draws."""
         return PHANTOMS[self.phantom]
 
     @property

@@ -1,9 +1,9 @@
 """Draw synthetic multi-site prostate MRI: axial T2-like slices with the gland as mask, without patient data.
 
-Every "patient" has an own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal
-vesicles, muscles, pelvic bones, fat) and four slices between base and apex; every site has an own scanner
-(field of view, contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and
-an own population (gland size, share of enlarged transition zones). Patients are never shared between splits.
+Every "patient" has their own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal vesicles,
+muscles, pelvic bones, fat) and four slices between base and apex; every site has its own scanner (field of view,
+contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and its own population (gland
+size, share of enlarged transition zones). Patients are never shared between splits.
 
 The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of
 these: the number at the end of the name chooses which one, the name itself the variation.
@@ -30,7 +30,7 @@ SLICES = 4  # number of slices of each patient
 CHUNK_PIXELS = 2**17  # number of pixels rendered at a time, to bound memory
 SPLITS = ("training", "validation", "test")
 ATTRIBUTE, ZONES = "zone", ("small", "enlarged")
-SIDE = 4  # height and width in pixels where only the anatomy is needed, which does not depend on the size
+SIDE = 4  # height and width in pixels for draws of the anatomy alone, which does not depend on the size
 
 TISSUES: Mapping[str, float] = {
     "air": 0.0,
@@ -49,8 +49,8 @@ TISSUES: Mapping[str, float] = {
     "stool": 0.45,
 }
 
-#: Muscles and bones on the left and on the right, from back to front: whether it is a bone; centre, half axes in mm and
-#: turn of its ellipse on the right.
+#: Muscles and bones that lie on both sides, from back to front: whether the structure is a bone; centre, half axes in
+#: mm and rotation of the ellipse on the right side.
 BESIDE = (
     (False, 62, 86, 62, 30, 0.45),  # gluteus maximus
     (False, 19, -92, 24, 8, 0.1),  # rectus abdominis
@@ -67,15 +67,15 @@ BESIDE = (
 class Scanner:
     """Describe a site's scanner and population. Lengths are in mm, intensities relative to the brightest tissue."""
 
-    patients: tuple[int, int, int]  # training, validation, test
+    patients: tuple[int, int, int]  # number of patients for training, validation and test
     field_of_view: float
     tissues: Mapping[str, float] = field(default_factory=dict)
     gamma: float = 1.0
     bias: float = 0.15
-    coil: float = 0.0  # brightness beside an endorectal coil; 0: no coil, a natural rectum
+    coil: float = 0.0  # brightness beside an endorectal coil; 0: the scanner uses no such coil
     noise: float = 0.03
-    blur: float = 0.5  # full width of the point spread, mm
-    gland: float = 1.0
+    blur: float = 0.5  # full width of the point spread function in mm
+    gland: float = 1.0  # factor on the size of the gland
     enlarged: float = 0.3  # share of patients with a large transition zone
 
 
@@ -168,16 +168,16 @@ def entropy(purpose: str, site: str) -> list[int]:
 def _draw_split(
     machine: Scanner, generators: Sequence[np.random.Generator], height: int, width: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    each = max(1, CHUNK_PIXELS // (height * width * SLICES))  # patients rendered together
+    each = max(1, CHUNK_PIXELS // (height * width * SLICES))  # number of patients rendered together
     groups = [generators[first : first + each] for first in range(0, len(generators), each)]
     images, masks = zip(*(_render(machine, group, height, width) for group in groups), strict=True)
     return np.concatenate(images)[:, None], np.concatenate(masks)[:, None]
 
 
 class _Draws:
-    """Draw random numbers for a block of slices, by patient or by slice, each patient from its own generators.
+    """Draw random numbers for a block of slices, by patient or by slice, each patient from separate generators.
 
-    Pixel noise has generators of its own, so that the anatomy does not depend on the image size.
+    Pixel noise has separate generators, so that the anatomy does not depend on the image size.
     """
 
     def __init__(self, generators: Sequence[np.random.Generator]) -> None:
@@ -207,7 +207,7 @@ def _render(
 
 
 class Pelvis:
-    """Draw the anatomy of a block of slices: ``image`` is (slices, height, width), 1 the brightest tissue.
+    """Draw the anatomy of a block of slices; ``image`` is (slices, height, width), 1 is the brightest tissue.
 
     Lengths are in mm. ``x, y`` are coordinates from the middle of the prostate. ``ellipse`` uses these coordinates,
     ``ellipse_of_body`` scales them to the size of the patient.
@@ -222,7 +222,7 @@ class Pelvis:
         x0 = ((np.arange(width, dtype=np.float32) - (width - 1) / 2) * self.pixel)[None, None, :]
         y0 = ((np.arange(height, dtype=np.float32) - (height - 1) / 2) * self.pixel)[None, :, None]
         self.grid = x0, y0
-        # where the patient lies, and a smooth deformation of the whole pelvis
+        # Shift the patient's position, and deform the whole pelvis smoothly.
         x = x0 + draw.patient(-7, 7) + draw.slice(-1.5, 1.5)
         y = y0 + draw.patient(-8, 6) + draw.slice(-1.5, 1.5)
         x, y = np.broadcast_arrays(x, y)
@@ -253,7 +253,7 @@ class Pelvis:
         self.image = self.image + cover * strength * (value - self.image)
 
     def body(self) -> None:
-        """Paint subcutaneous fat, then the pelvis, whose fat is crossed by darker strands, muscles and bones."""
+        """Paint subcutaneous fat, then the pelvis: fat with darker strands, muscles and bones."""
         tissue, texture, at = self.tissue, self.texture, self.ellipse_of_body
         self.paint(at(0, 6, 182, 118), tissue["fat"])
         strands = np.clip(np.abs(self.coarse) - 0.7, 0, 1) * 0.2
@@ -312,7 +312,7 @@ class Pelvis:
                 self.paint(blob + (1 - shown) * 40, tissue["vesicle"] * (1 + 0.2 * self.texture), 0.9)
 
     def gland(self) -> None:
-        """Paint capsule and peripheral zone: a wavy ellipse, flat or hollow behind. Set ``outline`` and ``mask``."""
+        """Paint capsule and peripheral zone (a wavy ellipse with a flat or hollow back); set ``outline``, ``mask``."""
         draw, tissue, x, y = self.draw, self.tissue, self.x, self.y
         angle = np.arctan2(y / self.half_height, x / self.half_width)
         waves = np.ones_like(x)
@@ -329,7 +329,7 @@ class Pelvis:
         self.paint(self.outline + 0.8, tissue["peripheral"] * draw.patient(0.82, 1.05) * speck)
 
     def transition_zone(self) -> None:
-        """Paint the transition zone with nodules, the dark front, the urethra, and sometimes a dark focus behind."""
+        """Paint the transition zone with nodules, its dark front, the urethra, and at times a dark focus behind."""
         draw, tissue, texture, gland = self.draw, self.tissue, self.texture, self.outline
         half_width, half_height = self.half_width, self.half_height
         share = _choose(self.enlarged, draw.patient(0.74, 0.84), draw.patient(0.5, 0.66)) * (1 - 0.35 * self.apex)
@@ -365,7 +365,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
 
 
 def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
-    """Apply the scanner's contrast curve, receive field, blur, Rician noise, and a window as a viewer would choose."""
+    """Apply the scanner's contrast curve, receive field, blur and Rician noise, and a window as viewers choose it."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid
     image = np.clip(pelvis.image, 0, 1.4)
@@ -404,7 +404,7 @@ def _warp(x: Array, y: Array, draw: _Draws) -> tuple[Array, Array]:
 
 
 def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
-    """Smooth each picture by a Gaussian, sigma in pixels; ``unit`` scales noise back to deviation 1."""
+    """Smooth each picture by a Gaussian with ``sigma`` in pixels; ``unit``: scale noise to standard deviation 1."""
     if sigma < 0.2:
         return image
     height, width = image.shape[1:]
@@ -417,7 +417,7 @@ def _smooth(image: Array, sigma: float, unit: bool = True) -> Array:
     return smooth
 
 
-# groups of patients, and a gap between them that can be put in
+# groups of patients, and an artificial gap between the groups
 
 
 def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> dict[str, npt.NDArray[np.int64]]:

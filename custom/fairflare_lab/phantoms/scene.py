@@ -1,8 +1,8 @@
 """Draw a synthetic spot whose colour, outline, texture and dots depend on its class, without patient data.
 
-One scene serves every number of classes. A class is a point in a space of eight numbers, drawn once from its own
-number; images are random points near that of their class, so that near classes are hard to distinguish and no class is
-at chance.
+One scene serves any number of classes. A class is a point in a space of eight numbers, which is drawn from the number
+of the class; images are random points near the point of their class, so that near classes are hard to distinguish and
+every class can be recognised better than by chance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     cells: int
     stretch: float
     dots: int
-    bright: float  # of the dots, in [0, 1]
+    bright: float  # brightness of the dots, in [0, 1]
 
 
 @lru_cache(maxsize=64)
@@ -54,7 +54,7 @@ def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
     Args:
         c: an empty canvas; the image is a function of its random numbers.
         label: number of the class.
-        tone: tone of the skin, one of :data:`TONES`; ``None``: the first.
+        tone: tone of the skin, one of :data:`TONES`; ``None``: the first tone.
 
     Returns:
         (size, size, 3) uint8.

@@ -1,8 +1,9 @@
 """Draw synthetic volumes of several sites: an abdomen-like body with an organ and a lesion, without patient data.
 
-Every "patient" has an own anatomy (body, organ, two other bright structures, most of them a lesion in the organ), drawn
-in mm; every site has an own scanner (size of its voxels, contrast between tissues, receive field, noise) and its own
-share of patients with a lesion. For tasks that learn whole volumes: a MONAI bundle (``docs/bundles.md``).
+Every "patient" has their own anatomy (body, organ, two other bright structures and, in most patients, a lesion in the
+organ), drawn in mm. Every site has its own scanner (size of the voxels, contrast between tissues, receive field, noise)
+and its own share of patients with a lesion. The volumes are for tasks that learn whole volumes, such as a MONAI bundle
+(``docs/bundles.md``).
 
 ``site-1`` to ``site-4`` are fixed; any other name gets one of their scanners, by the number at its end or by the name.
 """
@@ -31,7 +32,7 @@ LEVELS = 1000.0  # stored value of the brightest tissue in the file
 class VolumeScanner:
     """Describe a site's scanner and population. Lengths are in mm, intensities relative to the brightest tissue."""
 
-    patients: tuple[int, int, int]  # training, validation, test
+    patients: tuple[int, int, int]  # number of patients for training, validation and test
     voxel: tuple[float, float, float]
     body: float
     organ: float
@@ -106,7 +107,7 @@ def volumes_site(
 
 
 def scanner(site: str) -> VolumeScanner:
-    """Return the scanner of a site: its own for the four fixed names, else one of these four."""
+    """Return the scanner of a site: its own for the four fixed names, for any other name one of these four."""
     if site in SCANNERS:
         return SCANNERS[site]
     ending = re.search(r"(\d+)$", site)
@@ -116,7 +117,7 @@ def scanner(site: str) -> VolumeScanner:
 
 def _volume(machine: VolumeScanner, shape: tuple[int, ...], rng: np.random.Generator, *, sure: bool) -> Volume:
     check_stop()
-    # In mm from the middle of the volume; the anatomy does not depend on the voxels.
+    # Coordinates are in mm from the middle of the volume, so that the anatomy does not depend on the voxels.
     axes = [(np.arange(n) - (n - 1) / 2) * side for n, side in zip(shape, machine.voxel, strict=True)]
     place = np.stack(np.meshgrid(*axes, indexing="ij")).astype(np.float32)
     body = _ellipsoid(place, rng.normal(0, 1.5, 3), rng.uniform((38, 30, 55), (42, 34, 65)))

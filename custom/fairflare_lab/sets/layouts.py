@@ -35,7 +35,7 @@ from fairflare.data.preparers.writing import Form, Writing, write_pool, write_si
 
 log = logging.getLogger(__name__)
 
-ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)  # texts that tables contain for 1
 
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
 
@@ -67,12 +67,12 @@ class People:
 
 @dataclass(frozen=True)
 class Published:
-    """Describe how many images a data set has as it was published.
+    """Describe the published numbers of images of a data set.
 
     Attributes:
         title: name of the data set.
         counts: number of images for each value of ``of``.
-        of: function that returns the class number of an image, or its site or part.
+        of: function that returns the value by which an image is counted, such as its class number, site or part.
     """
 
     title: str
@@ -240,10 +240,10 @@ class Listed:
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
-    """Return for each row the position in ``names`` that its column gives, as a name or as a number.
+    """Return, for each row, the index in ``names`` that the text of a column stands for, as a name or as a number.
 
     Raises:
-        DataError: a text is neither a name nor a number of one.
+        DataError: a text is neither one of the names nor the number of a name.
     """
     known = {f"{number}{point}": number for number in range(len(names)) for point in ("", ".0")}
     if any(row[column] in names for row in rows):
@@ -430,7 +430,7 @@ def find(source: Path, names: Sequence[str], what: str = "") -> Path:
     If a folder holds another folder of the same name, the inner one is returned.
 
     Raises:
-        DataError: none exists; the message gives ``what``, the expected names, and the existing files.
+        DataError: none of them exists; the message gives ``what``, the expected names, and the existing files.
     """
     found = next((source / name for name in names if (source / name).exists()), None)
     if found is None:

@@ -25,7 +25,7 @@ def prepare_phantom(
     name: str, out_dir: str | Path, *, sites: int | Sequence[str] = 6, image_size: int | None = None,
     cases: float = 1.0, plan: PhantomPlan | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """Write the synthetic images that a task draws for its sites, as PNG files with datalists that mark them so.
+    """Write the synthetic images that a task draws for its sites, as PNG files with datalists that mark them synthetic.
 
     ``"volumes3d"``, which no task draws, are NIfTI volumes with labels for a MONAI bundle.
 
@@ -39,7 +39,7 @@ def prepare_phantom(
         cases: factor on the number of patients of the prostate and the volumes.
         plan: for a phantom with classes, the plan with numbers of images, partition and corruption; the other arguments
             override its name, sites, seed and (if given) size. Default: a plan with default values.
-        seed, overwrite and others: see :func:`fairflare.data.preparers.writing.write_sites`.
+        seed, overwrite and others: arguments of :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
         Folder of each site.

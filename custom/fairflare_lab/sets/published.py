@@ -28,7 +28,7 @@ from fairflare_lab.sets.layouts import (
     tiles,
 )  # fmt: skip
 
-# Classes in the order of their numbers, each with its images in the published set.
+# Classes in the order of their numbers, each with its number of images in the published set.
 ISIC2018 = {"MEL": 1113, "NV": 6705, "BCC": 514, "AKIEC": 327, "BKL": 1099, "DF": 115, "VASC": 142}
 ISIC2019 = {"MEL": 4522, "NV": 12875, "BCC": 3323, "AK": 867, "BKL": 2624, "DF": 239, "VASC": 253, "SCC": 628}
 GRADES = {"no-dr": 1017, "mild-dr": 270, "moderate-dr": 347, "severe-dr": 75, "proliferative-dr": 35}
@@ -60,7 +60,7 @@ KEYS_2019 = Keys(META_2019, person="lesion_id")
 LAYOUT_2019 = Listed(
     (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), tuple(ISIC2019), (INPUT_2019,), keys=KEYS_2019,
 )  # fmt: skip
-# FLamby's centres, each with its images for training and test together.
+# FLamby's centres, each with its number of images for training and test together.
 CENTRES = {
     "BCN": 12413, "vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "MSK": 819, "vienna_dias": 439,
 }  # fmt: skip

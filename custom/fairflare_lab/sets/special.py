@@ -34,10 +34,10 @@ PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that a
     "BIDMC": ("bidmc", "SiteE"), "BMC": ("bmc", "ISBI_1.5", "SiteB"), "HK": ("hk", "SiteF"),
     "I2CVB": ("i2cvb", "SiteC"), "RUNMC": ("runmc", "ISBI", "SiteA"), "UCL": ("ucl", "SiteD"),
 }  # fmt: skip
-CASES = {"BIDMC": 12, "BMC": 30, "HK": 12, "I2CVB": 19, "RUNMC": 30, "UCL": 13}
+CASES = {"BIDMC": 12, "BMC": 30, "HK": 12, "I2CVB": 19, "RUNMC": 30, "UCL": 13}  # published number of cases by site
 PROSTATE_UNITS = ("patient", "slice")
 WINDOWS, ORDERS = ("volume", "slice"), ("drawn", "file")
-FILE_ORDER_SHARE = 0.8
+FILE_ORDER_SHARE = 0.8  # share of a site's cases for training and validation, with ``order="file"``
 
 
 def prostate(
@@ -55,7 +55,7 @@ def prostate(
         sites: names of the sites to use; default all six, which must then exist.
         split_unit: ``"patient"``, or ``"slice"`` as in some published figures, where slices of one patient
             may be in training and test at once.
-        neighbours: make images of three channels: the slice before, the slice itself, the slice after.
+        neighbours: whether images have three channels: the slice before, the slice itself and the slice after.
         window: ``"volume"``: as above; ``"slice"``: as Fed-LWR's authors, each slice is clipped at its own 99th
             percentile and divided by its maximum (values below 0 are black).
         order: ``"drawn"``: cases are drawn for the splits; ``"file"``: as Fed-LWR's authors, the first 80 % of a site's
@@ -175,7 +175,7 @@ TONES, TONE_COLUMNS = ("light", "dark"), ("image", "skin_tone")
 # ------------------------------------------------------------------------------------------ haemorrhage on CT
 
 KINDS = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
-ANY = "any"
+ANY = "any"  # name in the table for a haemorrhage of any kind
 BRAIN = (40.0, 80.0)  # centre and width of the window in Hounsfield units
 RSNA_UNITS = ("patient", "image")
 

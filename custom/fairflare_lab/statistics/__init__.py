@@ -1,1 +1,1 @@
-"""Compute how certain differences between methods are."""
+"""Compute confidence intervals and p-values of differences between methods."""

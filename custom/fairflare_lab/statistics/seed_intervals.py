@@ -1,19 +1,20 @@
-r"""Intervals and p-values for a mean difference over seeds, all of which were tested on the same patients.
+r"""Compute intervals and p-values for a mean difference over seeds that were all tested on the same patients.
 
-A difference moves with the seed and with the patients of the test splits. Over n seeds its mean has the variance
+A difference depends on the seed and on the patients of the test splits. Over n seeds its mean has the variance
 
 .. math:: V = A + B, \quad A = s^2 / n,
 
-:math:`s` the standard deviation over the seeds and :math:`B` what all seeds share, since they are tested on the same
-patients (:func:`shared_variance`). A is known from n - 1 degrees of freedom, B from as many as there are patients. The
-difference over its standard error is therefore looked up in a mixture of two t distributions, with the shares of the
-variance as weights: :math:`p = \frac{A}{V} P(|t_{n-1}| > t) + \frac{B}{V} P(|t_\nu| > t)`. The interval holds the
-values whose p is above 0.05, so that it leaves out 0 exactly where p is below 0.05. Two seeds may lie close to each
-other by luck, and A seem small: with two, the weights are the roots of the shares.
+where :math:`s` is the standard deviation over the seeds and :math:`B` the part of the variance that all seeds share,
+since they are tested on the same patients (:func:`shared_variance`). A has n - 1 degrees of freedom, and B about as
+many as there are patients (:math:`\nu`). The ratio t of the difference to its standard error is therefore compared with
+a mixture of two t distributions, with the shares of the variance as weights:
+:math:`p = \frac{A}{V} P(|t_{n-1}| > t) + \frac{B}{V} P(|t_\nu| > t)`. The interval contains the values whose p is above
+0.05, so that it excludes 0 exactly if p is below 0.05. Two seeds may be close to each other by chance, so that A seems
+small; with two seeds, the weights are therefore the roots of the shares.
 
-Welch's and Satterthwaite's one t distribution of in-between degrees covers less than it says with two or three seeds,
-the more so the smaller p is (``benchmarks/bench_intervals.py`` has both). Cochran weighs the critical values where we
-weigh the probabilities.
+A single t distribution with intermediate degrees of freedom, as by Welch and Satterthwaite, gives too narrow intervals
+with two or three seeds, the more so the smaller p is (``benchmarks/bench_intervals.py`` compares both). Cochran weights
+critical values, while this module weights probabilities.
 
 All functions take arrays and work element by element.
 
@@ -32,21 +33,21 @@ import numpy.typing as npt
 
 from fairflare.core.statistics.intervals import LEVEL
 
-POWER = 0.8  # of the smallest difference that is called visible
-ROUNDING = 1e-12  # a mean difference below is none: what is left of equal figures
+POWER = 0.8  # power with which the smallest visible difference is detected
+ROUNDING = 1e-12  # a mean difference of at most this counts as 0: rounding of equal figures
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Store mean differences and their certainty; the fields are arrays of one shape.
+    """Store mean differences over seeds, with standard errors and degrees of freedom; the arrays have one shape.
 
     Attributes:
-        mean: over the seeds.
-        error: its standard error, the root of V.
-        share: A / V, of the seeds; 1 where nothing is known of the patients.
-        seeds_df, patients_df: degrees of freedom of both parts.
+        mean: mean difference over the seeds.
+        error: standard error of ``mean``, the root of V.
+        share: A / V, share of the variance over the seeds; 1 if the variance over patients is unknown.
+        seeds_df, patients_df: degrees of freedom of A and of B.
     """
 
     mean: Array
@@ -57,7 +58,7 @@ class Estimate:
 
     @property
     def p(self) -> Array:
-        """Two-sided; 1 of equal figures, NaN of a difference that never scatters: that is no certainty."""
+        """Return two-sided p-values: 1 for equal figures, NaN for a difference whose standard error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.abs(self.mean) / self.error
         known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
@@ -65,11 +66,11 @@ class Estimate:
 
     @property
     def half(self) -> Array:
-        """Half the width of the interval at :data:`LEVEL`; NaN where :attr:`p` is."""
+        """Return half the width of the interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
         return np.where(np.isnan(self.p), np.nan, self.quantile(1 - LEVEL) * self.error)
 
     def tails(self, t: npt.ArrayLike) -> Array:
-        """Return the probability of a value farther from 0 than ``t >= 0``."""
+        """Return the probability, without a true difference, of a ratio farther from 0 than ``t >= 0``."""
         from scipy.special import stdtr
 
         t = np.asarray(t, float)
@@ -79,7 +80,7 @@ class Estimate:
         return np.asarray(2 * both / (of_seeds + of_patients))
 
     def quantile(self, p: float) -> Array:
-        """Return the t whose :meth:`tails` are ``p``, in (0, 1)."""
+        """Return the t for which :meth:`tails` returns ``p``, in (0, 1)."""
         from scipy.special import stdtrit
 
         ends = [np.broadcast_to(stdtrit(df, 1 - p / 2), self.share.shape) for df in (self.seeds_df, self.patients_df)]
@@ -94,28 +95,28 @@ class Estimate:
         return np.asarray(high)
 
     def smallest(self, tests: int = 1) -> Array:
-        """Return the smallest true difference that such data would show in :data:`POWER` of all cases.
+        """Return the smallest true difference that data of this kind detect with probability :data:`POWER`.
 
-        NaN as :attr:`p`.
+        The result is NaN where :attr:`p` is NaN.
 
         Args:
-            tests: among so many the first one must stand by itself (:func:`holm`).
+            tests: number of tests among which the p-value is corrected (:func:`holm`).
         """
         seen = (self.quantile((1 - LEVEL) / tests) + self.quantile(2 * (1 - POWER))) * self.error
         return np.where(np.isnan(self.p), np.nan, seen)
 
 
 def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:
-    """Estimate the mean of paired differences, or of any figure.
+    """Estimate the mean over seeds of paired differences, or of any figure, with its uncertainty.
 
     Args:
-        values: (..., seeds), finite.
-        shared: (...), :func:`shared_variance`; NaN: not known, and the estimate is over seeds alone. Of one seed it is
-            over the patients alone: of these models, not of the method.
+        values: differences or figures of each seed, (..., seeds), finite.
+        shared: result of :func:`shared_variance`, (...); NaN: unknown, and the uncertainty is that over seeds alone.
+            With one seed, the uncertainty is that over the patients alone and concerns these models, not the method.
         patients_df: (...), degrees of freedom of ``shared``.
 
     Raises:
-        ValueError: one seed, and nothing is known of the patients.
+        ValueError: there is one seed, and ``shared`` is unknown.
     """
     found = np.asarray(values, float)
     count = found.shape[-1]
@@ -132,16 +133,19 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
-    """Estimate the variance of the mean over seeds that stems from the patients alone.
+    """Estimate the variance of the mean over seeds that is due to the choice of patients alone.
 
-    It is the mean covariance of two seeds over the draws. (The variance of the mean over seeds would count twice what
-    one seed's model does on one patient and another's does not: that is in the scatter over the seeds as well.)
+    The estimate is the mean covariance of two seeds over the draws. The variance of the mean over seeds would be too
+    large, since differences between the seeds' models on single patients are part of the variance over the seeds as
+    well.
 
     Args:
-        drawn: (..., seeds, draws) differences, the same patients in a draw for every seed; at least two draws.
+        drawn: differences for resampled patients, (..., seeds, draws); a draw has the same patients for every seed; at
+            least two draws.
 
     Returns:
-        (...), 0 where it would be negative; of one seed its variance.
+        The variance, (...); 0 if the estimate would be negative. With one seed, the variance of this seed over the
+        draws.
     """
     found = np.asarray(drawn, float)
     seeds, draws = found.shape[-2:]
@@ -154,12 +158,14 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
 
 
 def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
-    r"""Put draws at their due distance: those of m patients scatter by :math:`\sqrt{(m-1)/m}` too little.
+    r"""Rescale resampled values around the measured value, since draws of m patients vary too little.
+
+    The standard deviation of draws is too small by the factor :math:`\sqrt{(m-1)/m}`.
 
     Args:
-        values: (..., sites) as measured.
-        drawn: (..., sites, draws).
-        units: (sites,) number of patients or images of each, above 1; inf: not known.
+        values: measured values, (..., sites).
+        drawn: values of resampled patients, (..., sites, draws).
+        units: number of patients or images of each site, (sites,), above 1; inf: unknown.
 
     Source:
         Rao and Wu, "Resampling inference with complex survey data", JASA 1988.
@@ -172,12 +178,12 @@ def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -
 
 
 def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array:
-    """Give the degrees of freedom of a variance that is a sum over sites.
+    """Return the degrees of freedom of a variance that is a sum over sites.
 
     Args:
-        variances: (..., sites), the part of each.
-        units: (sites,) number of patients or images of each, above 1; inf: not known.
-        draws: number of draws, which know it no better than that.
+        variances: part of each site in the variance, (..., sites).
+        units: number of patients or images of each site, (sites,), above 1; inf: unknown.
+        draws: number of draws from which the variance was estimated, which limits the degrees of freedom.
 
     Source:
         Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 1946.
@@ -189,10 +195,10 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
 
 
 def holm(p: npt.ArrayLike) -> Array:
-    """Correct p-values for their number, so that one of them is below 0.05 by luck in 5 % of families at most.
+    """Correct p-values for their number, so that in at most 5 % of families any is below 0.05 by chance.
 
     Args:
-        p: (..., tests).
+        p: p-values, (..., tests); each family of tests is along the last axis.
     """
     found = np.asarray(p, float)
     order = np.argsort(found, -1)
@@ -206,9 +212,9 @@ def holm(p: npt.ArrayLike) -> Array:
 def of_sites(
     values: npt.ArrayLike, higher_is_better: bool, axis: int = -1, where: npt.ArrayLike = True
 ) -> dict[str, Array]:
-    """Give average, population standard deviation and worst along an axis, of the sites that ``where`` says.
+    """Return average, population standard deviation and worst value over the sites that ``where`` selects.
 
-    Where it says none, the first two are NaN, and the worst is infinite.
+    If no site is selected, average and standard deviation are NaN, and the worst value is infinite.
     """
     found, of = np.asarray(values, float), np.asarray(where, bool)
     worst = (

@@ -31,7 +31,7 @@ def composed(name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """Return a name of letters and digits of any script, ``.``, ``_`` and ``-``; other signs become ``_``."""
+    """Return a name in which every character but letters, digits, ``.``, ``_`` and ``-`` is replaced by ``_``."""
     return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
 
 

@@ -1,1 +1,1 @@
-"""Find problems in the images of sites, read as a task reads them; behind the command ``fairflare check-data``."""
+"""Find problems in the images of sites, read as a task reads them, for the command ``fairflare check-data``."""

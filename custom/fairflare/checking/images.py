@@ -377,7 +377,7 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
 def _people(seen: pd.DataFrame) -> Iterator[Problem]:
     """Yield a problem for each patient who is at several sites.
 
-    A patient in several splits of one site is not looked for: loading the datalist refuses that.
+    This function does not look for a patient in several splits of one site, since loading such a datalist fails.
     """
     for patient, sites in seen[seen["split"] != SPLIT_GLOBAL].groupby("patient")["site"].unique().items():
         if len(sites) > 1:

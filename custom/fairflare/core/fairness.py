@@ -24,12 +24,12 @@ class FairnessSummary:
         mean: unweighted mean.
         std: population standard deviation (``ddof=0``), as in the tables of Fed-LWR and FedISM+.
         worst, worst_site: value and name of the site that is served worst; on a tie the first name.
-        best, best_site: likewise for the best.
+        best, best_site: value and name of the site that is served best; on a tie the first name.
         range: distance between best and worst, ``>= 0``.
         jain: Jain's index ``(sum x)^2 / (K sum x^2)``; 1 when all values are equal, also when all are 0.
         cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
-        top_decile: likewise for the best tenth.
+        top_decile: mean over the best tenth of the sites, rounded down but at least one.
         higher_is_better: the metric's direction; ``None``: not declared, then there is no worst, no best and no decile.
         suppressed: sorted names of the sites that withhold their value because it rests on too few cases.
     """
@@ -113,8 +113,9 @@ def summarize(
         higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: the
             direction is not known, and no site is called worst or best.
         suppressed: sites that withhold their value, which is NaN here.
-        linked: False: the values are of different things (:attr:`fairflare.core.statistics.footing.Footing.parts`), so
-            that there is no spread, no worst and no best.
+        linked: whether the sites' values can be compared; False: they measure different structures
+            (:attr:`fairflare.core.statistics.footing.Footing.parts`), so that the summary has no spread, no worst and
+            no best.
 
     Returns:
         The summary; when every site is NaN its figures are NaN, ``num_sites`` is 0 and the site names are

@@ -61,7 +61,7 @@ class RunningClassMean:
 
     .. math:: \hat w_c = \sum_{e=1}^{E} \frac{1}{M_{c,e}} \sum_{i: \text{label } c} \ell_i
 
-    Sums and counts are kept in float64, so neither the size nor the order of the batches matters.
+    Sums are accumulated in float64, so that neither the size nor the order of the batches matters.
 
     Args:
         num_classes: C, ``>= 1``.

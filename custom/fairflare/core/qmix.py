@@ -58,7 +58,8 @@ class QMix:
     Source:
         Rashid et al., ICML 2018; Sahoo et al., MICCAI 2024 (FedMRL), section 3.1, read as (MRL-11) to (MRL-15) of
         our specification. The authors' code of FedMRL has no replay, no target network, no exploration and a mixer
-        that is not monotonic. One network for all, told apart by name and last action, is Rashid et al.'s.
+        that is not monotonic. One network for all agents, whose inputs include the agent and its last action, is as in
+        Rashid et al.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Compute aggregation weights from the sites' reports, by one rule for each method.
 
-Every rule is a pure function of dicts keyed by site name. The weights it returns are in sorted order of the
-sites, ``>= 0`` and sum to 1 unless it says otherwise; no argument is changed.
+Every rule is a pure function of dicts keyed by site name. The weights that a function returns are in sorted order of
+the sites, ``>= 0`` and sum to 1 unless its docstring says otherwise; no argument is changed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def normalise(
         values: any numbers by site; negative ones count as 0.
         fallback: weights in place of uniform ones when the values sum to ``MIN_SUM`` or less; same sites. It
             is normalised itself.
-        non_finite: what a NaN or infinite value becomes: an error, or the mean or median of the finite values
-            (all non-finite: uniform weights).
+        non_finite: treatment of NaN and infinite values: ``"raise"`` an error, or replace them by the ``"mean"`` or
+            ``"median"`` of the finite values (if no value is finite: uniform weights).
 
     Returns:
         Weights by site.
@@ -212,7 +212,7 @@ def rescue_weights(rf: Mapping[str, float]) -> dict[str, float]:
     .. math:: a_k = RF_k / \sum_j RF_j
 
     Args:
-        rf: rescue factor by site, ``>= 0``. A non-finite one counts as the mean of the others.
+        rf: rescue factor by site, ``>= 0``. A factor that is not finite counts as the mean of the finite factors.
 
     Returns:
         Weights by site; uniform when every factor is 0.
@@ -392,7 +392,7 @@ def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:
 
 
 def feasible_bound(num_sites: int, bound: float) -> float:
-    """Return the bound in force: ``bound``, or 1 / K where K sites cannot all stay below it.
+    """Return the effective bound on a site's weight: ``bound``, or 1 / K if that is larger, as weights sum to 1.
 
     Args:
         num_sites: number of sites K, ``>= 1``.

@@ -1,7 +1,7 @@
 """Read DICOM by pydicom: one file with one or more frames, or the files of a series in a folder.
 
 The header is read before any pixel, and only for the image's size and kind, the conversion of stored values to measured
-values, a display window, and the position of the slice. No header field about the patient is read.
+values, a display window, and the position of the slice. Header fields that identify the patient are not read.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Message:
     each: Each | None = None
 
 
-COMPARED = "compared"  # directive of ``validate``: names of the structures that a site's figure is over
+COMPARED = "compared"  # directive of ``validate``: names of the structures over which a site's figure is computed
 
 
 class BySite(dict[str, Any]):

@@ -13,7 +13,7 @@ INITIAL_MU = 1e-5
 MU_GRID = (1e-5, 1e-3, 1e-2, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 CAPACITY = 1000  # number of transitions in the agents' replay memory
 REWARD_DELAY = 2  # a mu chosen in round r is used in r + 1; its effect is measured at the start of r + 2
-#: Largest loss that an agent's observation distinguishes; a larger loss counts as this one.
+#: Largest loss that an agent's observation distinguishes; a larger loss counts as this value.
 LOSS_CAP = 10.0
 #: Scaled label entropy assumed for a site that withholds it. A site's entropy is constant, so any constant will do.
 UNKNOWN_ENTROPY = -0.5
@@ -32,7 +32,7 @@ def label_entropy(counts: Sequence[int]) -> float:
         counts: training images of each class, ``>= 0``, at least one image.
 
     Returns:
-        E in [-log C, 0]: 0 when all labels are alike, -log C when the classes are balanced. Natural logarithm.
+        E in [-log C, 0], by the natural logarithm: 0 when all labels are equal, -log C when the classes are balanced.
 
     Raises:
         ValueError: a negative or non-finite count, or no image.

@@ -1,6 +1,6 @@
 """Scale updates that are far larger than those of the other sites down to a multiple of the median norm.
 
-Three kinds of tensors are measured apart, because a large change of one kind would hide those of the others: the
+Three kinds of tensors are measured separately, because a large change of one kind would hide changes of another: the
 parameters, the running statistics of batch norm, and integers (counters). No state is written: a site that exceeds a
 limit gets a view of its state that changes each tensor when it is read, so that at most one changed tensor is in
 memory.

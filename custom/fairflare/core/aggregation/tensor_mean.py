@@ -43,7 +43,7 @@ class NotFinite(ValueError):
 
 
 class RobustMiddle:
-    """Compute the weighted median or trimmed mean of one tensor; all sites' tensors stay in memory until then."""
+    """Compute the weighted median or trimmed mean of one tensor, from all sites' tensors in memory."""
 
     def __init__(self, name: str, first_site: str, first: torch.Tensor, how: Aggregate) -> None:
         self.name, self.first_site, self.how = name, first_site, how

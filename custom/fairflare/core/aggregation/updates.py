@@ -68,7 +68,7 @@ def cosines(
     .. math:: \cos(\Delta_k, \bar\Delta), \quad \bar\Delta = \sum_j c_j \Delta_j
 
     Args:
-        states, received, names: as in :func:`squared_norms`; one tensor of one site is held at a time.
+        states, received, names: as in :func:`squared_norms`; one tensor of one site is in memory at a time.
         weights: c, weight of each site of ``states`` in the mean, finite, ``>= 0``. Their sum does not matter.
         leave_out: whether the site's own part is left out of the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
 

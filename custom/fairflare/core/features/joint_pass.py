@@ -265,7 +265,7 @@ class JointPass:
 def looks_at_images_alone(model: nn.Module) -> bool:
     """Return whether, in evaluation mode, features of an image do not depend on the other images of its batch.
 
-    They do depend on the batch if a batch norm has no running statistics or stays in training mode.
+    Features depend on the batch if a batch norm has no running statistics or stays in training mode.
     """
     with evaluating(model):
         return all(

@@ -1,4 +1,4 @@
-"""Define which layer a tensor of a model belongs to, for sites and server alike."""
+"""Define the layer that a tensor of a model belongs to, by one rule for sites and server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a model: every module with parameters or (persistent) buffers of its own.
 
     Returns:
-        Module by name, in state-dict order. A module registered under two names is there twice, as in the state dict.
+        Modules by name, in state-dict order. A module registered under two names has two entries, as in the state dict.
 
     Source:
         Fed-LWR counts layers m = 1..M without defining them; one layer for each such module is our reading.

@@ -1,11 +1,12 @@
-r"""Bring the figures of sites that annotate different structures on one footing, so that they can be compared.
+r"""Make metrics of sites that annotate different structures comparable (put them on one footing).
 
-A *cell* is a structure at a site that annotates it and has images that mark it. A mean over a site's own cells says as
-much about which structures these are as about the model: of sites with different ones it ranks nobody.
+A *cell* is a pair of a site and a structure that the site annotates and that some of its images show. A mean over a
+site's own cells depends as much on the site's structures as on the model, so that such means cannot rank sites with
+different structures.
 
 Source:
-    Comparison over shared cells, and additive adjustment :math:`y_{ks} = u_k + v_s` by least squares, as of an
-    unbalanced two-way layout (Scheffe, The Analysis of Variance, 1959, chapter 4).
+    Comparison over shared cells, and additive adjustment :math:`y_{ks} = u_k + v_s` (site k, structure s) by least
+    squares, as for an unbalanced two-way layout (Scheffe, The Analysis of Variance, 1959, chapter 4).
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ import numpy as np
 
 from fairflare.base.metric import metric_name
 
-Cells: TypeAlias = Mapping[str, Mapping[str, float]]  # by site, then by structure
-Metrics: TypeAlias = Mapping[str, Mapping[str, float]]  # by site, then by name of the metric
-Reports: TypeAlias = dict[str, dict[str, Any]]  # by site
-OWN = "own/"  # in front of a site's mean over its own cells, where a comparable figure has the metric's name
-LEAST_LOSS = 1e-10  # keeps ratios finite
-OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # metrics by class that have another name than their mean
-SHARED, ADJUSTED = "shared", "adjusted"
-KINDS = ("", "loss", "score", "error")  # of a reported value: what of the labels it measures
+Cells: TypeAlias = Mapping[str, Mapping[str, float]]  # values by site, then by structure
+Metrics: TypeAlias = Mapping[str, Mapping[str, float]]  # metrics by site, then by name of the metric
+Reports: TypeAlias = dict[str, dict[str, Any]]  # reports by site
+OWN = "own/"  # prefix of the name of a site's mean over its own cells; the metric's name is the comparable figure's
+LEAST_LOSS = 1e-10  # lower bound of a loss, which keeps ratios of losses finite
+OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # name of the metric by class, if unlike the mean's
+SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures, or additive adjustment
+KINDS = ("", "loss", "score", "error")  # kinds of reported values; empty: not a measure of the labels
 
 
 @dataclass(frozen=True)
 class Footing:
-    """Fix, for all rounds of a run, which structures of which sites are compared.
+    """Define, for all rounds of a run, which structures of which sites are compared.
 
     Attributes:
-        of: by site the structures that it annotates and that its images mark; an empty one is in no comparison.
+        of: names of the structures that each site annotates and whose images show them, by site; a site without
+            structures is not compared.
         primary: name of the primary metric.
     """
 
@@ -45,12 +47,12 @@ class Footing:
 
     @property
     def differs(self) -> bool:
-        """Return whether sites have different structures; if not, their plain means are compared as they are."""
+        """Return whether sites have different structures; if not, the sites' plain means are compared."""
         return len({*self.of.values()}) > 1
 
     @cached_property
     def shared(self) -> list[str]:
-        """Return the structures that all sites with any have; a comparable figure is the mean over them."""
+        """Return the structures of all sites that have any structure; a comparable figure is the mean over them."""
         return sorted(frozenset.intersection(*([own for own in self.of.values() if own] or [frozenset()])))
 
     @cached_property
@@ -60,43 +62,44 @@ class Footing:
 
     @property
     def bridges(self) -> list[str]:
-        """Return sites on which the comparison of others rests alone: without one of them these are not linked."""
+        """Return the sites without which other sites would not be linked, so that these could not be compared."""
         if self.shared:
             return []
         without = {site: {k: own for k, own in self.of.items() if k != site} for site in sorted(self.of)}
         return [s for s, of in without.items() if len(_parts(of)) > len(self.parts) - ([s] in self.parts)]
 
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
-        """Return the footing without structures that no image of a site marks, of those whose number is told."""
+        """Return the footing without a site's structures whose reported number of images (``support``) is 0."""
         empty = {site: {name for name, count in of.items() if not count} for site, of in support.items()}
         return replace(self, of={site: own - empty.get(site, set()) for site, own in self.of.items()})
 
     @property
     def how(self) -> str:
-        """Return how the figures are made comparable, :data:`SHARED` or :data:`ADJUSTED`; empty: nothing is done."""
+        """Return how figures are made comparable, :data:`SHARED` or :data:`ADJUSTED`; empty: plain means are used."""
         return (SHARED if self.shared else ADJUSTED) if self.differs else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what results say of the comparison."""
+        """Return the description of the comparison for the results file."""
         structures = {site: sorted(own) for site, own in self.of.items()}
         told = {"how": self.how, "shared": self.shared, "structures": structures}
         return {**told, "parts": self.parts, "bridges": self.bridges}
 
     def compared(self, site: str) -> list[str]:
-        """Return the structures whose mean the figure of a site is made of."""
+        """Return the structures over which a site's comparable figure is computed."""
         return self.shared if self.shared and self.of.get(site) else sorted(self.of.get(site, ()))
 
     def figures(self, cells: Cells) -> dict[str, float]:
-        r"""Return a figure of each site that can be compared with that of the others it is linked with.
+        r"""Return a figure of each site that can be compared with the figures of the sites with which it is linked.
 
-        It is the mean over the shared structures; where there are none, :math:`u_k` of :func:`adjusted`.
+        The figure is the mean over the shared structures or, if no structure is shared, :math:`u_k` of
+        :func:`adjusted`.
 
         Args:
-            cells: values; only those of :attr:`of` count.
+            cells: values of a metric by site and structure; only structures in :attr:`of` count.
 
         Returns:
-            By site of ``cells``; NaN where one of the site's cells has no value, as another set of cells than in other
-            rounds would not be the same figure.
+            The figure of each site of ``cells``. It is NaN if one of the site's cells has no value, since figures over
+            other cells than in other rounds could not be compared.
         """
         own = {site: {name: cells[site].get(name, math.nan) for name in self.compared(site)} for site in cells}
         whole = {site: of for site, of in own.items() if of and all(map(math.isfinite, of.values()))}
@@ -110,7 +113,8 @@ class Footing:
     def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
         """Return the sites' metrics with comparable figures in place of means over each site's own structures.
 
-        The means stay under ``own/<metric>``. Where all sites have the same structures nothing is changed.
+        The means over a site's own structures get the name ``own/<metric>``. If all sites have the same structures, the
+        metrics are returned unchanged.
         """
         names = {name: None for of in metrics.values() for name in of}
         found = {site: dict(of) for site, of in metrics.items()}
@@ -119,12 +123,12 @@ class Footing:
             if any(cells.values()):
                 for site, value in self.figures(cells).items():
                     alone = not cells[site] and self.compared(site) == sorted(self.of.get(site, ()))
-                    if name in found[site] and not (self.shared and alone):  # its own mean is the figure
+                    if name in found[site] and not (self.shared and alone):  # alone: the site's own mean is its figure
                         found[site] |= {OWN + name: found[site][name], name: value}
         return found
 
     def cells(self, metrics: Metrics, name: str) -> dict[str, dict[str, float]]:
-        """Return the values by structure that a metric is the mean of."""
+        """Return, by site and structure, the values whose mean is the metric called ``name``."""
         place, _, last = name.rpartition("/")
         start = f"{place}{'/' * bool(place)}{OF_PART.get(last, last)}_"
         every = {part: metric_name(start + part) for part in sorted(frozenset().union(*self.of.values()))}
@@ -134,19 +138,20 @@ class Footing:
         }
 
     def reports(self, reports: Reports, kinds: Mapping[str, str], metrics: Metrics) -> Reports:
-        r"""Return what sites report of losses and scores as if all had the same structures, for a rule's weights.
+        r"""Return the sites' reports with losses and scores as if all sites had the same structures, for a rule.
 
         A loss is multiplied by :math:`\tilde F_k / F_k` (:func:`relative`) of the received model on the validation
-        split, so that the loss measured there becomes :math:`\tilde F_k`. To a score is added by how much the
-        comparable figure of the received model exceeds the site's own mean; of sites that nothing links scores stay.
+        split, so that the loss measured there becomes :math:`\tilde F_k`. A score is raised by the difference between
+        the comparable figure of the received model and the site's own mean; if not all sites are linked, scores do not
+        change.
 
         Args:
-            reports: by site.
-            kinds: kind of the fields that are one of :data:`KINDS`, by name.
-            metrics: of the received model, after :meth:`on_one`.
+            reports: reports by site.
+            kinds: kind of each field that measures the labels, one of :data:`KINDS`, by the field's name.
+            metrics: metrics of the received model by site, as returned by :meth:`on_one`.
 
         Returns:
-            The reports; NaN where a site's figures by structure are not known.
+            The reports; a value is NaN if the site's figures by structure are unknown.
         """
         if not self.differs or not kinds:
             return reports
@@ -163,7 +168,7 @@ class Footing:
 
 
 def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Return the sites that share structures, also by way of others; the largest part first, then by name."""
+    """Return groups of sites that share structures, also by way of other sites; the largest first, then by name."""
     from scipy.sparse.csgraph import connected_components
 
     sites = sorted(site for site in of if of[site])
@@ -176,11 +181,11 @@ def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def adjusted(cells: Cells) -> dict[str, float]:
-    r"""Return the site's effect :math:`u_k` of the additive model over the cells of linked sites.
+    r"""Return each site's effect :math:`u_k` in the additive model over the cells of linked sites.
 
     .. math:: \min \sum (y_{ks} - u_k - v_s)^2, \quad \sum_s v_s = 0
 
-    A structure that only one site has says nothing of it beside others: its :math:`v_s` takes up what is left.
+    A structure that only one site has does not influence the comparison: its :math:`v_s` takes up the residual.
 
     Example:
         >>> found = adjusted({"A": {"s1": 0.8}, "B": {"s2": 0.6}, "C": {"s1": 0.7, "s2": 0.5}})
@@ -198,11 +203,12 @@ def adjusted(cells: Cells) -> dict[str, float]:
 
 
 def relative(losses: Cells) -> dict[str, float]:
-    r"""Return each site's loss relative to what the structures that it has cost on average.
+    r"""Return each site's loss relative to the mean losses of its structures over the sites.
 
     .. math:: \tilde F_k = \frac{1}{|A_k|} \sum_{s \in A_k} F_{ks} / \bar F_s
 
-    :math:`\bar F_s` is the mean over the sites that have s; of one site alone the ratio is 1. NaN: no loss is known.
+    :math:`A_k` are the structures of site k, and :math:`\bar F_s` is the mean loss over the sites that have s; for a
+    structure of a single site the ratio is 1. NaN: no loss of the site is known.
 
     Example:
         >>> found = relative({"A": {"s1": 0.2}, "B": {"s2": 0.4}, "C": {"s1": 0.3, "s2": 0.5}})
@@ -218,6 +224,6 @@ def relative(losses: Cells) -> dict[str, float]:
 
 
 def known_mean(values: Iterable[float]) -> float:
-    """Return the mean of the values that are known; NaN where none is."""
+    """Return the mean of the finite values; NaN if no value is finite."""
     known = [value for value in values if math.isfinite(value)]
     return statistics.fmean(known) if known else math.nan

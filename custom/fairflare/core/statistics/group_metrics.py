@@ -185,9 +185,10 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
 
 
 def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
-    """Return the sums over all images, then those of each group, without structures that some group has no image of.
+    """Return the sums over all images, then each group's sums, without structures that a group has no images of.
 
-    A gap of Dice over different structures would be one between these. A group that tells of no structure has no say.
+    A gap in Dice over different structures would be a gap between the structures. Groups that report no structure are
+    ignored here.
     """
     known = [of[DICE][:, 0] > 0 for of in groups.values() if DICE in of]
     both = np.logical_and.reduce([has for has in known if has.any()] or [np.ones(len(whole.get(DICE, ())), bool)])

@@ -167,7 +167,8 @@ def _beyond(found: Array, most: Array) -> bool:
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
     """Return the groups of an attribute whose sums a site withholds.
 
-    These are the groups with fewer than ``least`` cases, and further groups without which their sums could be computed.
+    These are the groups with fewer than ``least`` cases, and further groups that are withheld so that nobody can
+    compute the sums of the former.
 
     The sums over all groups are known from the site's metrics, so that the sums of a single hidden group would follow
     from those of the other groups: see :func:`fairflare.base.cases.floor.hidden_classes`.

@@ -121,7 +121,7 @@ def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int,
 def _columns(
     file: Path, columns: list[str], body: list[tuple[int, list[str]]]
 ) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of a table's columns, and its rows cut to as many texts.
+    """Return the names of a table's columns, and its rows with one text for each column.
 
     R's ``write.table`` gives the column of row numbers no name: rows then have one cell more than the head, in front.
 

@@ -45,7 +45,7 @@ class Tree:
 
     Attributes:
         cases: images with labels; the names are paths below the folder, without the ending.
-        alone: name of each file without a partner, and what it lacks.
+        alone: name of each file without a partner, and a description of the missing partner.
         notes: notes on files that are ignored on purpose.
         names: names of the labels by their values, where the source gives them.
     """

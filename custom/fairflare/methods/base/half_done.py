@@ -84,8 +84,9 @@ class HalfDone:
     def taken_up(self) -> Position:
         """Restore the saved training into model, optimizer and run, and return its position.
 
-        Return the beginning of the round where no training was saved, or where the saved one began with other values.
-        The random state is restored later, by :meth:`resume_random`, after the batches that were done are skipped.
+        Return the beginning of the round if no training was saved, or if the saved training began with other values.
+        The random state is restored later, by :meth:`resume_random`, after the batches of the saved training are
+        skipped.
         """
         run = self.run
         if self._every <= 0:

@@ -1,4 +1,4 @@
-"""Define homes: the part of a site half that says which part of the model stays at a site, and stores that part.
+"""Define homes: objects of a site half that define which part of the model stays at a site, and store that part.
 
 :class:`Home` stores some *tensors* of the common model (FedBN's norms) or none. A site replaces these tensors of the
 received model by its stored ones, and does not send them. Other homes store a second model beside the common one

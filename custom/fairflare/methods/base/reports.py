@@ -69,9 +69,9 @@ class Field:
             ``min_cases``, the value is withheld. Empty: computed from no images. ``None``: unknown, so the value is
             withheld where any split has too few cases.
         home_ok: whether the method works if the site withholds the value, which is then NaN, as with ``nan_ok``.
-        measures: what the value is of the site's labels: a ``"loss"``, a ``"score"`` or an ``"error"`` (1 - score).
-            Where sites annotate different structures, the rule gets it on one footing
-            (:meth:`fairflare.core.statistics.footing.Footing.reports`). Empty: none of these.
+        measures: kind of measure of the site's labels: ``"loss"``, ``"score"`` or ``"error"`` (1 - score). If sites
+            annotate different structures, the rule gets comparable values
+            (:meth:`fairflare.core.statistics.footing.Footing.reports`). Empty: the value does not measure labels.
         alike: advice for the case that sites report different values; a site whose value differs from that of most
             sites of the round is left out. Empty: sites may report different values.
     """

@@ -1,9 +1,9 @@
 """Define the server half of methods that send every site a different part of the round's summed updates (CFFL, CGSV).
 
-The server holds the run's common model, but sends it to no site. Every site trains a model of its own, sends the update
-of that model, and receives some entries of the common model's change. The server computes these entries when it sends
-them, from the present common model and that of the round before. Thus the server stores three models, whatever the
-number of sites: these two, and the initial model, which is sent to a site that was not in the round before.
+The server stores the run's common model, but sends it to no site. Every site trains a model of its own, sends the
+update of that model, and receives some entries of the common model's change. The server computes these entries when it
+sends them, from the present common model and that of the round before. Thus the server stores three models, whatever
+the number of sites: these two, and the initial model, which is sent to a site that was not in the round before.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ BINS = 64  # number of bins in the histogram of intensities in [0, 1]
 SHOWN = 24  # largest number of images on a site's contact sheet
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
-COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # one row for each image
+COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # of a table with a row per image
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class _Look:
     target: npt.NDArray[Any] | None = None
     target_hash: str = ""
     histogram: npt.NDArray[np.int64] | None = None
-    empty: bool = False  # the mask has no structure
-    full: bool = False  # one structure covers the whole image
-    features: npt.NDArray[np.floating] | None = None  # only for classification
+    empty: bool = False  # whether the mask has no structure
+    full: bool = False  # whether one structure covers the whole image
+    features: npt.NDArray[np.floating] | None = None  # features of the image; only for classification
     errors: list[DataError] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # remarks on where the mask lies on the image
+    notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
 
 
 def check_sites(
@@ -175,7 +175,7 @@ class _Looker:
         self.task, self.own, self.listed = task, own, listed
         self.report = SiteReport(listed.site, groups=_groups(listed))
         self.problems: list[Problem] = []
-        self.seen: list[tuple[Any, ...]] = []  # rows with the columns COLUMNS
+        self.seen: list[tuple[Any, ...]] = []  # one row for each image, with the columns COLUMNS
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
         self._said: set[str] = set()
         self._values = ValueNotes()
@@ -214,7 +214,7 @@ class _Looker:
             data: Any = self.task.open_folder(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             found.picture, found.target = flat_pair(image, target)
-            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1 does not count
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: pixels to ignore
             found.empty = not (structures > 0).any()
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)

@@ -141,17 +141,17 @@ def summarize(
         return FairnessSummary(0, excluded, nan, nan, nan, "", nan, "", nan, nan, nan, nan, nan, higher_is_better, home)
 
     sign = -1.0 if higher_is_better is False else 1.0
-    worst_site = min(sites, key=lambda site: sign * values[site])  # min and max keep the first of equals
+    worst_site = min(sites, key=lambda site: sign * values[site])  # on a tie, min and max return the first site
     best_site = max(sites, key=lambda site: sign * values[site])
     x = np.array([values[site] for site in sites])
-    ranked = np.sort(sign * x) * sign  # worst first
+    ranked = np.sort(sign * x) * sign  # values from the worst to the best
     tenth = max(1, len(sites) // 10)
     mean, std = float(x.mean()), float(x.std())
     largest = float(np.abs(x).max())
     if largest == 0 or x.min() == x.max():
-        std, jain = 0.0, 1.0  # exact, where rounding of the mean would leave 1e-17
+        std, jain = 0.0, 1.0  # exact values, where rounding of the mean would leave 1e-17
     else:
-        scaled = x / largest  # keeps the squares in range
+        scaled = x / largest  # scaling keeps the squares finite
         jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
     known = higher_is_better is not None and linked
     if not linked:

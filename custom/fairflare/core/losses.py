@@ -158,7 +158,7 @@ def drw_weights(
     if current_round < first:
         return torch.ones_like(numbers)
     present = numbers > 0
-    # 1 - beta^n without cancellation when beta is close to 1
+    # expm1 computes 1 - beta^n without cancellation when beta is close to 1
     effective = -torch.expm1(numbers * math.log(beta)) if beta > 0 else present.double()
     weights = torch.where(present, 1.0 / torch.where(present, effective, 1.0), 0.0)
     return weights / weights.sum() * present.sum()

@@ -53,7 +53,7 @@ def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
     checks.same_shape("target", target, "projected", projected)
     y = torch.nn.functional.normalize(projected, dim=1, eps=NORM_FLOOR)
     y_prior = torch.nn.functional.normalize(target.detach().to(y), dim=1, eps=NORM_FLOOR)
-    return (2 - 2 * (y * y_prior).sum(1)).clamp(0, 4)  # rounding reaches -2e-7; NaN stays NaN
+    return (2 - 2 * (y * y_prior).sum(1)).clamp(0, 4)  # rounding may give values down to -2e-7; NaN stays NaN
 
 
 class RunningClassMean:
@@ -82,7 +82,7 @@ class RunningClassMean:
         self.num_classes = num_classes
         self.counts = torch.zeros(num_classes, dtype=torch.int64)
         self._sums = torch.zeros(num_classes, dtype=torch.float64)
-        self._epochs: list[tuple[Tensor, Tensor]] = []  # class means of each closed epoch, and which classes it had
+        self._epochs: list[tuple[Tensor, Tensor]] = []  # class means of each closed epoch, whether classes had samples
 
     def add(self, values: Tensor, targets: Tensor) -> None:
         """Add a batch, which may be empty: values (n,), and the samples' classes (n,) in [0, C).

@@ -143,7 +143,7 @@ class QMix:
     def _choose(self, situation: Step, greedy: bool) -> Step:
         open_to = available(situation.present, situation.previous, len(self.actions))
         best = self._learner.values(situation).masked_fill(~open_to, -math.inf).numpy()
-        action = torch.from_numpy(np.argmax(best, axis=1))  # of equally good actions, the first
+        action = torch.from_numpy(np.argmax(best, axis=1))  # on a tie, the first of equally good actions
         if not greedy:
             # Every decision draws the same number of random numbers, whoever is present.
             explore, which = torch.rand(2, len(self.agents), generator=self._generator, dtype=torch.float64)

@@ -95,9 +95,9 @@ def sharpness(
         n = len(before)
         checks.not_empty("batches", before, of="sample")
         loss = float(before.mean())
-        norm = tensors.norm(total) / n  # the gradient of the mean loss
+        norm = tensors.norm(total) / n  # norm of the gradient of the mean loss
         if norm == 0:
-            return Sharpness(loss, loss, loss - loss)  # 0, but NaN for a loss that is not finite
+            return Sharpness(loss, loss, loss - loss)  # the sharpness is 0, but NaN for a loss that is not finite
         if not math.isfinite(norm):
             return Sharpness(loss, math.nan, math.nan)
         weights = [p.detach().clone() for p in params]

@@ -216,7 +216,7 @@ class SelfOrganizingMap(MapSettings):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the map's state between rounds, without the neurons, as plain values."""
-        settings = {"grid": list(self.grid), "seed": self.seed}  # settings that stored neurons depend on
+        settings = {"grid": list(self.grid), "seed": self.seed}  # only settings on which stored neurons depend
         return {"settings": settings, "rounds": self.rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -336,7 +336,7 @@ class _Sums:
         rows = self.products[: self.sites] if ones is None else ones @ self.products
         squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)
         far = (others @ self.products * others).sum(axis=1)
-        return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may leave -1e-20
+        return np.asarray(np.maximum(squares[:, None] - 2 * rows @ others.T + far, 0.0))  # rounding may give -1e-20
 
     def spread(self) -> float:
         """Return the standard deviation over all parameters of all local models on the map."""

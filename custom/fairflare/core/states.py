@@ -32,7 +32,7 @@ from fairflare.core.aggregation.tensor_mean import blocks as blocks
 from fairflare.core.aggregation.tensor_mean import sq_norm as sq_norm
 
 States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
-WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # maps a tensor name to the weights by site
+WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # type of functions from a tensor's name to weights by site
 
 _LARGEST_WHOLE = 2.0**53  # above this limit a floating-point number no longer holds every integer exactly
 

@@ -60,7 +60,7 @@ def normalise(
         checks.choice("non_finite", non_finite, get_args(NonFinite))
     clipped = {site: max(value, 0.0) for site, value in _repaired(values, non_finite).items()}
     largest = max(clipped.values())
-    if largest > 1e150:  # keeps the sum in range
+    if largest > 1e150:  # scaling keeps the sum finite
         clipped = {site: value / largest for site, value in clipped.items()}
     total = math.fsum(clipped.values())
     if total > MIN_SUM:

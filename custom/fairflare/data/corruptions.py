@@ -18,11 +18,11 @@ from fairflare.base.checks import choice, number
 Image = npt.NDArray[np.uint8]
 
 SEVERITIES = (1, 2, 3, 4, 5)
-NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # deviation of the noise by severity, for intensities in [0, 1]
-# Radius and s by severity, in pixels of a 224-pixel image.
+NOISE_SIGMA = (0.08, 0.12, 0.18, 0.26, 0.38)  # standard deviation of the noise by severity, for intensities in [0, 1]
+# Radius and standard deviation s of the blur by severity, in pixels of a 224-pixel image.
 BLUR = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))
 BLUR_ANGLE = 45.0  # largest angle of the motion from the horizontal, in degrees, to either side
-REFERENCE_SIZE = 224  # height and width that the constants are meant for
+REFERENCE_SIZE = 224  # height and width in pixels for which the constants are defined
 
 
 def gaussian_noise(image: Image, severity: int, rng: np.random.Generator) -> Image:

@@ -119,7 +119,7 @@ def _read_json(file: Path, site: str) -> Any:
             f"site '{site}': the datalist does not exist",
         )
     try:
-        return json.loads(file.read_bytes())  # UTF-8 or UTF-16, with a mark or without
+        return json.loads(file.read_bytes())  # JSON may be in UTF-8 or UTF-16, with or without a byte order mark
     except (OSError, ValueError, RecursionError) as error:
         why = "lists within lists without end" if isinstance(error, RecursionError) else error
         raise DataError(

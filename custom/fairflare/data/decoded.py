@@ -109,7 +109,7 @@ class DecodedVolumes:
                     return None
                 self._sound.add(state)
                 os.utime(file.with_suffix(".json"))  # mark the array as used now
-            return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # slice after slice on disk
+            return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # files store slice after slice
         except (OSError, ValueError) as error:
             log.warning("a decoded volume on disk cannot be read and is made anew: %s", error)
             return None
@@ -118,7 +118,7 @@ class DecodedVolumes:
         if array.nbytes > self.limit:
             return
         with self._telling(), self._lock:
-            private_folder(self.folder)  # because the arrays are images of patients
+            private_folder(self.folder)  # the folder is private because the arrays are images of patients
             self._make_room(array.nbytes + 4096, file)
             write_whole(file, lambda partial: _save(partial, array), durable=False)
             self._write_said(file, {"size": file.stat().st_size, "crc": _checksum(file), "bounds": {}})

@@ -455,7 +455,7 @@ def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
         )
     if picture.rescaled:
         slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
-        found = found.astype(np.float32) * slopes + intercepts  # one slope and intercept for each frame, the last axis
+        found = found.astype(np.float32) * slopes + intercepts  # slope and intercept by frame (last axis)
     if picture.padding is None:
         return found
     low, high = picture.padding

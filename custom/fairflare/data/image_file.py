@@ -52,8 +52,8 @@ INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself wher
 CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 BY_PALETTE = "its palette's indices are the labels"
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
-ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # tags of TIFF; the first is EXIF's too
-SCALED = 8  # bytes of a value where a NIfTI header scales the values: nibabel returns float64
+ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # TIFF tags of orientation (also in EXIF), height and width
+SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
 class TooLarge(ValueError):
@@ -164,7 +164,7 @@ class Picture(ImageFile):
             modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
             sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
             _check(picture.width * picture.height * max(sizes), limit)
-            reduced = is_reduced(picture)  # this cannot be known after decoding
+            reduced = is_reduced(picture)  # whether values were reduced cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
             with reading_as("picture"):
                 # A mask's palette indices are its values, so transparency of the palette does not matter.
@@ -257,7 +257,7 @@ class Array(ImageFile):
 
         with self.path.open("rb") as file:
             shape, _ = _npy_header(file)
-        plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # channels first
+        plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # has channels first
         slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
         rows, columns = (*plane, 1, 1)[:2]
         return Facts(Grid((rows, columns, slices)), shape=shape)
@@ -298,7 +298,7 @@ class Volume(ImageFile):
                 more = stream.read(1)  # reading to the end makes gzip compare the checksum
             if more:
                 raise ValueError(f"the file is damaged: its header describes {offset + stored} bytes, it has more")
-        return array.swapaxes(0, 1)  # rows first, as in pictures
+        return array.swapaxes(0, 1)  # swap axes to have rows first, as in pictures
 
     def opened(self) -> Any:
         """Open the file as a stream of unpacked bytes."""
@@ -322,7 +322,7 @@ class Dicom(ImageFile):
         from fairflare.data import dicom
 
         pictures = dicom.headers(self.path)
-        each = max(picture.bytes for picture in pictures)  # one scaled file makes the whole series float32
+        each = max(picture.bytes for picture in pictures)  # if one file is scaled, the whole series becomes float32
         _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
@@ -478,8 +478,8 @@ def _tag_of(picture: Any) -> int | None:
     """Return the EXIF orientation of a picture without decoding its pixels; ``None``: the picture states none."""
     from PIL import Image
 
-    found = Image.Image.getexif(picture)  # PngImageFile.getexif would decode the pixels first
-    if picture.format == "PNG" and ORIENTATION not in found:  # the eXIf chunk may follow the pixels
+    found = Image.Image.getexif(picture)  # used because PngImageFile.getexif would decode the pixels first
+    if picture.format == "PNG" and ORIENTATION not in found:  # the eXIf chunk of a PNG may follow the pixels
         at = picture.fp.tell()
         picture.fp.seek(8)
         while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":

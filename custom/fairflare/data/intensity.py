@@ -78,7 +78,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         raise ValueError(f"its values are {array.dtype}, no labels")
     if array.dtype.kind == "b" or not array.size:
         return array.astype(np.int64)
-    usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # False for NaN
+    usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # the comparison is False for NaN
     if array.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 NAMED = 3  # number of files of one kind of problem that a message names
-FEW = 8  # most different values of a drawn mask; a photograph has more
+FEW = 8  # largest number of different values of a drawn mask; a photograph has more
 # Parts in which messages of one kind differ: names in quotes, and numbers.
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
@@ -39,7 +39,7 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     Args:
         problems: name of each file, and its problem: a message or a :class:`fairflare.data.geometry.Misfit`.
     """
-    from fairflare.data.geometry import Misfit  # imports numpy, for which shell completion should not wait
+    from fairflare.data.geometry import Misfit  # here, as numpy's import is slow for shell completion
 
     found: dict[object, list[tuple[str, P]]] = {}
     for name, problem in problems:
@@ -96,7 +96,7 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 def _values(path: Path) -> int | None:
     """Return the number of different values of a file read as a mask; None: the file cannot be read as a mask."""
-    from fairflare.data.reading import read_mask  # imports numpy, for which commands should not wait
+    from fairflare.data.reading import read_mask  # here, as the import of numpy is slow
 
     try:
         return len(set(read_mask(Sample(path, path), site="", split="none").ravel().tolist()))

@@ -23,9 +23,9 @@ ORIENTATIONS: tuple[str, ...] = get_args(Orientation)
 
 #: Directions of rows, columns and slices of each plane, in nibabel's letters.
 PLANES = {"sagittal": ("I", "P", "L"), "coronal": ("I", "L", "P"), "axial": ("P", "L", "S")}
-_BY_AXIS = ("sagittal", "coronal", "axial")  # plane whose slices follow each other along x, y, z
+_BY_AXIS = ("sagittal", "coronal", "axial")  # name of the plane whose slices follow each other along x, y and z
 Turn = npt.NDArray[Any]  # (3, 2) orientation array of nibabel: new position of each axis, and 1 or -1 (flipped)
-PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # the turn that does nothing
+PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # orientation array that does not change an image
 
 
 def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:

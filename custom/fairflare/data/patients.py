@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 EXPRESSIONS = (
     r"(?i)([^/]+)[-_ ](?:left|right|od|os|l|r)\b[^/]*$",
     r"([^/]+)[-_ ]\d+[^/]*$",
-    r"([^/]+)/[^/]+$",  # a folder for each patient
+    r"([^/]+)/[^/]+$",  # each patient has a folder
 )
 LEAST_GROUPS = 3  # least number of groups; fewer groups are more likely kinds of images than patients
 LARGEST = 1 / 3  # largest share of all images in one group; a larger group is hardly one patient

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-PHOTOMETRIC = 262  # TIFF tag PhotometricInterpretation
+PHOTOMETRIC = 262  # number of the TIFF tag PhotometricInterpretation
 
 
 def smaller_pages(tag: Any) -> int:

@@ -227,7 +227,7 @@ def read_mask(
 
 
 def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
-    array = opened.plane(None if opened.slices is None else number)  # the mask of one slice may be a picture
+    array = opened.plane(None if opened.slices is None else number)  # the mask of a single slice may be a picture
     if array.ndim == 3:
         if array.shape[2] != 1 and (array != array[:, :, :1]).any():
             colours, counts = np.unique(array.reshape(-1, array.shape[2]), axis=0, return_counts=True)
@@ -331,7 +331,7 @@ class _Opened:
     """Represent a decoded file that is not reoriented yet."""
 
     file: ImageFile
-    what: str  # "image" or "mask"
+    what: str  # kind of file, "image" or "mask"
     site: str
     split: str
     array: npt.NDArray[Any]
@@ -375,7 +375,7 @@ class _Opened:
         if number is not None and number != 0:
             raise self.unreadable("'slice' was given, but it is not a volume")
         if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
-            array = np.moveaxis(array, 0, 2)  # channels first
+            array = np.moveaxis(array, 0, 2)  # the array has its channels first
         if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
             raise self.unreadable(f"it has the shape {array.shape}, which is not one picture")
         return array

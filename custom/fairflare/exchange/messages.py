@@ -37,7 +37,7 @@ STATUS_SKIPPED = "skipped"  # the site refused for an expected reason: too littl
 STATUS_FAILED = "failed"
 
 
-Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # returns the tensors for one site, by the site's name
+Each = Callable[[str], Mapping[str, "torch.Tensor"]]  # function that returns a site's tensors, by the site's name
 
 
 class NotSendable(TypeError):
@@ -94,9 +94,9 @@ class SiteTask:
     each: Each | None = None  # function that makes the tensors for each site, sent in place of ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: splits on which the model is measured
     resample: int = 0  # for validate: number of draws of the test images on which to measure the primary metric too
-    anchor_as: str = "model"  # for train and anchor: form of this round's anchor, see exchange.anchor_forms
+    anchor_as: str = "model"  # for train and anchor: form in which the anchor is sent, see exchange.anchor_forms
     min_cases: int = 1  # for every task: values of fewer cases are withheld; a site's own setting may be larger
-    exchange: str = ALL  # which tensors are sent, see exchange.sent_tensors
+    exchange: str = ALL  # rule for which tensors are sent, see exchange.sent_tensors
     makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server computes, which are sent too
     rest: str = ""  # fingerprint of the tensors that are not sent; empty: all tensors are sent
     update_dtype: str = FLOAT32  # for train: dtype in which the update is sent
@@ -250,10 +250,10 @@ def clean_state(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def clean_tensor(name: object, value: Any) -> torch.Tensor:
     """Return a value as a plain, contiguous CPU tensor of the same shape; see :func:`clean_state`."""
-    if hasattr(value, "materialize"):  # FLARE's reference to a tensor that waits on disk
+    if hasattr(value, "materialize"):  # the value is FLARE's reference to a tensor that is still on disk
         value = value.materialize()
     if isinstance(value, (np.ndarray, np.generic)):
-        value = torch.from_numpy(np.array(value))  # a copy; np.ascontiguousarray would give a scalar a dimension
+        value = torch.from_numpy(np.array(value))  # np.array copies; ascontiguousarray would add a dimension to scalars
     if not isinstance(value, torch.Tensor):
         raise NotSendable(f"tensor {name!r} must be a tensor or an array, got {type(value).__name__}")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:

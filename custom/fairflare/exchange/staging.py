@@ -25,7 +25,7 @@ from fairflare.exchange.tensor_file import DTYPES, NAME_OF, Layout, LazyState, l
 from fairflare.exchange.tensor_folder import SUFFIX, file_of, names_in
 
 SHARE = 0.25  # share of the free memory that is the default budget
-GROUP = Path("/sys/fs/cgroup")  # control group of this process, as seen in a container
+GROUP = Path("/sys/fs/cgroup")  # folder of this process's control group, as seen in a container
 
 
 class StagingError(ValueError):
@@ -161,7 +161,7 @@ class _StagedState(LazyState):
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
             self.layout = {n: (getattr(torch, DTYPES[e["dtype"]]), tuple(e["shape"])) for n, e in self._entries.items()}
-            if metadata["site"] != site or len(self._entries) != len(header) - 1:  # one entry is the metadata
+            if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata is one entry
                 raise StagingError("the header does not describe this site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error

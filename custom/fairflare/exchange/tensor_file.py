@@ -33,7 +33,7 @@ DTYPES = {
 }
 NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 
-Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # dtype and shape, by the tensor's name
+Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # dtype and shape of each tensor, by its name
 
 
 class LazyState(Mapping[str, "torch.Tensor"]):

@@ -55,7 +55,7 @@ class AFL(Rule):
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
         self._losses |= losses
         if self.afl_mode == "argmax":
-            worst = max(inputs.sites, key=lambda site: losses[site])  # of equal losses the first site by name
+            worst = max(inputs.sites, key=lambda site: losses[site])  # of sites with equal losses, the first by name
             return Weighing(sites={site: float(site == worst) for site in inputs.sites})
         before = with_newcomers(self._lambda, inputs.sites)
         weights = normalise({site: before[site] for site in inputs.sites})

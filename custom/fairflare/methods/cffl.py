@@ -139,7 +139,7 @@ class CFFL(Downloads, Steps):
             weights = dict.fromkeys(inputs.sites, 1 / len(inputs.sites))
         self.remember(inputs, shares, {site: step * weight for site, weight in weights.items()})
         details = {"reputation": dict(self._reputations), "removed": list(self._removed), "share": shares}
-        self.step = None if step == 1 else step  # a step of 1 gives the bits of the plain mean
+        self.step = None if step == 1 else step  # with None, the result has the same bits as the plain mean
         return Weighing(sites=weights, details=details)
 
     def _update(self, inputs: RoundInputs, sites: list[str]) -> None:

@@ -24,7 +24,7 @@ from fairflare.methods.base.rule import RoundInputs, State, Weighing, sample_wei
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.parts.downloads import Downloads
 
-TINY = 1e-7  # added to the norm of an update, as in the authors' code
+TINY = 1e-7  # number added to the norm of an update, as in the authors' code
 
 
 @settings
@@ -96,10 +96,10 @@ class CGSV(Downloads):
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
         cosines = updates.cosines(inputs.states, inputs.received, weights, inputs.parameters, leave_out=False)
         after = before
-        if any(cosines.values()):  # otherwise the summed update has no direction
+        if any(cosines.values()):  # if all cosines are 0, the summed update has no direction
             after = cgsv_reputations(before, cosines, self.cgsv_alpha)
         shares = cgsv_shares(after, self.cgsv_beta)
-        if any(after.values()):  # false in a first round whose summed update has no direction
+        if any(after.values()):  # all are 0 in a first round whose summed update has no direction
             self._reputations = whole({**known, **after})
         self.remember(inputs, shares, weights)
         return Weighing(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 MAX_GRADIENT = 1e6
-_SHORT = 1e-12  # a gradient with a smaller norm has no direction
+_SHORT = 1e-12  # norm below which a gradient has no direction
 
 
 @settings
@@ -75,7 +75,7 @@ class CReFF(MakesTensors):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # weight and bias sent in this round
+        self._classifier: tuple[torch.Tensor, torch.Tensor] | None = None  # classifier sent in this round
         self._made: dict[str, torch.Tensor] = {}
         self.federated: torch.Tensor | None = None
 

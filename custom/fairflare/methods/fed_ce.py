@@ -130,9 +130,9 @@ class FedCE(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._coefficients: dict[str, float] = {}
-        self._cosines: dict[str, list[float]] = {}  # by site: mean cosine, number of rounds
-        self._sums: dict[str, list[float]] = {}  # by site: sum of coefficients, number of rounds
-        self._last: list[str] = []  # sites of the previous round
+        self._cosines: dict[str, list[float]] = {}  # mean cosine and number of rounds, by site
+        self._sums: dict[str, list[float]] = {}  # sum of coefficients and number of rounds, by site
+        self._last: list[str] = []  # sites that took part in the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}

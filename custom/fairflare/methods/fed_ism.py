@@ -103,7 +103,7 @@ class SharpnessAwareTraining(LocalTraining):
         batches = run.data.batches("training", batch_size=self.batch_size)
         from fairflare.core.sharpness import sharpness
 
-        with plainly(model):  # plain float32, as a small difference of losses is measured
+        with plainly(model):  # compute in plain float32, since a small difference of losses is measured
             found = sharpness(model, losses, batches, run.own.distance)
         wanted = VARIANTS[run.directives.get("variant", "S")]
         return {wanted: getattr(found, wanted)}
@@ -186,7 +186,7 @@ class FedISM(Rule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._average: dict[str, float] = {}  # average weight by site, also of absent sites
+        self._average: dict[str, float] = {}  # moving average of each site's weight, also of absent sites
 
     @property
     def weighs(self) -> bool:

@@ -85,7 +85,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         low, high = self.setting("clip_min"), self.setting("clip_max")
         if not low < high:
             raise ValueError(f"clip_min must be < clip_max, got {low!r} and {high!r}")
-        self._last_scores: Scores = {}  # last 1 - delta of each site, also of absent sites
+        self._last_scores: Scores = {}  # last reported 1 - delta by layer of each site, also of absent sites
 
     def asks_about_anchor(self, current_round: int) -> bool:
         return bool(current_round >= self.setting("warmup_rounds"))
@@ -97,7 +97,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                 f"warmup_rounds={warmup} (preset {self.preset!r}) leaves none of the {num_rounds} round(s) to Fed-LWR: "
                 f"give more than {warmup} rounds, or a smaller warmup_rounds"
             )
-        if task is not None and self.only_layer is not None:  # only then, as building the network takes a moment
+        if task is not None and self.only_layer is not None:  # the network is built only if needed
             layers = list(dict.fromkeys(layers_of(outline_of(task).state_dict()).values()))
             from_layer({}, layers, self.only_layer)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 Encoder = Literal["embedded", "resnet18", "resnet50", "densenet121"] | Annotated[str, Bounds(pattern=TIMM)]
-MAX_RESCUE_FACTOR = 16e6  # largest RF is 16 E |C|; here E |C| (epochs times classes) is a million
+MAX_RESCUE_FACTOR = 16e6  # RF is at most 16 E |C|; here E |C| (epochs times classes) is at most a million
 
 
 @dataclass
@@ -148,7 +148,7 @@ class RescueTraining(LocalTraining):
             report["prior"] = own.prior.network.fingerprint
         if own.during is not None and own.before is not None:
             own.during.end_epoch()
-            counts = run.floor.counts("training")  # the sum leaves out classes with too few cases
+            counts = run.floor.counts("training")  # a class with too few cases counts 0
             if counts is None:
                 counts = torch.zeros(own.during.num_classes, dtype=torch.int64)
             during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
@@ -252,7 +252,7 @@ class FedMAS(Rule):
         return Weighing(sites=rescue_weights({site: inputs.reports[site]["rescue_factor"] for site in inputs.sites}))
 
 
-WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; of MoCo's ResNet-50: 2048
+WITH_PROJECTOR = {**LEARNS, "projector_dim": 96}  # width of the packaged prior's features; MoCo's ResNet-50 has 2048
 METHODS = [
     Method(
         name="fed_mas",

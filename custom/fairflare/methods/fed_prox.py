@@ -17,7 +17,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 from fairflare.methods.fed_avg import FedAvg
 
-FALLBACK_MU = 1e-5  # used when the server sends a mu that is negative or not finite
+FALLBACK_MU = 1e-5  # mu that is used when the server sends one that is negative or not finite
 
 
 @dataclass

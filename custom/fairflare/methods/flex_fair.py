@@ -167,7 +167,7 @@ class FlexFair(Rule):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
-        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # most columns, one for each class
+        most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # largest number of columns (classes)
         fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
         if told and not fits:
             raise ReportError(

@@ -57,7 +57,7 @@ class GroupWeighted(LocalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         told = losses_by_group(self, run, model, self.dro_attribute, 1)
-        rows = slice(1 if self.dro_attribute else 0, None)  # with groups, the row of all images is not reported
+        rows = slice(1 if self.dro_attribute else 0, None)  # with groups, the first row (all images) is not reported
         run.own = {name: of[rows, 0].tolist() for name, of in told.items()}
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class GroupWeighted(LocalTraining):
         if run.batch is None:
             raise SiteError(f"site {run.site!r}: group_dro needs data that say which image is which in a batch")
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
-        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # no known group: weight 1
+        by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # weight 1 for unknown groups
         of = by_group[numbers_of(run, self.dro_attribute, "training")[run.batch]].to(run.device)
         return (of * criterion_losses(self, run, model(inputs), targets)).mean()
 

@@ -61,7 +61,7 @@ class QFedAvg(Steps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._measured: float | None = None  # the least L measured so far
+        self._measured: float | None = None  # least L that was measured so far
 
     @property
     def only_mean(self) -> str:  # type: ignore[override]
@@ -90,7 +90,7 @@ class QFedAvg(Steps):
             return self.lipschitz
         if 0 < bend < math.inf:
             self._measured = min(1 / bend, math.inf if self._measured is None else self._measured)
-        return 1.0 if self._measured is None else self._measured  # no model has changed yet: any L is right
+        return 1.0 if self._measured is None else self._measured  # no model has changed yet, so that any L is right
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._measured is None else {"lipschitz": self._measured}

@@ -64,7 +64,7 @@ def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt
     values = {label: label for label in labels_of(task)} | {0: 0}
     if task.mask_values is not None:
         for value, label in sorted(task.mask_values.items(), reverse=True):
-            values[label] = value  # the smallest of the values with this meaning
+            values[label] = value  # of several values with the same label, the smallest is written
     elif list(labels_of(task)) == [1] and suffix_of(file) not in (*VOLUMES, *ARRAYS):
         values[1] = WHITE
     found = np.zeros(labels.shape, np.int64)

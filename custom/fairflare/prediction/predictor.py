@@ -29,7 +29,7 @@ from fairflare.tasks.shared.structures import StructureTask
 from fairflare.tasks.volumes.base import VolumeSettings
 
 BATCH = 8  # number of slices in one forward pass of the network
-TRACKED = "num_batches_tracked"  # last part of the names of a batch norm's counter
+TRACKED = "num_batches_tracked"  # last part of the name of a batch norm's counter in the state dict
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 Map = npt.NDArray[np.floating[Any]]  # array (size, size), float32 apart from intermediate results
-Colour = tuple[float, float, float]  # red, green, blue in [0, 1]
+Colour = tuple[float, float, float]  # red, green and blue, each in [0, 1]
 
-NOISE_SCALE = 1 / 0.4794  # brings B-spline noise to a deviation of about 1
+NOISE_SCALE = 1 / 0.4794  # factor that brings B-spline noise to a standard deviation of about 1
 
 
 @lru_cache(maxsize=8)
@@ -55,7 +55,7 @@ class Canvas:
         self.x, self.y = grid(size)
         self.image = np.zeros((3, size, size), np.float32)
 
-    # random numbers
+    # methods that draw random numbers
 
     def noise(self, cells: int, stretch: float = 1.0) -> Map:
         """Return a smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
@@ -66,7 +66,7 @@ class Canvas:
         grid = self.rng.standard_normal((cells + 3, across + 3), np.float32)
         return (_spline(self.size, cells) * NOISE_SCALE) @ grid @ _spline(self.size, across).T
 
-    # shapes
+    # methods that return shapes
 
     def ellipse(self, cx: float, cy: float, a: float, b: float, turn: float = 0.0) -> Map:
         """Return each pixel's radius relative to an ellipse: below 1 inside, 1 on its edge."""
@@ -74,7 +74,7 @@ class Canvas:
         dx, dy = self.x - np.float32(cx), self.y - np.float32(cy)
         return np.sqrt(((c * dx + s * dy) / np.float32(a)) ** 2 + ((c * dy - s * dx) / np.float32(b)) ** 2)
 
-    # colour
+    # methods that paint
 
     def paint(self, alpha: Map | float, colour: Colour | npt.NDArray[Any]) -> None:
         """Blend a colour (3,) over the image, with ``alpha`` as its share at each pixel."""

@@ -28,7 +28,7 @@ from fairflare.data.partitions import (
 from fairflare_lab.phantoms.camera import PLAIN, Camera, camera_of
 from fairflare_lab.phantoms.plan import OWN_CLASS, PHANTOMS, Images, PhantomPlan
 
-__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names that a task uses of the source ``classes``
+__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names that tasks use of the source
 
 Labels = npt.NDArray[np.int64]
 
@@ -90,7 +90,7 @@ class _Batch:
 
     purpose: str
     labels: Labels
-    attributes: npt.NDArray[np.int64]  # index of the attribute
+    attributes: npt.NDArray[np.int64]  # index of each image's attribute
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ class Pelvis:
         radius = draw.patient(19, 23) if coil else draw.patient(10.5, 18)
         depth = self.half_height * 0.93 + radius * (0.94 if coil else 1.02) + draw.slice(0.5, 3)
         shift = draw.patient(-5, 5)
-        self.behind = shift, depth, radius  # position and radius of the rectum, which may hold a coil
+        self.behind = shift, depth, radius  # position and radius of the rectum, which may contain a coil
         lumen = self.ellipse(shift, depth, radius * draw.patient(0.98, 1.25), radius, draw.patient(-0.3, 0.3))
         self.paint(lumen, tissue["wall"])
         if coil:

@@ -24,7 +24,7 @@ SEED = 20260  # random seed of the classes, the same for every phantom
 class Look(NamedTuple):
     """Store the usual look of a class: colour of the spot, lobes of its outline, cells of its texture, dots."""
 
-    colour: npt.NDArray[np.float64]  # (3,) in [0, 1]
+    colour: npt.NDArray[np.float64]  # colour of the spot, (3,) in [0, 1]
     lobes: int
     ragged: float
     cells: int

@@ -137,7 +137,7 @@ def public_set(
             settings = {} if values is None else {"mask_values": dict(values)}
         found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
         if dealing is None and published is None and isinstance(found, Mapping):
-            return write_sites(found, out_dir, settings, said, **writing)  # one image at a time
+            return write_sites(found, out_dir, settings, said, **writing)  # images are read and written one at a time
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
         if published is not None:

@@ -70,7 +70,7 @@ RIF_SITES = {
 }  # fmt: skip
 NUCLEI = ("fluo256", "fluo360", "fluo520", "histology256x320", "brightfield1024")
 WHITE_CELLS = ("JTSC", "CellaVision", "BCCD")
-WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # 0 background, 1 cytoplasm, 2 nucleus
+WHITE_CELL_TARGETS: Mapping[str, Mapping[str, int] | None] = {  # labels: 0 background, 1 cytoplasm, 2 nucleus
     "cell": {"0": 0, "1": 1, "2": 1}, "nucleus": {"0": 0, "1": 0, "2": 1}, "both": None,
 }  # fmt: skip
 CELL_TYPES = ("neutrophil", "lymphocyte", "monocyte", "eosinophil", "basophil")
@@ -94,7 +94,7 @@ SETS = (
         "rif", "optic disc and cup, four sites",
         Pairs(
             RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
-            tops=(50, 200), labels=(2, 1, 0),  # grey values of cup, rim of the disc, background
+            tops=(50, 200), labels=(2, 1, 0),  # ranges of grey values: cup, rim of the disc, background
         ),
         published=Published(
             "RIF by site and part",

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # ------------------------------------------------------------------------------------------------- prostate MRI
 
-PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # names of the folders that are in use
+PROSTATE_SITES: Mapping[str, tuple[str, ...]] = {  # folder names of each site that are in use
     "BIDMC": ("bidmc", "SiteE"), "BMC": ("bmc", "ISBI_1.5", "SiteB"), "HK": ("hk", "SiteF"),
     "I2CVB": ("i2cvb", "SiteC"), "RUNMC": ("runmc", "ISBI", "SiteA"), "UCL": ("ucl", "SiteD"),
 }  # fmt: skip
@@ -157,7 +157,7 @@ def by_tone(
     counts = pandas.crosstab([item.group for item in items], [tone_of[item.name] for item in items])
     if torn := int(((counts > 0).sum(axis=1) > 1).sum()):
         log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
-    of = counts.idxmax(axis=1).to_dict()  # ties go to the first tone by the alphabet
+    of = counts.idxmax(axis=1).to_dict()  # on a tie, a lesion counts as the first tone by the alphabet
     found = []
     for tone in TONES:
         own = [item for item in items if of[item.group] == tone]
@@ -216,7 +216,7 @@ def rsna(
     chosen = _one_kind(table)
     if images is not None and whole("images", images) < len(chosen):
         members = [[name for name, label in chosen.items() if label == kind] for kind in range(len(KINDS))]
-        shares = apportion([len(names) for names in members], images)  # the kinds in their shares
+        shares = apportion([len(names) for names in members], images)  # the kinds keep their shares in the selection
         rng = np.random.default_rng(image_seed("selection", seed))
         kept = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
         chosen = {name: label for name, label in chosen.items() if name in kept}

@@ -87,7 +87,7 @@ class Estimate:
         for share, end in ((1, ends[0]), (0, ends[1])):
             if np.all(self.share == share):
                 return end
-        low, high = np.minimum(*ends), np.maximum(*ends)  # between those of both distributions
+        low, high = np.minimum(*ends), np.maximum(*ends)  # the quantile lies between those of both distributions
         for _ in range(60):
             middle = (low + high) / 2
             above = self.tails(middle) > p

@@ -141,7 +141,7 @@ class _Networks(nn.Module):
         """Return Q of every action, (n, H, actions), for observations (n, H, 4) and previous actions (n, H)."""
         first: Any = self.agents[0]
         weight = first.weight
-        x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # (H, n, hidden)
+        x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # shape (H, n, hidden)
         if self.shared:
             who, before = weight[0, OBSERVATION_SIZE:].split([len(x), weight.shape[1] - OBSERVATION_SIZE - len(x)])
             x = x + who.unsqueeze(1) + before[previous.T]
@@ -307,7 +307,7 @@ class Learner:
         self._target.load_state_dict(state["target"])
         names = [name for name, _ in self._online.named_parameters()]
         moments = {names.index(name): values for name, values in state["optimizer"].items()}
-        groups = self._optimizer.state_dict()["param_groups"]  # keeps this object's learning rate
+        groups = self._optimizer.state_dict()["param_groups"]  # has this object's learning rate
         self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
         replay = state["replay"]
         self._replay.clear()

@@ -151,7 +151,7 @@ def _clipped(state: State, received: State | None, scale: Mapping[str, float], s
 
 
 def _scaled(tensor: torch.Tensor, base: torch.Tensor | None, factor: float) -> torch.Tensor:
-    if factor == 0.0:  # also the factor of a change whose norm float64 cannot hold
+    if factor == 0.0:  # 0 is also the factor of a change whose norm float64 cannot hold
         return torch.zeros_like(tensor) if base is None else base.to(tensor.dtype, copy=True)
     if base is None:
         return (tensor.double() * factor).to(tensor.dtype)

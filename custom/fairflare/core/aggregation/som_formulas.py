@@ -131,7 +131,7 @@ def som_weights(
     largest = max(row.max() for row in rows)
     if largest == 0:
         return shares
-    scaled = np.stack(rows) / largest  # keeps the mean of huge distances in range
+    scaled = np.stack(rows) / largest  # dividing by the largest distance keeps the mean of huge distances finite
     exponents = -scaled / (2.0 * sigma_w**2 * scaled.mean())
     highest = exponents.max(axis=1)
     log_u = highest + np.log(np.exp(exponents - highest[:, None]).mean(axis=1))

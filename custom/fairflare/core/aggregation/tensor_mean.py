@@ -98,10 +98,10 @@ class WeightedMean:
                 sum stays in the processor's cache.
         """
         self.name, self.first_site = name, first_site
-        self.like = first.detach().new_empty(()).expand(first.shape)  # shape and dtype without the memory
+        self.like = first.detach().new_empty(()).expand(first.shape)  # view of the shape and dtype, without memory
         self.dtype = first.dtype
         self.total = None if first.is_floating_point() else first.detach().clone()  # sum of tensors added so far
-        self._hold, self._held = hold, 0  # bytes
+        self._hold, self._held = hold, 0  # number of bytes to collect, and number collected
         self._waiting: list[tuple[torch.Tensor, float]] = []
 
     def add(self, site: str, tensor: torch.Tensor, weight: float) -> None:

@@ -64,7 +64,7 @@ def outline_of(task: Task) -> nn.Module:
         try:
             with torch.device("meta"):
                 return network_of(task)
-        except (NotImplementedError, RuntimeError):  # such as `item` of a tensor without numbers
+        except (NotImplementedError, RuntimeError):  # raised, for example, by `item` of a tensor without numbers
             return network_of(task)
 
 

@@ -76,7 +76,7 @@ class JointPass:
         self.images = 0
         self.scaled: dict[str, str] = {}
         self._least_pixels = least_pixels
-        self._last: tuple[str, Tensor, int, Tensor] | None = None  # see :meth:`_ran`
+        self._last: tuple[str, Tensor, int, Tensor] | None = None  # last layer that ran, as :meth:`_ran` records it
         # Modules that have hooks of other code, which may change the module's inputs or outputs.
         self._hooked = {m for known in found for m in known.values() if m._forward_hooks or m._forward_pre_hooks}
         self._sources: dict[str, str] = {}  # layer in front, by batch norm of model a
@@ -208,7 +208,7 @@ class JointPass:
                 return
             if self.images == 0 and self._size == 1 and self._least_pixels is not None:
                 self._note(turn, name, source, output)
-            output = output[:, None] if output.ndim == 1 else output  # one feature
+            output = output[:, None] if output.ndim == 1 else output  # one-dimensional outputs are one feature
             self._take(turn, name, output if output.dtype in (torch.float32, torch.float64) else output.float())
 
     def _ran(self, name: str, output: Tensor | None) -> None:

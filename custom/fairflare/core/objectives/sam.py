@@ -19,7 +19,7 @@ from torch.optim import LBFGS, Optimizer
 from fairflare.base import checks
 from fairflare.core.objectives import tensors
 
-NORM_EPS = 1e-12  # keeps rho * g / |g| finite, as in the authors' code
+NORM_EPS = 1e-12  # added to the norm; keeps rho * g / |g| finite, as in the authors' code
 
 
 class _NonNegative:
@@ -165,7 +165,7 @@ class SAM(Optimizer):
         """Add a parameter group to the base optimizer."""
         if "base_optimizer" in self.__dict__:
             self.base_optimizer.add_param_group(param_group)
-        else:  # called by the constructor of the superclass
+        else:  # the constructor of the superclass calls this method before base_optimizer is set
             super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Alignment:
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator
-        self.kk = self.ll = self.ee = self.ek = 0.0  # HSIC of K, K; L, L; E, E; and E, K + L
+        self.kk = self.ll = self.ee = self.ek = 0.0  # sums of HSIC of the pairs K, K; L, L; E, E; and E, K + L
 
     def add(self, k: Tensor, e: Tensor) -> None:
         """Add the HSICs of a pair K, E of (n, n) matrices in float64, n >= 2; with n < 4 by the biased estimator."""

@@ -29,8 +29,8 @@ GPU_BLOCK = 2**18  # columns of a block on a GPU: so many that waiting for the h
 LEAST_PIXELS = 64  # a layer's products are reused for the batch norm after it if a channel has at least these pixels
 PRODUCTS = 2**26  # largest number of bytes of products of single channels that are in memory at once
 LEAST_TRACE = 1e-25  # products are in float64 if the sum of squared features is smaller: float32 could underflow
-CANCELLED = 2e-5 * 2**23  # ... if a difference's terms are this many times larger than it: its error is then 2e-5
-ACROSS = 1e-4 * 2**23  # ... if the terms are this many times larger than the part of the difference that changes CKA
+CANCELLED = 2e-5 * 2**23  # as above, if a difference's terms are this many times larger than it: its error is 2e-5
+ACROSS = 1e-4 * 2**23  # as above, if terms are this many times larger than the part of the difference that changes CKA
 STANDS_OUT = 4.0  # an image this many times farther away than others: subtracting it costs their features digits
 FAR, LOOKED_AT = 0.05, 8  # ratio of K - L to K above which models are far apart; number of images for this test
 ALONE = 4.0  # products are in float64 if fewer rows than this make up nearly the whole sum of squared norms
@@ -137,7 +137,7 @@ class _Scaled:
     def __init__(self, first: tuple[Tensor, Tensor], norms: Sequence[nn.Module]) -> None:
         self.sizes = [float(x.double().norm()) for x in first]
         self.varies = [False, False]
-        self.squares: list[Tensor] = []  # s_c^2, (channels,) in float64
+        self.squares: list[Tensor] = []  # squared factors s_c^2 of both models, (channels,) in float64
         for norm in cast(Sequence[torch.nn.modules.batchnorm._BatchNorm], norms):
             assert norm.running_var is not None
             square = 1 / (norm.running_var.double() + norm.eps)
@@ -180,7 +180,7 @@ class _Rows:
     def __init__(self, name: str, store: Store) -> None:
         self.name, self.store = name, store
         self.n = 0  # number of rows in the store
-        self.pieces: list[list[Callable[[], Tensor]]] = []  # readers of blocks (2, rows, columns), a list per rows
+        self.pieces: list[list[Callable[[], Tensor]]] = []  # functions that read blocks (2, rows, columns)
         self.first: tuple[Tensor, Tensor] | None = None
         self.varies = [False, False]
         self.scale: float | None = None  # factor for model b's features; known once the features of both models vary
@@ -217,7 +217,7 @@ class _Rows:
         for x, first, base in zip(some, self.first, bases, strict=True):
             apart = (x - base).double().norm(dim=1).sort().values[1:]
             usual = apart.median() if len(apart) else base.double().norm()
-            if (first - base).double().norm() > STANDS_OUT * usual:  # not so with NaN
+            if (first - base).double().norm() > STANDS_OUT * usual:  # the comparison is False with NaN
                 old, self.first = self.first, bases
                 self.pieces = [self._kept(*old)] if self.pieces else []
                 return
@@ -240,7 +240,7 @@ class _Rows:
         """Return the columns of each block of features: whole channels, or a part of one channel."""
         block, pixels = BLOCK if a.device.type == "cpu" else GPU_BLOCK, max(1, self.pixels)
         whole = pixels * max(1, block // pixels)
-        step = -(-whole // -(-whole // max(block, WIDE)))  # equal parts of a channel
+        step = -(-whole // -(-whole // max(block, WIDE)))  # divide a channel into equal parts
         starts = range(0, a.shape[1], whole)
         return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
@@ -248,9 +248,9 @@ class _Rows:
         """Find a factor that makes b's features as large as a's, or their changes: of both ratios that nearer to 1."""
         alone = self.varies[1]  # rows of b are stored already, with the factor 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
-            self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # so that NaN varies
+            self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # not <= : NaN counts as varying
         if all(self.varies):
-            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # one image suffices
+            norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # the last image suffices for the ratio
             ratios = [float(u / v) for u, v in norms]
             usable = [ratio for ratio in ratios if 0 < ratio < math.inf and not alone]
             self.scale = min(usable, key=lambda ratio: abs(math.log(ratio)), default=1.0)
@@ -304,7 +304,7 @@ class _Rows:
             for place, some in zip(pair.split([x.shape[1] for x in rows], dim=2), rows, strict=True):
                 place.copy_(some.unflatten(2, (-1, columns)).transpose(1, 2))
             pair -= pair.mean(2, keepdim=True)  # so that only differences between images are multiplied
-            for u, w in pair.split(most, dim=1):  # (channels, n, columns)
+            for u, w in pair.split(most, dim=1):  # shapes (channels, n, columns)
                 g = lower_products(u)
                 m = lower_products(w) if self.far else products_of_rows(w, torch.sub(u, w, alpha=0.5))
                 for_k, for_e, for_m = self._coefficients(done // self.pixels, g, m)

@@ -28,7 +28,7 @@ def lower_products(u: Tensor) -> Tensor:
     if n <= (step := max(STRIP if onednn else 2 * STRIP, -(-n // 5))):
         return products_of_rows(u, u)
     g = u.new_zeros(len(u), n, n)
-    for some in range(len(u)) if onednn else [slice(None)]:  # one channel at a time stays in the cache
+    for some in range(len(u)) if onednn else [slice(None)]:  # one channel at a time stays in the CPU's cache
         for i in range(0, n, step):
             g[some, i : i + step, : i + step] = _product(u[some, i : i + step], u[some, : i + step], onednn)
     return g

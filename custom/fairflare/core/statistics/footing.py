@@ -57,7 +57,7 @@ class Footing:
 
     @cached_property
     def parts(self) -> list[list[str]]:
-        """Return the sites that structures link with each other, the largest part first; one part: all are linked."""
+        """Return groups of sites that are linked by common structures, the largest first; one group: all are linked."""
         return _parts(self.of)
 
     @property

@@ -44,7 +44,7 @@ from fairflare.core.statistics.group_sums import (
 )
 from fairflare.core.statistics.intervals import LEVEL, wilson
 
-FEW = 5  # cases of a group; a group with fewer cases has no interval
+FEW = 5  # least number of cases of a group that has an interval
 Ends: TypeAlias = tuple[float, float]
 #: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
 #: part (class or structure); NaN: undefined.
@@ -99,7 +99,7 @@ def _auc(sums: Sums, error: float) -> Array:
         sums[HISTOGRAM][wanted], sums[CELLS][wanted], strict=True
     ):
         m, n = positive.sum(), negative.sum()
-        if not (m > 0 and n > 0):  # also NaN
+        if not (m > 0 and n > 0):  # the comparison is also False for NaN
             continue
         below = (np.cumsum(negative) - negative / 2) / n  # share of images without the class whose score is lower
         above = 1 - (np.cumsum(positive) - positive / 2) / m

@@ -279,7 +279,7 @@ def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: f
     mean = sum(weights.values()) / len(weights) if weights else 1.0
     before = {**weights, **{key: mean for key in losses if key not in weights}}
     held = math.fsum(before[key] for key in losses)
-    highest = max(losses.values(), default=0.0)  # keeps exp finite
+    highest = max(losses.values(), default=0.0)  # subtracting the highest loss keeps exp finite
     moved = {key: before[key] * math.exp(rate * (loss - highest)) for key, loss in losses.items()}
     total = math.fsum(moved.values())
     after = {**before, **({key: held * value / total for key, value in moved.items()} if total > 0 else {})}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
 Array = npt.NDArray[np.floating]
-_CELLS = 8  # cells into which a picture is divided in each direction
+_CELLS = 8  # number of cells into which a picture is divided in each direction
 _CLEAR = 0.2  # a map must explain this much more than the labels do, mean share over the classes that it changes
 _EVIDENCE = 16.0  # least squared test statistic z of a certain map, before the term for the number of maps
 
@@ -85,7 +85,7 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
         means[site] = {c: mean - middle for c, mean in of_class.items()}
         within.append(centred[site] - np.stack([means[site][int(c)] for c in labels[site]]))
     scale = np.concatenate(within).std(0) if within else np.ones(1)
-    scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # ignore features that do not vary
+    scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # infinity removes a feature
     found = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]

@@ -69,7 +69,7 @@ def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:
     for axis, length in enumerate(axes, 1):
         size = float(header["pixdim"][axis])
         if length == 1 and size == 0:
-            header["pixdim"][axis] = 1  # an axis of one voxel has no size to lose
+            header["pixdim"][axis] = 1  # the size of an axis of one voxel does not matter
         elif not size > 0:
             raise Misfit("a voxel without a size", f"pixdim[{axis}] is {size:g}, and its qform needs it", ASK)
     if header["pixdim"][0] == 0:

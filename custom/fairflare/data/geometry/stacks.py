@@ -117,7 +117,7 @@ def stack(
     rows, columns = first.spacing or (1.0, 1.0)
     affine = np.eye(4)
     affine[:3] = np.stack([down * rows, right * columns, step, places[order[0]]], axis=1)
-    affine[:2] *= -1  # from LPS
+    affine[:2] *= -1  # convert the LPS coordinates of DICOM to RAS
     return Stack(tuple(order.tolist()), affine)
 
 

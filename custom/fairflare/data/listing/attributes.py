@@ -18,7 +18,7 @@ from typing import Any
 
 from fairflare.base.checks import nearest
 
-UNKNOWN = "unknown"  # the group of images without a value; always the last one
+UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
 MAX_NAME = 60  # largest number of characters of an attribute's or a category's name
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'

@@ -12,7 +12,7 @@ from fairflare.data.listing.attributes import Attribute
 
 if TYPE_CHECKING:
     from fairflare.data.geometry import Misfit
-BLOCK = 4096  # bytes that a checksum takes of a file's beginning, middle and end, each
+BLOCK = 4096  # number of bytes of each of a file's beginning, middle and end that enter a checksum
 
 
 class DataError(ValueError):

@@ -27,8 +27,8 @@ from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
 ShardMode = Literal["literal", "complement", "authors"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
-PANEL = "How the images become those of several sites"  # of the help
-NO_CORRUPTION = "none"  # on the command line
+PANEL = "How the images become those of several sites"  # heading of these options in the command's help
+NO_CORRUPTION = "none"  # value on the command line for no corruption
 
 
 @settings

@@ -103,7 +103,7 @@ class Draft:
                 target.unlink(missing_ok=True)
                 try:
                     target.hardlink_to(file)
-                except OSError:  # the file system has no links
+                except OSError:  # the file system does not support links
                     shutil.copyfile(file, target)
                 self.checksums[(name / below).as_posix()] = self.checksums[(other / below).as_posix()]
         self._links.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairflare.data.datalist import DataError
 
-SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # site names that FLARE accepts
+SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE accepts
 
 
 def existing_folder(folder: Path) -> Path:

@@ -174,7 +174,7 @@ def prepare_folders(
     if len(tables) not in (0, len(places)):
         raise DataError(f"{', '.join(tables)} has a table and the others have folders; prepare them one by one")
     called = dict(columns or {})
-    of_each, people = called, attributes  # in the tables of the sites
+    of_each, people = called, attributes  # names of columns and attributes in the tables of the sites
     if csv is not None:
         of_each, people = {key: called[key] for key in ("image", "label", "mask") if key in called}, None
     trees = {

@@ -15,7 +15,7 @@ from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.partitions import stratified_folds, stratified_split
 from fairflare.data.preparers.items import Item
 
-FRACTIONS = (0.6, 0.2, 0.2)  # training, validation, test
+FRACTIONS = (0.6, 0.2, 0.2)  # default shares of training, validation and test
 GROUPS = ("head", "medium", "tail")
 
 

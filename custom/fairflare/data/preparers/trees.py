@@ -26,14 +26,14 @@ OF_PAIRS = "images/ and masks/ (or labels/)"
 EXPECTED = (
     "imagesTr/ and labelsTr/ (Decathlon), sub-*/ (BIDS), images/ and masks/ (or labels/), or volumes beside their masks"
 )
-PARTICIPANTS = "participants.tsv"  # table of people in a BIDS tree
+PARTICIPANTS = "participants.tsv"  # name of the table of people in a BIDS tree
 NOT_TAKEN = (
     "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
     "number with the edges of groups: {3}={3}:EDGE,EDGE"
 )
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
-CHANNEL = re.compile(r"_0000$")  # nnU-Net's number of the first channel
+CHANNEL = re.compile(r"_0000$")  # ending of the first channel's file names in nnU-Net
 MASK_FOLDERS = ("masks", "labels")
 OPTIONAL = ("site", "patient", "split")  # columns that a table may have
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -241,7 +241,7 @@ def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[
 
 def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree:
     """Read ``sub-*/[ses-*/]anat/*.nii.gz``, masks beside them or in ``derivatives``; people by ``participants.tsv``."""
-    files: dict[bool, list[tuple[str, Path]]] = {False: [], True: []}  # images, masks
+    files: dict[bool, list[tuple[str, Path]]] = {False: [], True: []}  # files of images (False) and of masks (True)
     seen = contents(folder, WANTED)
     for path in (path for path in seen.images if path.name.startswith("sub-") and suffix_of(path) in NIFTI):
         stem = path.name[: -len(suffix_of(path))]

@@ -232,7 +232,7 @@ class _Result:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
         for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
-            whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # unique, as in dealing
+            whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # unique over all sites
             tested.append(replace(item, patient=whose) if item.site else item)
             for name, file in product(self.names.values(), (item.image, item.mask)):
                 if isinstance(file, str) and name != self.names[site]:

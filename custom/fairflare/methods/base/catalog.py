@@ -171,7 +171,7 @@ def _plugins() -> list[tuple[Method, str]]:
                     raise TypeError(f"{method.name}: rule and training must be subclasses of Rule and LocalTraining")
                 build(method.rule, method.server), build(method.training, method.site)
                 found.append((method, point.module.partition(".")[0]))
-        except (Exception, SystemExit) as error:  # importing another package may raise anything
+        except (Exception, SystemExit) as error:  # importing another package may raise any exception
             _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
     return found
 

@@ -139,7 +139,7 @@ class LocalLoop:
                     at = at.in_epoch(run.epoch)
                     left = half.local_steps and half.local_steps - at.num_steps
                     self._epoch(at, left, kept)
-                    if left and at.steps in (0, left):  # 0: the data gave no batch, so another pass would give none
+                    if left and at.steps in (0, left):  # 0: the data gave no batch, nor would another pass
                         break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
@@ -186,7 +186,7 @@ class LocalLoop:
         every = 1 if run.device.type == "cpu" else LOOKED_AT
         data = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
         batches = iter(data)
-        for _ in itertools.islice(batches, at.steps):  # skip done batches; reading may draw random numbers
+        for _ in itertools.islice(batches, at.steps):  # skip batches that are done; reading may draw random numbers
             pass
         kept.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task
 
 SiteWeights = dict[str, float]
-LayerWeights = dict[str, dict[str, float]]  # layer -> site -> weight
+LayerWeights = dict[str, dict[str, float]]  # weights by layer, then by site
 
 
 @dataclass
@@ -39,13 +39,13 @@ class RoundInputs:
     current_round: int
     num_rounds: int
     sites: list[str]
-    num_samples: Mapping[str, float]  # number of training samples; under stock controllers, of steps
+    num_samples: Mapping[str, float]  # number of training samples by site; under stock controllers, number of steps
     reports: dict[str, dict[str, Any]]
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
-    owner: dict[str, str]  # tensor name -> layer name
+    owner: dict[str, str]  # name of the layer by name of the tensor
     asked: list[str] = field(default_factory=list)  # all sites that were sent the task, also without an answer
-    received: State | None = None  # the model that sites started from; None: unknown (stock controllers)
+    received: State | None = None  # model that the sites started from; None: unknown (stock controllers)
     #: Function that limits weights which a rule saves for later rounds: no site's share exceeds the run's
     #: ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
@@ -60,7 +60,7 @@ class RoundInputs:
     frozen: Collection[str] = frozenset()  # names of tensors that no training changes
     updates: bool = False  # whether ``states`` are updates and not models
     suppressed: Mapping[str, Collection[str]] = field(default_factory=dict)  # fields that a site withholds, by site
-    seed: int = 0  # the run's seed; 0 under stock controllers, which have none
+    seed: int = 0  # seed of the run; 0 under stock controllers, which have none
 
     def changing(self, state: State) -> State:
         """Return the tensors of a state that training can change, as a mapping that reads each tensor at access."""

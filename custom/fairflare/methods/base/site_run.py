@@ -162,28 +162,28 @@ class SiteRun:
     device: torch.device
     current_round: int
     num_rounds: int
-    seed: int  # made from the experiment's seed, the site and the round
+    seed: int  # seed that is computed from the experiment's seed, the site and the round
     directives: Mapping[str, Any]
     store: SiteStore
     scratch: Path
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the site's private file
-    metrics: Mapping[str, float] = field(default_factory=dict)  # received model, validation split
+    metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the received model on the validation split
     # During training: number of the epoch from 0 (with ``local_steps`` of the pass), and numbers of the training
     # samples in the present batch (None: the data do not know them).
     epoch: int = 0
     batch: list[int] | None = None
-    first_pass: bool = True  # False: an optimizer step computes its batch's loss for a second time
+    first_pass: bool = True  # False while an optimizer step computes its batch's loss for a second time
     computing: Computing = field(default_factory=Computing)
     scale: LossScale | None = None  # scale of the loss in float16 training
-    skipped_steps: int = 0  # optimizer steps left out because gradients overflowed
+    skipped_steps: int = 0  # number of optimizer steps left out because gradients overflowed
     #: Data that the site half passes from one hook to the next. They are stored here and not in the site half, so that
     #: they do not outlive the task: after an out-of-memory error an optimizer stored elsewhere would keep a second
     #: model in memory. The attribute ``moving`` of this object names its attributes that change from step to step:
     #: numbers, lists, tensors, or objects of these.
     own: Any = None
     sent: SentTensors | None = None  # tensors of the model that the site sends; ``None``: all tensors
-    min_cases: int = 1  # values of a split or class with fewer cases are withheld
-    save_seconds: float = 0  # seconds between savings of the half-done training; 0: never
+    min_cases: int = 1  # least number of cases of a split or class whose values are reported
+    save_seconds: float = 0  # seconds between two saves of the half-done training; 0: it is not saved
 
     @property
     def floor(self) -> Floor:

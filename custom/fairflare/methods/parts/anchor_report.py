@@ -135,7 +135,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             max_samples=self.cka_max_samples,
             least=least,
         )
-        if images.count < least or not images.shuffled:  # every pass would have the same batches, so one is enough
+        if images.count < least or not images.shuffled:  # each pass would have the same batches: one is enough
             if images.passes > 1 and images.count >= least:
                 log.warning(
                     "site %s: one pass in place of cka_passes=%d: with cka_max_samples passes differ only where the "

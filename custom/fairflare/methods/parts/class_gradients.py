@@ -74,7 +74,7 @@ class ClassGradientTraining(LocalTraining):
         """Return the features of at most ``gradient_images`` random images of each class, by class."""
         counts = class_counts(self, run).clamp_max(self.gradient_images)
         found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
-        seed = run.seed + self.local_epochs + repeat  # after the seeds of the epochs
+        seed = run.seed + self.local_epochs + repeat  # a seed that no epoch of the training uses
         batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)
         with evaluating(model):
             for inputs, targets in batches:

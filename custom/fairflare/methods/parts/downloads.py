@@ -74,7 +74,7 @@ class Downloads(SendsParts):
         return {"download": told} if self._told else {}
 
     def each(self, state: State) -> Callable[[str], State]:
-        alone = threading.Lock()  # only one site's entries are made at a time, to save memory
+        alone = threading.Lock()  # the entries of one site at a time are computed, to save memory
         first, before, told = self._first, self._before, self._told
         names = frozenset(self._names)
 

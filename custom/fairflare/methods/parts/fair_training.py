@@ -29,7 +29,7 @@ class _Fair(Pull):
     mean_loss: float | None = None
     factor: float | None = None  # gradient factor of the whole round, with fair_mode "epoch"
     factors: list[float] = field(default_factory=list)  # clamped gradient factors of the batches so far
-    batches: list[tuple[int, float, int]] = field(default_factory=list)  # (epoch, criterion, samples) of each batch
+    batches: list[tuple[int, float, int]] = field(default_factory=list)  # epoch, criterion, samples of each batch
 
 
 @settings

@@ -38,7 +38,7 @@ GROUP_IMAGES = Field(
 ALIKE = "declare the attribute with the same groups in every datalist"
 MOST_GROUPS = 1000
 LEAST, MOST = 0.1, 10.0  # range of the factor by which the server may weight an image's loss
-ACTED_ON = "method_groups"  # field of the report before the first round: the groups that the method uses
+ACTED_ON = "method_groups"  # field of the report before the first round that lists the groups used by the method
 
 
 def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-Scores = dict[str, dict[str, float]]  # site -> layer -> value
+Scores = dict[str, dict[str, float]]  # values by site, then by layer
 
 
 def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layers: Sequence[str]) -> Scores:

@@ -190,8 +190,8 @@ class QMixMu(MuPolicy):
         super().__post_init__()
         self._agents: QMix | None = None
         self._steps = 0  # number of decisions after which the exploration rate has reached its minimum
-        self._warmup = self.warmup  # warm-up for the length of this run
-        self._entropy: dict[str, float] = {}  # last reported entropy, by site
+        self._warmup = self.warmup  # number of transitions in the warm-up, limited by the length of this run
+        self._entropy: dict[str, float] = {}  # last reported label entropy, by site
         self._classes = 1
 
     def follows_num_rounds(self) -> list[str]:
@@ -214,7 +214,7 @@ class QMixMu(MuPolicy):
                 log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
         reports = {site: inputs.reports[site] for site in inputs.sites}
-        counts = {site: report["num_validation"] for site, report in reports.items()}  # NaN: withheld
+        counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
         accuracy = global_accuracy(
             {site: report["global_accuracy"] for site, report in reports.items()},
             {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
@@ -280,7 +280,7 @@ class QMixMu(MuPolicy):
         self._agents = None
         if state["agents"] is not None:
             names = set(state["agents"]["settings"]["agents"])
-            self._agents = self._new_agents(names, run_seed=0)  # any seed: the state restores the random generator
+            self._agents = self._new_agents(names, run_seed=0)  # the seed has no effect: the state has the generator
             self._agents.load_state_dict(state["agents"])
 
 

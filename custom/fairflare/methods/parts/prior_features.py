@@ -124,7 +124,7 @@ class SitePrior:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        run_head: Any = getattr(model, "project", model.projector)  # project overrides the projector alone
+        run_head: Any = getattr(model, "project", model.projector)  # a method project replaces the projector
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
@@ -150,7 +150,7 @@ class FeatureCache:
         count = run.data.num_samples("training")
         self.checks = torch.full((count,), -1, dtype=torch.int64)
         self.features = torch.zeros(count, network.width)
-        self.computed = 0  # number of images that the prior was run on
+        self.computed = 0  # number of images whose features the prior computed
         self._changed = False
         kept = run.store.load_before("prior_features", run.current_round)
         if kept is not None and kept["fingerprint"] == self.fingerprint and len(kept["checks"]) == count:

@@ -28,7 +28,7 @@ class Weighting(Part, ABC):
     """
 
     needs_received: ClassVar[bool] = False
-    memory_folder: Path | None = None  # an attribute, not a setting
+    memory_folder: Path | None = None  # this attribute is not a setting of the part
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:

@@ -248,7 +248,7 @@ class _Rows:
         """Find a factor that makes b's features as large as a's, or their changes: of both ratios that nearer to 1."""
         alone = self.varies[1]  # rows of b are stored already, with the factor 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
-            self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # not <= : NaN counts as varying
+            self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # NaN counts as varying
         if all(self.varies):
             norms = [[x[-1].double().norm() for x in pair] for pair in pairs]  # the last image suffices for the ratio
             ratios = [float(u / v) for u, v in norms]

@@ -12,7 +12,7 @@ from fairflare.base.task import Metric, Task
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
-from fairflare.federation.site import groups, norm_moments
+from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
 from fairflare.federation.site.sampling import SAMPLING
@@ -26,7 +26,7 @@ Row = tuple[str, ...]
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
-    **dict.fromkeys((field.name for field in groups.FIELDS), TASK_VALIDATE),
+    **dict.fromkeys((field.name for field in (*groups.FIELDS, *clinical.FIELDS)), TASK_VALIDATE),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"

@@ -87,12 +87,17 @@ def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any
     groups, best = final.get("groups"), final.get("best")
     best_at = best["round"] + 1 if best else number
     kept = (final.get("suppressed") or {}).items()
+    clinical = {
+        site: {f"{label}/{name}": value for label, own in of.items() for name, value in own.items()}
+        for site, of in (final.get("clinical") or {}).items()
+    }
     sites = [
         *_metric_rows(number, "validation", final.get("validation") or {}),
         *_metric_rows(number, "test", final["test"] or {}),
         *_metric_rows(number, "global_test", {"": (final.get("global_test") or {}).get("metrics") or {}}),
         *([number, "test", site, metric, SUPPRESSED] for site, names in kept for metric in names),
         *(group_rows(number, groups) if groups else []),
+        *_metric_rows(number, "clinical", clinical),
         *(_metric_rows(best_at, "test_best", final["test_best"] or {}) if best_at != number else []),
     ]
     return {"sites.csv": sites} | _exchange_rows(number, final)

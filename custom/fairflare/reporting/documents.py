@@ -397,6 +397,7 @@ class Results(Part):
     suppressed: dict[str, list[str]] = {}
     global_test: GlobalTest = GlobalTest()
     groups: Groups = Groups()
+    clinical: dict[str, dict[str, dict[str, MaybeFigure | list[list[Figure]]]]] = {}
     rounds: list[RoundRecord] = []
 
 

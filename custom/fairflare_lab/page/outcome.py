@@ -13,6 +13,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
+from fairflare.reporting.sites.clinical import clinical_table
 from fairflare.reporting.standing import tested
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import (
@@ -66,6 +67,7 @@ def results(material: Material) -> Section:
             [_of_site(site, rows, counts, own) for site in sites],
         ),
         _further(material, sites),
+        *([clinical_table(material.runs[0])] if one else []),
     ]
     if own and (found := class_table(material.runs[0])):
         parts.append(found)

@@ -51,7 +51,7 @@ Ends: TypeAlias = tuple[float, float]
 Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
-def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
+def over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
     """Return the interval of :func:`wilson`, with the effective number of independent images of the cases.
 
     ``squares``: (parts,), the sum over cases of the squared number of images of a case.
@@ -63,7 +63,7 @@ def _over_cases(hits: Array, count: Array, squares: Array, error: float) -> Arra
 
 def _accuracy(sums: Sums, error: float) -> Array:
     count, _, right = sums[CALIBRATION].sum(0)[:, None]
-    return _over_cases(right, count, sums[CASES][1], error)
+    return over_cases(right, count, sums[CASES][1], error)
 
 
 def _of_confusion(sums: Sums) -> tuple[Array, Array]:
@@ -77,18 +77,18 @@ def _of_confusion(sums: Sums) -> tuple[Array, Array]:
 
 def _sensitivity(sums: Sums, error: float) -> Array:
     (tp, _, fn, _), (squares, _) = _of_confusion(sums)
-    return _over_cases(tp, tp + fn, squares, error)
+    return over_cases(tp, tp + fn, squares, error)
 
 
 def _odds(sums: Sums, error: float) -> Array:
     """Return the sensitivity of each class with its interval, then the share of false positives of each class."""
     (_, fp, _, tn), (_, squares) = _of_confusion(sums)
-    return np.concatenate([_sensitivity(sums, error), _over_cases(fp, fp + tn, squares, error)])
+    return np.concatenate([_sensitivity(sums, error), over_cases(fp, fp + tn, squares, error)])
 
 
 def _told(sums: Sums, error: float) -> Array:
     (tp, fp, fn, tn), _ = _of_confusion(sums)
-    return _over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
+    return over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
 
 
 def _auc(sums: Sums, error: float) -> Array:

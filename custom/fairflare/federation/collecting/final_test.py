@@ -16,6 +16,7 @@ from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION,
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.site.clinical import read_clinical
 from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups
 from fairflare.federation.site.replies import (
     COUNTS,
@@ -34,6 +35,7 @@ from fairflare.methods.base.reports import read_report
 from fairflare.reporting.documents import LeftOut, PhaseRecord
 
 BY_GROUP = "by_group"  # key that the server adds to a reply's stats: sums by group of people
+CLINICAL = "clinical"  # key that the server adds to a reply's stats: a classifier's clinical figures
 SAID = "sampling"  # key that the server adds to a reply's stats: the fields about chance, put together
 NOTHING: Mapping[str, Any] = {"images": {}}
 AGAIN = 30.0  # least timeout, in seconds, of sites that are asked again: a site that restarts is back by then
@@ -76,7 +78,7 @@ class Tested:
 
         Args:
             name: the field. ``RESAMPLED``: the primary metric on draws of the test patients or images; ``SAID``: how
-                far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``.
+                far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``; ``CLINICAL``.
         """
         found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
@@ -118,7 +120,7 @@ class FinalTest:
         roster, run: the sites of the job; the run's settings, with the timeout.
         say: writes a line to the server's log.
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
-        parts: number of classes or structures, where sums by group are asked for.
+        parts: number of classes or structures, where the task tells of single images.
     """
 
     def __init__(
@@ -241,6 +243,7 @@ class FinalTest:
         refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
         of = run.groups, self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = read_groups(site, stats, *of, declared=named, images=images)
+        stats[CLINICAL] = read_clinical(site, stats, self.parts, images)
         phase.stats[site] = stats
         return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
 

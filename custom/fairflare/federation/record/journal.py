@@ -13,7 +13,7 @@ from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.core.statistics.footing import OWN
 from fairflare.federation.collecting.collector import Training
-from fairflare.federation.collecting.final_test import SAID, Tested, mean_of
+from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.site_training import COMMON, PERSONAL
@@ -26,6 +26,7 @@ from fairflare.methods.base.rule import Weighing
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
+from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.standing import standing
 from fairflare.reporting.table import fairness_table
 
@@ -217,6 +218,7 @@ class Journal:
             "suppressed": last.suppressed,
             "global_test": last.of_all,
             "groups": last.groups,
+            "clinical": clinical_of(last.said(CLINICAL)),
         }
         self.store.finish(
             "completed",

@@ -85,7 +85,7 @@ class Rounds:
         self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
         rule.memory_folder = self.experiment.memory
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
-        parts = len(task.outcome_names()) if run.groups else 0
+        parts = len(task.outcome_names())
         self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
         self.check = Check(task, run, self.asking, self.journal, self.metrics)
         self.at_home = AtHome()

@@ -25,7 +25,7 @@ from fairflare.exchange.messages import (
     SiteReply,
     SiteTask,
 )
-from fairflare.federation.site import groups, norm_moments
+from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.replies import (
     AT_HOME,
     DRAWN_UNITS,
@@ -105,12 +105,12 @@ class Gate:
             return
         if not self.classes:
             self._keep_classes_home(reply)
-        table: groups.GroupTable | None = reply.stats.pop(groups.TABLE, None)
-        # In place of the table of outcomes, send its declared sums by group, without the sums of too few cases.
-        told, of_groups = ({}, []) if table is None else table.sent(self.floor.least, self.classes)
-        reply.stats |= told
+        tables = [reply.stats.pop(key) for key in (groups.TABLE, clinical.TABLE) if key in reply.stats]
+        # In place of a table of outcomes, send its declared figures, without those of too few cases.
+        sent = [table.sent(self.floor.least, self.classes) for table in tables]
+        reply.stats |= {name: value for told, _ in sent for name, value in told.items()}
         held = [
-            *of_groups,
+            *(name for _, kept in sent for name in kept),
             *self._of_metrics(request, reply),
             *self._of_report(request, reply),
             *self._of_stats(request, reply),

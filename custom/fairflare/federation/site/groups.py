@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairflare.base.cases.resampling import seeded, units_of
+from fairflare.base.cases.resampling import seeded
+from fairflare.base.cases.sampling import numbered
 from fairflare.core.statistics.group_sums import (
     ALL_IMAGES,
     BRIER,
@@ -153,11 +154,8 @@ class GroupTable:
         if not by_class:
             out = (CELLS, CONFUSION, HISTOGRAM) if labels is not None else (DICE,) if scores.shape[1] > 1 else ()
             wanted = [name for name in wanted if name not in out]
-        members = units_of(self.cases, len(self.cases)).members
-        whose = np.empty(len(self.cases), np.int64)  # for each image the number of its case
-        for case, images in enumerate(members):
-            whose[images] = case
-        part_of = (seeded(self.site, len(members)).permutation(len(members)) % FOLDS)[whose]
+        count, whose = numbered(len(self.cases), self.cases)
+        part_of = (seeded(self.site, count).permutation(count) % FOLDS)[whose]
         largest = max(int(np.prod(form[name])) for name in wanted) * len(self.names) * FOLDS
         folds = 1 if least > 1 or largest > MAX_ENTRIES else FOLDS
         rows: dict[str, list[Array]] = {name: [] for name in wanted}

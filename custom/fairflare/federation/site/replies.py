@@ -13,7 +13,7 @@ from fairflare.base.checks import first_of
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
-from fairflare.federation.site import groups
+from fairflare.federation.site import clinical, groups
 from fairflare.federation.site.sampling import SAMPLING, refuse_if
 from fairflare.methods.base.reports import (
     MAX_TEXT,
@@ -78,6 +78,7 @@ STATS = (
     ),
     *SAMPLING,
     *groups.FIELDS,
+    *clinical.FIELDS,
     Field(
         DRAWN_UNITS, "text", required=False,
         doc="beside `resampled`: what was drawn, `patients`, `volumes`, `images` or, where only some images name a "

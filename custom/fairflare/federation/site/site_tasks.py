@@ -28,7 +28,7 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
-from fairflare.federation.site import groups, norm_moments
+from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.examples import draw_examples
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
@@ -165,6 +165,8 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         if task is not worker.task:
             of_own = {name: value for name, value in reply.stats.items() if name.startswith("structure")}
             reply.stats = task.sampling(model, run.data, worker.device) | of_own
+    if SPLIT_VALIDATION in request.measure and not request.as_sent and worker.task.has_classes:
+        reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
         reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
     if request.resample:

@@ -1,0 +1,172 @@
+"""Declare, fill and read the fields for the clinical figures of a classifier on a site's test images.
+
+The site computes them in the final test from its own scores: sums over its images, areas under curves, and counts at
+operating points whose thresholds come from its validation split. No score of an image is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairflare.base.cases.sampling import numbered
+from fairflare.core.statistics.areas import ALL, OPERATING, delong, threshold
+from fairflare.core.statistics.group_metrics import metrics_of, positives
+from fairflare.core.statistics.group_sums import (
+    BRIER,
+    CALIBRATION,
+    CELLS,
+    CONFUSION,
+    IMAGES,
+    Array,
+    Sums,
+    hidden_parts,
+    impossible,
+    sums_of,
+)
+from fairflare.federation.site.sampling import BY_CLASS, CLASSES, refuse_if
+from fairflare.methods.base.reports import Field
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairflare.base.task import SiteData, Task
+
+TABLE = "clinical_table"  # key in a reply's stats at the site; the gate replaces the table by its figures
+OVER_ALL, OF_CLASSES = "clinical_calibration", "clinical_classes"  # names of the fields
+BINS = 15  # of the told class's probability
+DIGITS = 3  # decimals of a threshold, which is the score of a validation image
+COUNTS = ("tp", "fp", "fn", "tn")
+#: Figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over cases of the
+#: square of their number of images.
+COLUMNS = (
+    "cases_with", "squares_with", "cases_without", "squares_without", *COUNTS, "auc", "auc_variance", "pr_auc",
+    *(f"{name}_at_{side}_{share:.2f}" for side, share in OPERATING for name in ("threshold", *COUNTS)),
+)  # fmt: skip
+FIELDS = (
+    Field(
+        OVER_ALL, "vector", low=0, required=False,
+        doc=f"of a classifier, of each of {BINS} equal bins of the told class's probability: test images, the sum of "
+        "these probabilities, images told right; then the sum of squared differences of probabilities and truth",
+        reveals="how sure the model is of single images, to a bin, not of which", of=("test",),
+    ),
+    Field(
+        OF_CLASSES, "vector", low=0, nan_ok=True, required=False,
+        doc="of each class that is looked for (of two the second): test cases (patients) with it and without it, and "
+        "the sums of the squares of their numbers of images; TP, FP, FN, TN; area under the ROC curve, its variance, "
+        f"average precision; at {' and '.join(f'{side} {share:.2f}' for side, share in OPERATING)} of the validation "
+        f"split its threshold, to {DIGITS} decimals, and TP, FP, FN, TN of the test split; NaN: it stays, or there is "
+        "none",
+        reveals="how often each class occurs; a score of a validation image to a thousandth, not whose",
+        keep=f"{BY_CLASS}; of classes with few cases, with others: `min_cases`", of=("test",),
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClinicalTable:
+    """Hold the outcomes of a site's images; the gate sends only figures of them.
+
+    Attributes:
+        splits: of ``test`` and ``validation`` the class (n,) and the probabilities (n, classes) of the images, and the
+            number of each image's case (n,).
+    """
+
+    splits: Mapping[str, tuple[np.ndarray[Any, np.dtype[np.int64]], Array, np.ndarray[Any, np.dtype[np.int64]]]]
+
+    def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
+        """Return the declared fields, and the names of the classes that are withheld.
+
+        Args:
+            least: least number of cases with and without a class, in a split, that its figures must be made of.
+            by_class: whether figures by class may be sent.
+        """
+        labels, scores, cases = self.splits["test"]
+        sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases)
+        told = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
+        if not by_class:
+            return told, []
+        hidden = {
+            split: hidden_parts(whose.tolist(), truth, 0 * truth, frozenset(), least, scores.shape[1])
+            for split, (truth, _, whose) in self.splits.items()
+        }
+        rows = [
+            [np.nan] * len(COLUMNS) if label in hidden["test"] else self._of_class(label, sums, hidden["validation"])
+            for label in positives(scores.shape[1])
+        ]
+        kept = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
+        return told | {OF_CLASSES: [float(value) for row in rows for value in row]}, kept
+
+    def _of_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
+        """Return the :data:`COLUMNS` of a class; ``without``: classes that have no threshold."""
+        from sklearn.metrics import average_precision_score
+
+        (labels, scores, cases), (known, marks, _) = self.splits["test"], self.splits["validation"]
+        truth, own = labels == label, scores[:, label]
+        area, variance = delong(truth, own[None], cases)
+        precision = average_precision_score(truth, own) if truth.any() else np.nan
+        row = [*sums[CELLS][label].reshape(-1), *sums[CONFUSION][label], *area, *variance[0], precision]
+        for side, share in OPERATING:
+            mark = np.nan if label in without else threshold(known == label, marks[:, label], share, side)
+            cells = np.bincount(2 * ~(own >= mark) + ~truth, minlength=4)  # TP, FP, FN, TN
+            shown = round(mark, DIGITS) if np.isfinite(mark) else np.nan
+            row += [np.nan] * 5 if np.isnan(mark) else [shown, *cells]
+        return row
+
+
+def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.device) -> ClinicalTable:
+    """Compute the outcomes of a site's test and validation images, of a task whose images have one class each."""
+    told: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
+    return ClinicalTable({split: (*of, numbered(len(of[0]), data.cases(split))[1]) for split, of in told.items()})
+
+
+def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: float | None) -> dict[str, Any] | None:
+    """Return the checked figures of a reply by class and name; ``None``: the reply has none.
+
+    Args:
+        site: name of the site that sent the reply.
+        stats: the reply's ``stats``, checked field by field.
+        classes: number of classes of the task.
+        images: number of images in the site's test split; ``None``: not known.
+
+    Returns:
+        ``calibration``, ``brier`` and ``ece`` of all classes together under :data:`ALL`, and :data:`COLUMNS` of each
+        class that is looked for, where the site sent them.
+
+    Raises:
+        ReportError: a vector has another length, or the figures contradict each other (names site and field).
+    """
+    if stats[OVER_ALL] is None:
+        return None
+    rows, labels = stats[OF_CLASSES], positives(classes)
+    names: Sequence[str] = stats[CLASSES] or [f"class {number}" for number in range(classes)]
+    lengths = {
+        OVER_ALL: (stats[OVER_ALL], 3 * BINS + 1), CLASSES: (names, classes),
+        OF_CLASSES: (rows or [], 0 if rows is None else len(labels) * len(COLUMNS)),
+    }  # fmt: skip
+    refuse_if(site, {
+        f"field {name!r} has {len(values)} entries, expected {size}": len(values) != size
+        for name, (values, size) in lengths.items()
+    })  # fmt: skip
+    sums = {CALIBRATION: np.reshape(stats[OVER_ALL][:-1], (BINS, 3)), BRIER: np.asarray(stats[OVER_ALL][-1])}
+    count = np.asarray(sums[CALIBRATION][:, 0].sum() if images is None else images)
+    table = np.reshape(rows or [], (-1, len(COLUMNS)))
+    cases, cells, areas, points = np.split(table, [4, 8, 11], axis=1)
+    cells = np.stack([cells, *points.reshape(-1, len(OPERATING), 5)[..., 1:].swapaxes(0, 1)])
+    sides = cells[..., :2] + cells[..., 2:]  # images with the class, and without it
+    odd = [
+        np.abs(sides - sides[0]), np.abs(sides[0].sum(-1) - count), areas - 1, cases[:, ::2] - sides[0],
+        cases[:, 1::2] - sides[0] ** 2,
+    ]  # fmt: skip
+    refuse_if(site, {
+        f"field {OVER_ALL!r} cannot be of {count:.0f} images": bool(impossible({IMAGES: count, **sums})),
+        f"field {OF_CLASSES!r} cannot be of {count:.0f} images": any((values > 1e-6).any() for values in odd),
+    })  # fmt: skip
+    found = metrics_of(sums)
+    return {
+        ALL: {CALIBRATION: sums[CALIBRATION], "brier": found["brier"], "ece": found["ece"]},
+        **{names[label]: dict(zip(COLUMNS, row, strict=True)) for label, row in zip(labels, table, strict=False)},
+    }

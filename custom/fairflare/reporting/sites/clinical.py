@@ -1,0 +1,114 @@
+"""Show clinical figures of a classifier by site and class, with intervals over the cases, of what the sites sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
+from fairflare.core.statistics.group_intervals import over_cases
+from fairflare.core.statistics.inequality import errors_test
+from fairflare.core.statistics.intervals import LEVEL
+from fairflare.reporting.documents import Results
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, number, p_value
+
+COUNTS = ("tp", "fp", "fn", "tn")
+SIDES = ("sensitivity", "specificity")
+MOST_ROWS = 12  # of the table that a terminal shows
+CAPTION = (
+    "Each class against the rest on the test images; of two classes the second. In brackets 95 % intervals over the "
+    "cases (patients, where the data name them), of AUC by DeLong. Behind PR-AUC the share of the class, which is what "
+    "guessing gets. Thresholds of the operating points are each site's own, from its validation split; behind the "
+    "semicolon what the test split attains of what was asked for."
+)
+ENDS = ("", "_low", "_high")
+
+
+def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Put together what the sites sent, as ``clinical`` in ``results.json``: ``{site: {class: {name: figure}}}``.
+
+    ``auc_p_value`` of a class is the chance that the sites' areas differ as much where all are equal, by Cochran's Q on
+    DeLong's variances; NaN where fewer than two sites have one.
+
+    Args:
+        told: of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
+    """
+    found = {site: {name: _figures(of) for name, of in classes.items()} for site, classes in told.items()}
+    for name in dict.fromkeys(name for classes in told.values() for name in classes if name != ALL):
+        own = [classes[name] for classes in found.values() if name in classes]
+        known = [of for of in own if of["auc_variance"] > ROUNDING and min(of["cases_with"], of["cases_without"]) >= 2]
+        p = math.nan
+        if len(known) > 1:
+            errors = np.sqrt([of["auc_variance"] for of in known]).tolist()
+            cases = [int(min(of["cases_with"], of["cases_without"])) for of in known]
+            p = errors_test([of["auc"] for of in known], errors, cases).p_value
+        for of in own:
+            of["auc_p_value"] = p
+    return found
+
+
+def _figures(of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a class with shares and intervals; those of all classes together as they are."""
+    if "auc" not in of:
+        return dict(of)
+    total, squares = (np.array([of[f"{name}_{side}"] for side in ("with", "without")]) for name in ("cases", "squares"))
+    images = np.array([of["tp"] + of["fn"], of["fp"] + of["tn"]])
+    low, high = area_interval(of["auc"], of["auc_variance"], *total)
+    found = {**of, "prevalence": images[0] / images.sum(), "auc_low": low, "auc_high": high}
+    for side, share in OPERATING:
+        at = f"_at_{side}_{share:.2f}"
+        rates = over_cases(np.array([of["tp" + at], of["tn" + at]]), images, squares, 1 - LEVEL).clip(0, 1)
+        for name, row in zip(SIDES, rates, strict=True):
+            found |= {name + at + end: value for end, value in zip(ENDS, row, strict=True)}
+    return found
+
+
+def clinical_table(results: Results) -> Table:
+    """Return a row for each site and class; the figures of all classes together stand in a site's first row."""
+    asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
+    rows: list[Sequence[Cell]] = []
+    for site, (over_all, *found) in ((site, list(found.items())) for site, found in results.clinical.items()):
+        for rank, (name, of) in enumerate(found or [(MISSING, {})]):
+            precision, counts = [of.get("pr_auc"), of.get("prevalence")], [of.get(count) for count in COUNTS]
+            rows.append([
+                site, name, _sure(of, "auc"), Shown("{} ({})".format(*map(number, precision)), precision),
+                *(_sure(of, told + at, side + at) for told, side, at in asked),
+                Shown("/".join(MISSING if count is None else f"{count:.0f}" for count in counts), counts),
+                *([over_all[1]["brier"], over_all[1]["ece"]] if rank == 0 else [None, None]),
+            ])  # fmt: skip
+    heads = [(told + at).replace("_", " ") for told, _, at in asked]
+    return Table(
+        "clinical", " ".join([*clinical_words(results), CAPTION]),
+        ["site", "class", "AUC", "PR-AUC (share)", *heads, "/".join(COUNTS).upper(), "Brier", "ECE"], rows,
+        folded=True, lead=2,
+        csv_columns=[
+            ["site"], ["class"], [f"auc{end}" for end in ENDS], ["pr_auc", "prevalence"],
+            *([told + at + end for end in ENDS] + [side + at] for told, side, at in asked), COUNTS, ["brier"], ["ece"],
+        ],
+    )  # fmt: skip
+
+
+def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
+    """Return a figure with its interval, and behind it another figure."""
+    value, *ends = (of.get(name + end) for end in ENDS)
+    told, more = interval(*ends), of.get(attained)
+    text = number(value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
+    return Shown(text, [value, *ends, *([more] if attained else [])])
+
+
+def clinical_words(results: Results) -> list[str]:
+    """Say of which class the sites' areas differ most, where it is lowest, and whether that may be chance."""
+    every = [(name, site, of) for site, found in results.clinical.items() for name, of in found.items()]
+    own = [one for one in every if one[2].get("auc_p_value") is not None and one[2]["auc_variance"]]
+    if not own:
+        return []
+    name, site, of = min(own, key=lambda one: (one[2]["auc_p_value"], one[0], one[2]["auc"]))
+    classes = len({name for name, _, _ in own})
+    many = f", times {classes} classes" if classes > 1 else ""
+    return [
+        f"AUC of {name} against the rest is lowest at {site}: {_sure(of, 'auc').text}; that all sites have the same "
+        f"one: p {p_value(min(1.0, of['auc_p_value'] * classes))} (Cochran's Q on DeLong's variances{many})."
+    ]

@@ -70,9 +70,10 @@ def clinical_table(results: Results) -> Table:
     """Return a row for each site and class; the figures of all classes together stand in a site's first row."""
     asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
     rows: list[Sequence[Cell]] = []
-    for site, (over_all, *found) in ((site, list(found.items())) for site, found in results.clinical.items()):
+    every: Mapping[str, Mapping[str, Mapping[str, Any]]] = results.clinical
+    for site, (over_all, *found) in ((site, list(found.items())) for site, found in every.items()):
         for rank, (name, of) in enumerate(found or [(MISSING, {})]):
-            precision, counts = [of.get("pr_auc"), of.get("prevalence")], [of.get(count) for count in COUNTS]
+            precision, counts = ([of.get(name) for name in names] for names in (("pr_auc", "prevalence"), COUNTS))
             rows.append([
                 site, name, _sure(of, "auc"), Shown("{} ({})".format(*map(number, precision)), precision),
                 *(_sure(of, told + at, side + at) for told, side, at in asked),
@@ -101,7 +102,9 @@ def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
 
 def clinical_words(results: Results) -> list[str]:
     """Say of which class the sites' areas differ most, where it is lowest, and whether that may be chance."""
-    every = [(name, site, of) for site, found in results.clinical.items() for name, of in found.items()]
+    every: list[tuple[str, str, Mapping[str, Any]]] = [
+        (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
+    ]
     own = [one for one in every if one[2].get("auc_p_value") is not None and one[2]["auc_variance"]]
     if not own:
         return []

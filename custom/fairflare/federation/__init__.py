@@ -1,1 +1,1 @@
-"""How a run goes, without FLARE: rounds, collector of replies, sites, checkpoints, a transport in one process."""
+"""Implement a run independently of FLARE: rounds, collection of replies, sites, checkpoints, local transports."""

@@ -194,7 +194,7 @@ def _directives() -> list[Row]:
     ]
 
 
-#: Settings with which a task declares metrics by class, so that the page lists them.
+#: Metrics of the example segmentation tasks from which the privacy page lists all metrics that a task may declare.
 MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},

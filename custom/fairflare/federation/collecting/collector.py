@@ -1,8 +1,9 @@
 """Check, stage and average the sites' replies at the server, in one way for all methods.
 
-Reading and staging are two steps on purpose. :meth:`Collector.read_training` and its like check what a site sent; any
-error is a :class:`ReportError` and costs that site its round. :meth:`Collector.keep` stages the checked model; an error
-there (a full disk) is the server's fault and costs no site its round.
+Reading and staging a reply are two steps on purpose. :meth:`Collector.read_training` and :meth:`Collector.read_anchor`
+check what a site sent; an error that the site caused is a :class:`ReportError` and leaves the site out of the round.
+:meth:`Collector.keep` stages the checked model; an error there (a full disk) is the server's fault and leaves no site
+out.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Counts(dict[str, float]):
     It is the site's number of samples; under a stock controller it may be the number of steps.
 
     Args:
-        told: the number of each site.
-        odd: a warning about a site's number, by site; given only where a rule reads the numbers.
+        told: the number of each site, by site.
+        odd: a warning about a site's number, by site; the warnings are issued only where a rule reads the numbers.
     """
 
     def __init__(self, told: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
@@ -80,7 +81,7 @@ class Training:
     """Hold a site's checked answer to ``train``; ``notes``: remarks on the answer for results and log."""
 
     site: str
-    state: State  # its tensors are made when they are asked for; empty once the model is staged
+    state: State  # the model, whose tensors are made when they are asked for; empty once the model is staged
     report: dict[str, Any]
     metrics: dict[str, float]
     stats: dict[str, Any]
@@ -130,7 +131,7 @@ class Collector:
         self.rule, self.seed = rule, seed % 2**63  # a run's seed may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         self.bounds.check_aggregate(rule)
-        #: Numbers that each site reported before the first round: images by split, and ``groups`` of people.
+        #: Numbers that each site reported before the first round: images by split, and number of ``groups`` of people.
         self.said: Mapping[str, Mapping[str, float]] = {}
         #: Number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
         self.num_sites: int | None = None
@@ -141,7 +142,7 @@ class Collector:
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
-        self.footing = Footing({})  # of sites that annotate different structures; known after the check
+        self.footing = Footing({})  # compares sites that annotate different structures; known after the check
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
@@ -189,8 +190,8 @@ class Collector:
     def warnings(self) -> list[Warned]:
         """Return the warnings of this round.
 
-        They tell where a bound changed a value, which site held more than half of the weight, whose model is
-        unchanged or has no usual number to weigh it by, and whether the global model has hardly moved.
+        A warning is about a value that a bound changed, a site with more than half of the weight, a site whose model
+        is unchanged or lacks a usual number to weigh it by, or a global model that has hardly moved.
         """
         trained = sorted(self._round.trained.items())
         unmoved = [
@@ -202,7 +203,7 @@ class Collector:
         counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
         return [*self._influence.warnings, *unmoved, *counted, *short_step(self._round.step)]
 
-    # -- reading what a site says
+    # -- reading what a site sent
 
     def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
         """Return a site's answer to ``train``, with every value checked.
@@ -299,7 +300,7 @@ class Collector:
             self.drop(site, reason)
         return odd
 
-    # -- the sum
+    # -- averaging the models
 
     def require(self, min_sites: int) -> None:
         """Raise :class:`QuorumError` with every site's reason when the round has fewer than ``min_sites`` results."""
@@ -329,7 +330,7 @@ class Collector:
         inputs = self.inputs()
         # The average of one model is that model, so every weight is 1 and the sites need not be asked a second time.
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
-        with one_thread():  # gives the same bits on every server; the long sums come later, in the average
+        with one_thread():  # one thread, so that every server computes the same bits; the long sums come in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
             weighing = self._influence.weighed(decided)
         if not weighing.reports:
@@ -398,7 +399,7 @@ class Collector:
         return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
 
     def _first(self) -> State:
-        """Return the model of the first accepted site; all sites' models have the same tensors."""
+        """Return the model of the first accepted site, as an example: all sites' models have the same tensors."""
         return self._state(self.accepted[0])
 
     def _state(self, site: str) -> State:

@@ -36,7 +36,7 @@ from fairflare.reporting.documents import LeftOut, PhaseRecord
 
 BY_GROUP = "by_group"  # key that the server adds to a reply's stats: sums by group of people
 CLINICAL = "clinical"  # key that the server adds to a reply's stats: a classifier's clinical figures
-SAID = "sampling"  # key that the server adds to a reply's stats: the fields about chance, put together
+SAID = "sampling"  # key that the server adds to a reply's stats: the reply's fields about chance, in one mapping
 NOTHING: Mapping[str, Any] = {"images": {}}
 AGAIN = 30.0  # least timeout, in seconds, of sites that are asked again: a site that restarts is back by then
 
@@ -48,12 +48,12 @@ class Tested:
     """Hold the sites' answers to the test of one model.
 
     Attributes:
-        phase: both exchanges merged: the sites that answered, and why the other sites are left out.
+        phase: the test's two exchanges in one: the sites that answered, and why the other sites are left out.
         validation: ``{site: {metric: value}}`` on the validation split, where the test included that split.
         phases: a record of each exchange, for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
         groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: not asked for.
-        footing: which structures of which sites are compared.
+        footing: describes which structures of which sites are compared.
     """
 
     phase: Phase
@@ -98,7 +98,7 @@ class Tested:
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
-        """Return what the sites drew for ``RESAMPLED``, ``{site: {"unit", "count"}}``, where they report it."""
+        """Return unit and number of draws for ``RESAMPLED``, ``{site: {"unit", "count"}}``, where sites report both."""
         told = {site: self.phase.stats[site] for site in self.said(RESAMPLED)}
         return {
             site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
@@ -137,7 +137,7 @@ class FinalTest:
         self.metrics, self.primary, self.parts = metrics, primary, parts
         #: Facts that each site reported about its data before the first round.
         self.facts: Mapping[str, Mapping[str, Any]] = {}
-        self.footing = Footing({})  # of sites that annotate different structures; known after the check
+        self.footing = Footing({})  # compares sites that annotate different structures; known after the check
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
@@ -188,7 +188,7 @@ class FinalTest:
             self.footing = self.footing.without({site: of.get("structure_support") or {} for site, of in said.items()})
         cells = self.footing.cells(phase.good, self.primary)
         phase.good = self.footing.on_one(phase.good)
-        for site in phase.good if self.footing.how == ADJUSTED else ():  # draws are of means, not of adjusted figures
+        for site in phase.good if self.footing.how == ADJUSTED else ():  # shift draws, which are plain means
             away = phase.good[site][self.primary] - known_mean(cells[site].values())
             stats = phase.stats[site]
             stats[RESAMPLED] = stats[RESAMPLED] and [value + away for value in stats[RESAMPLED]]
@@ -259,7 +259,7 @@ def _merge(first: Phase, second: Phase) -> None:
 
 
 def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
-    """Return the mean metrics of several models, by site; NaN where the metric of one of the models is missing.
+    """Return each metric's mean over several models, by site; NaN where the metric of one of the models is missing.
 
     A mean over the existing values alone would leave out the models that a site could not use.
     """

@@ -81,8 +81,8 @@ class Influence:
     def moderated(self, values: Mapping[str, float], name: str, among: Sequence[float] = ()) -> dict[str, float]:
         """Return reported numbers limited to a factor ``max_update_norm`` around their median.
 
-        Meant for numbers that decide more than a weight, such as the length of the step, or values that a rule saves
-        for later rounds.
+        Rules use this method for numbers that decide more than a weight, such as the length of the step, or values that
+        a rule saves for later rounds.
 
         Args:
             values: a number of each site, finite, ``>= 0``.
@@ -192,7 +192,7 @@ class Influence:
             site, kind, text: parts of the warning.
             values: the values, one for each layer.
             limit: the limit; ``None``: half of the weight.
-            count: number of layers, of which the warning says in how many; ``None``: there are no layers.
+            count: number of all layers, for a warning of the form "in 2 of 5 layers"; ``None``: there are no layers.
         """
         least = MAJORITY if limit is None else limit + CAP_TOLERANCE
         if over := [value for value in values if value > least]:

@@ -21,8 +21,8 @@ from fairflare.methods.base.rule import State
 from fairflare.reporting.results import PhaseRecord
 
 SAYS_AFTER = 60.0  # seconds until the log names the sites that a phase waits for; again at each doubling of that time
-LONGEST = 360  # most characters of a reason for leaving a site out: the site's own words, and its name
-NAMED = 20  # most silent sites that such a line of the log names
+LONGEST = 360  # largest number of characters of a reason for leaving a site out, which may have the site's own words
+NAMED = 20  # largest number of silent sites that a line of the log names
 ABORTED = "the job was aborted (by an administrator, or because a site's process died or no site is left)"
 
 
@@ -175,8 +175,8 @@ class Exchange:
             phase: the exchange, with the sites to ask.
             task: the message that the sites are sent.
             timeout: seconds to wait for answers.
-            use: takes an answer out of memory and returns its metrics. A :class:`ReportError` leaves the site out; any
-                other error ends the exchange.
+            use: function that checks an answer, stages its model, and returns its metrics. If it raises a
+                :class:`ReportError`, the site is left out; any other error ends the exchange.
 
         Raises:
             ServerFault: ``use`` raised an error other than :class:`ReportError`.

@@ -40,7 +40,7 @@ class Roster:
     time that it is late again costs a whole timeout. After an answer in time all its misses are forgotten.
 
     Args:
-        transport: knows the sites, and when one shows a sign of life.
+        transport: reports the sites of the job, and each sign of life of a site.
         max_missed: number of successive phases without an answer in time after which a site is dropped.
         min_sites: all sites are asked when fewer than this would be left.
 
@@ -78,7 +78,7 @@ class Roster:
             return {site for site, p in found if p is not None and p.drops and not p.alive}
 
     def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
-        """Return the reason for each site that is not asked.
+        """Return for each site that is not asked the reason why it is not asked.
 
         Args:
             asked: names of the sites that are asked.

@@ -20,8 +20,9 @@ class Question:
             :func:`fairflare.exchange.messages.for_site`.
         sites: names of the sites that are asked.
         timeout: seconds after which missing answers no longer count.
-        enough: returns whether to stop waiting before the timeout.
-        hand_over: to be called with a site and its answer, or the reason why there is none; True: the answer is used.
+        enough: function that returns whether to stop waiting before the timeout.
+        hand_over: function that the transport calls with a site and its answer, or the reason why the site gave none;
+            it returns whether the answer is used.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Listener:
     """Define the calls that report a run's progress to an observer; every method here does nothing."""
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Take an event that is also written to the event log; its kind is ``phase``, ``site`` or ``round_done``."""
+        """Handle an event that is also written to the event log; its kind is ``phase``, ``site`` or ``round_done``."""
 
     def round_started(self, current_round: int) -> None:
         """Handle the start of a round, before the sites are asked."""
@@ -70,13 +71,13 @@ class Listener:
         """Handle the moment when all replies of a round are in, before their models are averaged."""
 
     def aggregated(self, state: Mapping[str, Any]) -> None:
-        """Take the new global model of a round."""
+        """Handle the new global model of a round."""
 
     def round_done(self, record: RoundRecord, metric: str) -> None:
-        """Take the record of a finished round; ``metric`` is the name of the task's primary metric."""
+        """Handle the record of a finished round; ``metric`` is the name of the task's primary metric."""
 
     def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """Take the best model so far by the validation metric; ``made`` is the round that made the model."""
+        """Handle a new best model by the validation metric; ``made`` is the round that made the model."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
-        """Take the metrics of the final model on the sites' test splits."""
+        """Handle the final model's metrics on the sites' test splits; ``metric`` names the task's primary metric."""

@@ -14,7 +14,7 @@ from fairflare.core.states import Aggregate
 from fairflare.methods.base.rule import Rule, SendsParts
 
 AUTO = "auto"
-# Bounds of a job for several machines unless the user sets others; the reasons are in docs/robustness.md.
+# Default bounds of an exported job, whose sites run on several machines; docs/robustness.md gives the reasons.
 FOR_HOSPITALS: dict[str, Any] = {
     "max_weight": AUTO, "max_excess": 0.16, "max_samples": 100_000, "max_update_norm": 3.0,
 }  # fmt: skip
@@ -31,7 +31,7 @@ def auto_share(num_sites: int) -> float:
 
 @settings
 class Bounds:
-    """Bounds on what one site, or a few together, can do to a round, for every method; without a value there is none.
+    """Declare bounds on what one site, or a few sites together, can do to a round; no value: no bound.
 
     Args:
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
@@ -61,10 +61,10 @@ class Bounds:
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
 
     def check_aggregate(self, rule: Rule) -> None:
-        """Check that the rule can work with ``aggregate``, and that a given ``trim`` is used.
+        """Check that a method's rule can work with the setting ``aggregate``, and that a given ``trim`` has an effect.
 
         Raises:
-            ValueError: the rule cannot, or ``trim`` has no effect; the message says why.
+            ValueError: the rule cannot work with ``aggregate``, or ``trim`` has no effect; the message says why.
         """
         how, name = f"aggregate={self.aggregate!r}", type(rule).__name__
         if problem := first_of({
@@ -78,7 +78,8 @@ class Bounds:
         """Check that adapters are not averaged by their products where a method needs each tensor's own mean.
 
         Raises:
-            ValueError: they are; the message says why that does not fit, and what to set.
+            ValueError: the task averages adapters by their products and the method cannot use that; the message says
+                why, and what to set.
         """
         name, of_products = type(rule).__name__, task is not None and products_of(task) is not None
         why = first_of({

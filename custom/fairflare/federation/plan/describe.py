@@ -23,11 +23,13 @@ from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.fed_ga import STEPS
 
-#: In a preinstalled job other defaults hold, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
+#: Heading of the bounds in a method's description. A preinstalled job has other default bounds, see
+#: :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 
-#: Values that a component derives where a setting is not given; any other setting without a value is switched off.
+#: Functions from a component to the value that it derives for a setting that is not given, by the setting's name.
+#: Any other setting without a value is switched off.
 FOUND_OUT: dict[str, Callable[[Any], Any]] = {
     "num_classes": lambda task: task.classes,
     "class_names": lambda task: task.names(),
@@ -109,7 +111,7 @@ def page(name: str) -> str:
     """Return the settings of a method, as :func:`sections` gives them, as a Markdown page.
 
     Raises:
-        ValueError: unknown method.
+        ValueError: the method is unknown.
     """
     return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
 
@@ -120,7 +122,7 @@ class InUse:
 
     Attributes:
         setting: the setting, whose default is the value in the quick job, also where a preset gives this value.
-        paper: the value with ``--paper`` where it differs; empty: it is the same.
+        paper: the value in a run with ``--paper``, as text; empty: the same value as in the quick job.
         needs: what the setting needs in order to act; empty: the setting always acts.
     """
 
@@ -163,7 +165,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
 
 
 def _value(component: Any, setting: Setting) -> Any:
-    """Return a component's value of a setting, or a preset's; where another kind of part is chosen, the default."""
+    """Return the value that a component, or its preset, has for a setting; the default where the component lacks it."""
     for step in setting.name.split("."):
         value = getattr(component, step, setting.default)
         if value is None and hasattr(component, "setting"):

@@ -16,13 +16,14 @@ from fairflare.methods.base.catalog import Method, Paper
 FOLDER = Path(__file__).parents[2] / "papers"
 #: Names of the papers' files, in the order of a method's papers; ``--paper`` without a name takes the first.
 PAPERS = ("fed_lwr", "fed_mrl", "fed_mas", "fed_ism")
-LENGTH = ("rounds", "sites")  # settings of a run, not of one of its parts
+LENGTH = ("rounds", "sites")  # names of settings of the run itself, not of its rule, training or task
 
 
 def papers_of(method: Method) -> dict[str, Paper]:
-    """Return a method's published settings by their names for ``--paper``, the usual one first; empty: none.
+    """Return a method's published settings, by their names for ``--paper``, the usual setting first.
 
-    Where an experiment's table has several rows of the method, the first row's settings are taken.
+    The result is empty for a method without a published setting. Where an experiment's table has several rows of the
+    method, the first row's settings are taken.
     """
     if method.paper is not None:
         return {method.paper.name: method.paper}

@@ -33,13 +33,14 @@ from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
 from fairflare.methods.base.rule import Rule, TwoPhase
 from fairflare.methods.base.training import LocalTraining
 
-#: Options of the run by the names that users pass with --set all the same; empty: of a recipe only.
+#: Command-line option of each setting of the run that ``--set`` does not take, by the setting's name; empty: only a
+#: recipe has the setting. The error about such a setting after ``--set`` names the option.
 OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
     name: "".join(of.flags[:1]).strip(" /") + f" of `fairflare {of.only}`" * bool(of.only)
     for name, of in BY_OPTION.items()
 }
 OPTIONS |= {words.strip("-"): words for words in OPTIONS.values() if words}
-#: Settings that users pass with --set although each site sets them itself, in its local/fairflare.json.
+#: Names of settings that each site sets itself, in its local/fairflare.json, and that ``--set`` therefore refuses.
 OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
 
 
@@ -71,7 +72,7 @@ class Plan:
         lacks: values that the paper's setting lacks and that the user has to give.
         paper: the paper whose published setting the run has; ``None``: a quick job, or no setting is published.
         script: the sites' own training script; ``None``: they have none.
-        monai_bundle: folder of the MONAI bundle that is learned; ``None``: none is.
+        monai_bundle: folder of the MONAI bundle that is learned; ``None``: the task is of another kind.
         brought: settings of local training that the task prescribes, a line each.
         instead: settings of another method's set-up (``train_like``) that replace the method's own, a line each.
     """
@@ -114,17 +115,18 @@ def make_plan(
 
     Args:
         method: a name of ``fairflare list``; default: see :func:`fairflare.methods.base.catalog.method_of`.
-        rule, training, run: given as objects, whose settings are used unchanged; settings that rule and training share
-            must be equal in both. An object that is not given is made from the method.
+        rule, training, run: parts of the run as objects, whose settings are used unchanged; settings that rule and
+            training share must be equal in both. An object that is not given is made from the method.
         task: a kind of ``TASKS_BY_KIND``, or an object; default: what the method's paper learns.
             Synthetic data of an object whose ``phantom_sites`` is its default are dealt to the run's sites.
         sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
             the method's small job has.
-        settings: of the method's halves and of the task, by name, wherever they belong; on top of those of the
-            quick job unless ``small`` is False. A part of a half is chosen with ``{"weighting": "som"}`` and
-            set with ``{"weighting.grid": [4, 4]}``. Also those of the run that
-            :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names. Synthetic data are dealt to as many
-            sites as the run has (every connected one: as the small job has) unless ``phantom_sites`` is among them.
+        settings: settings of rule, training and task, by name; they override the settings that ``small`` chooses. A
+            part of rule or training is chosen with ``{"weighting": "som"}`` and set with
+            ``{"weighting.grid": [4, 4]}``. Settings of the run that
+            :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names are accepted too. Unless
+            ``phantom_sites`` is given, synthetic data are dealt to as many sites as the run has, or, where the run
+            takes every connected site, as the small job has.
         small: True: settings that are not given are those of a quick job. False: they are the paper's; for a method
             without a published setting, a quick job's training and the defaults of the method's classes.
         paper: name of the published setting, for ``small=False``: one of :func:`.papers.experiments`; default: the
@@ -134,10 +136,10 @@ def make_plan(
         task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
         monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
         script: the sites' own training script; ``task`` must then be an object that describes what is learned.
-        apart: this process is a server that is to need little memory: where not the whole network travels, checks that
-            build the network run in a short-lived process.
-        shown: the plan is only shown: leave out the check of the settings against the task's network, which needs
-            PyTorch and seconds.
+        apart: whether this process is a server that should need little memory. If so, and where not the whole network
+            travels, checks that build the network run in a short-lived process.
+        shown: whether the plan is only shown. If so, the settings are not checked against the task's network, as this
+            needs PyTorch and seconds.
         options: settings of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not those of a given
             ``run``.
 
@@ -145,7 +147,7 @@ def make_plan(
         ValueError: a method, kind of task or setting is unknown (the message suggests the nearest), a value is out of
             range or given twice, or a bundle cannot be used.
     """
-    if (statistics := options.pop("norm_statistics", None)) is not None:  # of the sites' training; the run follows it
+    if (statistics := options.pop("norm_statistics", None)) is not None:  # set in the training; the run follows
         settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = method_of(rule, training) if method is None else get_method(method)
     own_task = task if isinstance(task, Task) else None
@@ -202,7 +204,7 @@ def make_plan(
     wanted = {key: value for key, value in {**options, **of_run}.items() if value is not None}
     usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if published is None else {"test_last": 5})}
     usually |= {**chosen.run, **usual_run}
-    if run is not None:  # except its label and what the method needs of a run (cRT)
+    if run is not None:  # the given run's settings, except its label and those that the method needs (cRT)
         told, plain = ({key: getattr(of, key) for key in field_names(RunSettings)} for of in (run, RunSettings()))
         needed = {"label": chosen.name, **chosen.run}
         usually = {**told, **{key: value for key, value in needed.items() if told[key] == plain[key]}}
@@ -226,8 +228,8 @@ def make_plan(
     if vain := list(idle((rule, training, made, of_plan), by_hand)):
         raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
     parts = None if script is not None else (rule, training)
-    # With ``train_like`` the method could lose the loss that makes it and keep its name. So whatever the method's own
-    # site half (``alone``) refuses of this task is refused with the other method's settings, too.
+    # With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
+    # half (``alone``) refuses is refused with the other method's settings, too.
     alone = training
     if model is not chosen and type(training) is chosen.training:
         by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
@@ -276,7 +278,7 @@ def _check_together(
         task, run: the plan's task and settings.
         halves: the method's rule and training; ``None``: the sites train with scripts, which are not checked.
         alone: the training with the method's own settings, without those of ``train_like``.
-        shown: leave out checks that need the network.
+        shown: whether to leave out checks that need the network.
 
     Raises:
         ValueError: parts do not fit; the message says why.
@@ -363,7 +365,7 @@ def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> t
 def _shared_setup(
     model: Method, chosen: Method, usual: Mapping[str, Any], task_class: type, *, own_task: bool
 ) -> dict[str, Any]:
-    """Return the settings of local training and task of ``model``, without those that are part of either method."""
+    """Return the training and task settings of the method ``model``, without those that are part of either method."""
     of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
     _, site, learns = route_settings(of_parts, model, task_class)
     training = build(model.training, {**model.site, **site})
@@ -376,7 +378,8 @@ def _shared_setup(
 def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
     """Return the published settings of the method's own parts, for a method that is trained like another one.
 
-    They are those of the other method's paper setting (``other``) where it lists the method, else of the usual one.
+    The settings are those of the other method's paper (``other``) where that paper lists the method too, else those of
+    the method's usual published setting.
     """
     papers = papers_of(chosen)
     if other is None or not papers:
@@ -401,7 +404,9 @@ def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
 def route_settings(
     settings: Mapping[str, Any], method: Method, task: type
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the settings of rule, of training and of task; one that several have (``preset``) goes to each of them.
+    """Return given settings in three dicts: those of the rule, of the training and of the task.
+
+    A setting that several of these parts have (``preset``) is in each of their dicts.
 
     Raises:
         ValueError: no part has such a setting; the message suggests the nearest name.

@@ -27,7 +27,7 @@ from fairflare.exchange.anchor_forms import MODEL, AnchorAs
 from fairflare.exchange.sent_tensors import ALL, check_exchange
 from fairflare.federation.plan.bounds import Bounds
 
-RESULTS_FOLDER = "fairflare"  # in the run directory
+RESULTS_FOLDER = "fairflare"  # name of the results folder in the run directory
 #: Groups of options in a command's help.
 TRAINING, SITES_THAT_FAIL, RUN = "Task and training", "Sites that fail or come late", "The run"
 SAME: Any = object()  # marks an option whose default is that of the class
@@ -230,7 +230,7 @@ LIKE_SETTINGS = tuple(name for name in field_names(RunSettings) if name not in B
 
 
 def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None) -> dict[str, Any]:
-    """Return the settings of a run from one timeout for all phases; default: at least two sites, an hour a phase."""
+    """Return ``min_sites`` and all timeouts of a run, from one timeout for all phases; default: two sites, an hour."""
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
         "min_sites": BY_OPTION["min_sites"].default if min_sites is None else min_sites,

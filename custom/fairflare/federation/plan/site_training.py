@@ -110,8 +110,8 @@ class AtHome:
 
     Attributes:
         tensors: names of tensors that no site sends; in the common model they keep their initial values.
-        measured: ``"personal"`` or ``"common"``; ``None``: the server does not know the sites'
-            training, and the sites report which it is.
+        measured: ``"personal"``: the run's figures are of the sites' own models; ``"common"``: of the common model;
+            ``None``: the server does not know the sites' training, and the sites report which of the two holds.
         own_everywhere: whether no site has a whole common model; False where sites have an own model besides it.
     """
 

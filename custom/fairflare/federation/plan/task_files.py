@@ -1,4 +1,4 @@
-"""The file that a job carries for its task, and the class ``Task`` in it."""
+"""Load task files: a job carries one for its task, a Python file with a class ``Task``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fairflare.base.task import Task
 
 DEALT_TO = "phantom_sites"  # name of a task's setting: number of sites that its synthetic data are dealt to
 TASK_MODULE = "fairflare_task_file"  # name under which a task file is imported as a module
-#: The file that a job carries for a MONAI bundle, which lies beside it there.
+#: Task file that a job carries for a MONAI bundle; in the job the bundle's folder lies beside this file.
 BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
 
-# Kinds of task: the file a job carries for each, with a class Task that the user may edit.
+# Packaged task files by kind of task; a job carries a copy, with a class Task that the user may edit.
 TASKS_BY_KIND = {
     kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
     for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification")

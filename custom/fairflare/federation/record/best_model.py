@@ -101,7 +101,7 @@ class BestModel:
         """
         found = []
         for site, rounds in unlike_itself(scores, FAR * width).items():
-            if len(rounds) * SELDOM >= len(scores):  # a metric that rises, or scatters in general
+            if len(rounds) * SELDOM >= len(scores):  # so many: the metric rises, or scatters in general
                 continue
             without = BestModel(self.run, self.higher)
             for made in sorted(scores):

@@ -1,10 +1,10 @@
 """Save a checkpoint after each round, which outlives the job, since FLARE does not resume a job.
 
 A folder for each experiment holds, for each of the last two rounds, ``state-NNNNNN.json`` and the files that this state
-names with their checksums. It also holds the log of all rounds' results; a state names how many bytes of it belong to
-the state. A state is written last and atomically, so the files that it names are complete. Where one checkpoint is
-damaged, the one before is loaded. Where only the log is damaged, the run is resumed with the rounds in the log that can
-be read, and reports this.
+names with their checksums. The folder also holds the log of all rounds' results; a state records how many bytes of this
+log belong to the state. A state is written last and atomically, so the files that it names are complete. Where one
+checkpoint is damaged, the one before is loaded. Where only the log is damaged, the run is resumed with the rounds in
+the log that can be read, and reports this.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LogHead(BaseModel):
 
 
 class Head(BaseModel):
-    """Declare the content of ``state-NNNNNN.json``: what a checkpoint is, and the checksums of its files.
+    """Declare the content of ``state-NNNNNN.json``: a description of a checkpoint, with the checksums of its files.
 
     Attributes:
         format: version of the file's layout; files of another version are not read.
@@ -149,7 +149,7 @@ class CheckpointFolder:
             next_round=number,
             files={model: self._sums[model], rule: self._put(rule, lambda path: save_torch(checkpoint.rule, path))},
             memory=self._memory_sums(),
-            best={best: self._sums[best]} if best in self._sums else {},  # its file stays while it is the best
+            best={best: self._sums[best]} if best in self._sums else {},  # kept while its model is the best
             rounds=LogHead(bytes=self.log.size, sha256=self.log.sha256),
             results=checkpoint.results,
             config=checkpoint.config,
@@ -188,7 +188,7 @@ class CheckpointFolder:
         """Return the checkpoint from before the last round, and remove newer ones; ``None`` when it cannot be read.
 
         Args:
-            current_round: the round that could not be done; the checkpoint is that with the round before as next.
+            current_round: the round that could not be done; the checkpoint has ``next_round=current_round - 1``.
 
         Raises:
             CheckpointError: the checkpoint contradicts itself.
@@ -290,7 +290,7 @@ class CheckpointFolder:
             extra=head.extra,
         )
         for name, wanted in head.memory.items():
-            if (self.folder / name).exists():  # a missing file is the rule's matter, which knows what it needs
+            if (self.folder / name).exists():  # a missing file is left to the rule, which knows which files it needs
                 _checked(self.folder / name, wanted)
         try:
             self.log.open_at(head.rounds.bytes)
@@ -323,7 +323,7 @@ def _sum_of(content: Mapping[str, Any]) -> str:
 
 
 def _checked(path: Path, wanted: str, read: Callable[[Path], Any] = lambda path: None) -> Any:
-    """Return the content of a checkpoint's file, after its checksum was found right."""
+    """Return the content of a checkpoint's file, after a check of the file's checksum."""
     try:
         if sha256_of(path) != wanted:
             raise _Damaged(f"{path.name} {_CHANGED}")

@@ -1,4 +1,4 @@
-"""Write a run's curves over rounds, as scalars with tags ``what/where``, for FLARE's receivers and TensorBoard."""
+"""Write a run's curves over rounds, with tags such as ``train_loss/site-1``, for FLARE's receivers and TensorBoard."""
 
 from __future__ import annotations
 

@@ -98,9 +98,9 @@ class Experiment:
     # -- where a run begins
 
     def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
-        """Return the first round to do and its model: ``start``, or where the last job of the experiment stopped.
+        """Return the first round to do and its model: ``start``, or the model of the experiment's newest checkpoint.
 
-        The results are begun too, with ``info``; those of a resumed run are loaded.
+        The run's results are begun too, with ``info``. For a resumed run the earlier results are loaded into them.
 
         Raises:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
@@ -238,7 +238,7 @@ class Experiment:
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Raise a disk's error as a ``ServerFault``, with a text for whoever runs the server."""
+    """Raise an error of the disk as a ``ServerFault`` whose text tells the server's operator what to do."""
     try:
         yield
     except OSError as error:

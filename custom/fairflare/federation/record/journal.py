@@ -102,7 +102,7 @@ class Journal:
             self._note_synthetic()
 
     def _note_classes_at_home(self, phase: Phase) -> None:
-        """Record and log which sites withhold metrics by class, so that a table can say why it lacks them."""
+        """Record and log which sites withhold metrics by class, so that tables can name this reason for gaps."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         found = {site for site in phase.good if stats[site][AT_HOME]}
         if not found <= self._classes_at_home:
@@ -254,7 +254,7 @@ class Journal:
     ) -> dict[str, Any]:
         """Return the fairness summary of every metric over all sites of the job.
 
-        A site that has no value, or keeps its value, is named in the summary.
+        The summary names each site that has no value, or withholds its value.
         """
         info = self.info
         sites = sorted({*info["sites"], *test})
@@ -280,7 +280,7 @@ class Journal:
 
 
 def _data_in_words(found: Mapping[str, Any]) -> str:
-    """Return a sentence with what a site reported of its data."""
+    """Return a site's report about its data as a sentence."""
     lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
     told = {
         f"{lists} images": lists,

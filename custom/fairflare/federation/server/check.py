@@ -186,7 +186,7 @@ class Check:
 
     @property
     def global_lists(self) -> list[list[str]]:
-        """Return groups of sites with the same list ``test_global``; a site whose list has no checksum is a group."""
+        """Return groups of sites with the same list ``test_global``; a site whose list lacks a checksum is a group."""
         found: dict[str, list[str]] = {}
         for site, said in sorted(self.facts.items()):
             if SPLIT_GLOBAL in said["images"]:
@@ -195,9 +195,10 @@ class Check:
 
     @property
     def said(self) -> dict[str, dict[str, float]]:
-        """Return what each site reported: its images by list, and the number of ``groups`` that the method acts on.
+        """Return the numbers that each site reported: its images by list, and ``groups`` that the method acts on.
 
-        The group of images without a value is not counted. A list that a site withholds counts as 0 images.
+        The group of images whose attribute is not known is not counted. A list that a site withholds counts as 0
+        images.
         """
         return {
             site: {**dict.fromkeys(found["suppressed"] or (), 0), **found["images"]}
@@ -209,7 +210,7 @@ class Check:
     def footing(self) -> Footing:
         """Return which structures or classes of which sites are compared: those that the site annotates.
 
-        Where the site counts single images as enough, what none of its labels marks is left out.
+        Where the site's ``min_cases`` is 1, a structure that none of the site's labels marks is left out.
         """
         of = {}
         for site, found in sorted(self.facts.items()):

@@ -79,7 +79,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     checkpoint = place.initial_weights(run)
     named = (
         place.carried is not None and "initial_weights" not in place.settings
-    )  # by the job, whose author hears of it
+    )  # the job names the file; its author reads errors about it
     outside = named and not Path(checkpoint or "/").resolve().is_relative_to((place.carried or Path()).resolve())
     start = bool(run.initial_ckpt), checkpoint, outside
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)

@@ -57,7 +57,7 @@ class NormReport:
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
-        """Return what all sites must agree on: the norms that were measured, and whether further norms follow."""
+        """Return the facts that must be equal at all sites: the measured norms, and whether further norms follow."""
         return tuple(sorted(self.values)), self.more
 
 

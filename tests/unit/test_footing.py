@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fairflare.core.statistics.footing import Footing, adjusted, relative
+from fairflare.core.statistics.footing import Footing, adjusted, ranks, relative
 from fairflare.core.weighting import power_weights
 
 ABC = Footing({"A": frozenset({"s1"}), "B": frozenset({"s2"}), "C": frozenset({"s1", "s2"})}, "dice")
@@ -75,6 +75,28 @@ def test_equal_sets_change_nothing():
     assert of.reports(reports, {"probe_loss": "loss"}, values) is reports
 
 
+def test_what_no_image_marks_does_not_count_though_all_have_the_same_then() -> None:
+    of = footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 0}, "B": {"s1": 4, "s2": 0}})
+    values = {site: {"dice": 0.95, "dice_s1": 0.9, "dice_s2": 1.0} for site in "AB"}
+    assert of.how == "shared"
+    assert [m["dice"] for m in of.on_one(values).values()] == [0.9, 0.9]
+    assert not footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 3}}).how
+
+
+def test_of_a_single_structure_a_site_whose_images_mark_none_has_no_figure() -> None:
+    found = footing(A="s1", B="s1").without({"B": {"s1": 0}}).on_one({"A": {"dice": 0.7}, "B": {"dice": 1.0}})
+    assert found["A"]["dice"] == 0.7
+    assert math.isnan(found["B"]["dice"])
+
+
+def test_own_means_are_never_ranked() -> None:
+    test = {"A": {"dice": 0.7, "own/dice": 0.8, "auc": 0.9}}
+    assert ranks(test, "dice", [["A", "B"]])
+    assert not ranks(test, "dice", [["A"], ["B"]])
+    assert ranks(test, "auc", [["A"], ["B"]])
+    assert not ranks(test, "own/dice", [["A", "B"]])
+
+
 def test_a_cell_without_a_value_leaves_the_site_without_a_figure():
     values = {"A": {"dice": 0.8, "dice_s1": 0.8}, "B": {"dice": 0.6, "dice_s1": math.nan, "dice_s2": 0.6}}
     found = footing(A="s1", B="s1 s2").on_one(values)
@@ -135,8 +157,9 @@ def test_a_loss_of_zero_stays_finite():
 
 def test_scores_get_the_comparable_figures_distance():
     metrics = ABC.on_one(measured(DICE, MEANS))
-    reports = {site: {"score": value, "steps": 3} for site, value in MEANS.items()}
-    found = ABC.reports(reports, {"score": "score"}, metrics)
+    reports = {site: {"score": value, "miss": 1 - value, "steps": 3} for site, value in MEANS.items()}
+    found = ABC.reports(reports, {"score": "score", "miss": "error"}, metrics)
+    assert {s: r["miss"] for s, r in found.items()} == pytest.approx({"A": 0.3, "B": 0.3, "C": 0.4})
     assert {s: r["score"] for s, r in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
     apart = footing(A="s1", B="s2")
     two = {site: measured(DICE, MEANS)[site] for site in "AB"}

@@ -57,6 +57,9 @@ def test_a_site_is_not_the_worst_for_what_it_did_not_annotate() -> None:
     }  # fmt: skip
     said = words(made)
     assert "Figures of sites rest on those that all have: cytoplasm." in said
+    assert "dice_nucleus: average and spread over 1 of 3 sites, without cellavision (not annotated there, " in words(
+        made | {"info": made["info"] | {"shown_metrics": ["dice", "dice_nucleus"]}}
+    )
     assert "(bccd: cytoplasm, nucleus; cellavision: cytoplasm; jtsc: cytoplasm)" in said
 
 

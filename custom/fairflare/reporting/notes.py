@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from fairflare.base.metric import metric_name
 from fairflare.core.statistics.footing import OWN
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
@@ -158,6 +159,10 @@ def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
         return f"{SUPPRESSED}: fewer than {min_cases} cases"
     if OWN + metric in test.get(site, {}):
         return "its figures by structure are not known"
+    counted = results.footing.structures
+    if any(metric.endswith(f"_{metric_name(name)}") and name not in counted.get(site, [name])
+           for own in counted.values() for name in own):  # fmt: skip
+        return "not annotated there, or in no image"
     return "not finite" if metric in test.get(site, {}) else "no value"
 
 

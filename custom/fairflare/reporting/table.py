@@ -212,7 +212,7 @@ def _structures(results: Results) -> Table | None:
             cells[site].append(MISSING if value is None else Shown(f"{value:.2f} of {of}", [value, of]))
         marked = {site: value for site, value in values.items() if value is not None and support[site].get(name) != 0}
         found = summarize(marked or {"": math.nan}, higher_is_better=declared_direction(results, metric))
-        below: tuple[Cell, ...] = (found.mean, found.std, found.worst, found.worst_site or MISSING)
+        below: tuple[Cell, ...] = (found.mean, found.std, found.worst, found.worst_site if found.range > 0 else MISSING)
         for row, cell in zip(totals.values(), below, strict=True):
             row.append(cell)
     caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN
+from fairflare.core.statistics.footing import OWN, ranks
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 
 GLOBAL = "global/"  # in front of metrics of the global test, wherever they stand among those of the sites
@@ -152,8 +152,8 @@ def summary_of(results: Results, metric: str) -> FairnessSummary:
 
 
 def linked(results: Results, metric: str) -> bool:
-    """Return whether the sites' values of a metric can be compared with each other, see ``footing``."""
-    return len(results.footing.parts) < 2 or not compared(results, metric)
+    """Return whether the sites' values of a metric can be compared with each other, see :func:`ranks`."""
+    return all(ranks(results.test, part, results.footing.parts) for part in parts_of(metric, results.test))
 
 
 def compared(results: Results, metric: str) -> bool:

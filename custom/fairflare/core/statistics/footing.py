@@ -29,7 +29,6 @@ OWN = "own/"  # prefix of the name of a site's mean over its own cells; the metr
 LEAST_LOSS = 1e-10  # lower bound of a loss, which keeps ratios of losses finite
 OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # name of the metric by class, if unlike the mean's
 SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures, or additive adjustment
-KINDS = ("", "loss", "score", "error")  # kinds of reported values; empty: not a measure of the labels
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,17 @@ class Footing:
         of: names of the structures that each site annotates and whose images show them, by site; a site without
             structures is not compared.
         primary: name of the primary metric.
+        narrowed: whether a site has structures that do not count, as none of its images shows them.
     """
 
     of: Mapping[str, frozenset[str]]
     primary: str = ""
+    narrowed: bool = False
 
     @property
     def differs(self) -> bool:
-        """Return whether sites have different structures; if not, the sites' plain means are compared."""
-        return len({*self.of.values()}) > 1
+        """Return whether figures differ from the sites' plain means, which are compared if all structures count."""
+        return self.narrowed or len({*self.of.values()}) > 1
 
     @cached_property
     def shared(self) -> list[str]:
@@ -71,7 +72,8 @@ class Footing:
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
         """Return the footing without a site's structures whose reported number of images (``support``) is 0."""
         empty = {site: {name for name, count in of.items() if not count} for site, of in support.items()}
-        return replace(self, of={site: own - empty.get(site, set()) for site, own in self.of.items()})
+        of = {site: own - empty.get(site, set()) for site, own in self.of.items()}
+        return replace(self, of=of, narrowed=self.narrowed or of != self.of)
 
     @property
     def how(self) -> str:
@@ -122,7 +124,7 @@ class Footing:
             cells = self.cells(metrics, name)
             if any(cells.values()):
                 for site, value in self.figures(cells).items():
-                    alone = not cells[site] and self.compared(site) == sorted(self.of.get(site, ()))
+                    alone = not cells[site] and self.of.get(site) == frozenset(self.shared)
                     if name in found[site] and not (self.shared and alone):  # alone: the site's own mean is its figure
                         found[site] |= {OWN + name: found[site][name], name: value}
         return found
@@ -132,6 +134,8 @@ class Footing:
         place, _, last = name.rpartition("/")
         start = f"{place}{'/' * bool(place)}{OF_PART.get(last, last)}_"
         every = {part: metric_name(start + part) for part in sorted(frozenset().union(*self.of.values()))}
+        if len(every) == 1 and not any(key in of for key in every.values() for of in metrics.values()):
+            every = dict.fromkeys(every, name)  # a task with one structure has no metrics by structure
         return {
             site: {part: of[key] for part, key in every.items() if part in self.of.get(site, ()) and key in of}
             for site, of in metrics.items()
@@ -147,7 +151,7 @@ class Footing:
 
         Args:
             reports: reports by site.
-            kinds: kind of each field that measures the labels, one of :data:`KINDS`, by the field's name.
+            kinds: kind of each field that measures the labels: ``"loss"``, ``"score"``, ``"error"``; by name.
             metrics: metrics of the received model by site, as returned by :meth:`on_one`.
 
         Returns:
@@ -165,6 +169,19 @@ class Footing:
             told = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
             found[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in told.items()}}
         return found
+
+
+def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
+    """Return whether the sites' values of a metric may be ranked: a mean over each site's own structures may not.
+
+    A comparable figure may where structures link all sites, a metric that is no mean over structures always.
+
+    Args:
+        test: metrics after :meth:`Footing.on_one`.
+        name: name of the metric.
+        parts: :attr:`Footing.parts`.
+    """
+    return not name.startswith(OWN) and (len(parts) < 2 or not any(OWN + name in of for of in test.values()))
 
 
 def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:

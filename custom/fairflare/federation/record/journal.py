@@ -11,7 +11,7 @@ from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN
+from fairflare.core.statistics.footing import ranks
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
@@ -52,7 +52,7 @@ class Journal:
         self.metric = metric
         self.synthetic = False
         self._classes_at_home: set[str] = set()
-        self._linked = True  # whether the sites have structures by which they can be compared
+        self._parts: list[list[str]] = []  # sites that structures link with each other
 
     @property
     def info(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Journal:
             best: describes the best model.
             width: width of the primary metric's range.
         """
-        number, self._linked = last.phase.current_round, len(last.footing.parts) < 2
+        number, self._parts = last.phase.current_round, last.footing.parts
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
         by_best = of_best.left_out if of_best is not None else ()
         for text in (
@@ -261,12 +261,11 @@ class Journal:
         found = {}
         for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
             values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
-            compared = any(OWN + name in of for of in test.values())
             found[name] = summarize(
                 values,
                 higher_is_better=higher_is_better(name, info["higher_is_better"]),
                 suppressed=[site for site, names in suppressed.items() if name in names],
-                linked=self._linked or not compared,
+                linked=ranks(test, name, self._parts),
             )
         return found
 

@@ -212,13 +212,13 @@ class Check:
 
         Where the site's ``min_cases`` is 1, a structure that none of the site's labels marks is left out.
         """
-        of = {}
+        of, support = {}, {}
         for site, found in sorted(self.facts.items()):
             every = frozenset(map(printable, self.task.suited_to(_Said(found)).outcome_names()))
-            annotated = every if found.get("annotated") is None else frozenset(found["annotated"])
-            rare = found.get("marked") is None or found["min_cases"] is not None or self.task.has_classes is not False
-            of[site] = annotated if rare else annotated & {*found["marked"]}
-        return Footing(of, self.task.primary_metric)
+            of[site] = every if found.get("annotated") is None else frozenset(found["annotated"])
+            if found.get("marked") and found["min_cases"] is None and self.task.has_classes is False:
+                support[site] = dict.fromkeys(of[site].difference(found["marked"]), 0)
+        return Footing(of, self.task.primary_metric).without(support)
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:

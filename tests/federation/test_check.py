@@ -408,7 +408,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
         "images": {"training": 6, "validation": 6, "test": 6}, "synthetic": False, "num_classes": 3,
         "class_names": CLASSES, "class_groups": None, "prior": None, "device": "cpu", "computing": None,
         "personal": False, "suppressed": None, "min_cases": None, "global_list": None,
-        "other_images": None,
+        "other_images": None, "marked": {"c0": 6, "c1": 6, "c2": 6},
     }  # fmt: skip
     recalls = {name for name in results["test"]["site-1"] if name.startswith("recall_")}
     assert recalls == {"recall_c0", "recall_c1", "recall_c2"}

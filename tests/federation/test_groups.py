@@ -326,7 +326,7 @@ def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: l
 
 def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
     local = federation(tmp_path / "data")
-    local["sites"]["site-2"]["min_cases"] = TEST + 1
+    local["sites"]["site-2"] |= {"min_cases": TEST + 1, "classes": "all"}
     results = done(plan("sex"), tmp_path / "run", local)
     assert set(results["groups"]["sites"]) == {"site-1"}
     stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
@@ -335,7 +335,7 @@ def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list
 
 def test_sums_by_class_stay_where_metrics_by_class_do(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
     local = federation(tmp_path / "data")
-    local["sites"]["site-2"]["metrics_by_class"] = False
+    local["sites"]["site-2"] |= {"metrics_by_class": False, "classes": "all"}
     results = done(plan("sex"), tmp_path / "run", local)
     stats = next(reply.meta["stats"] for site, name, reply in carried if (site, name) == ("site-2", "validate"))
     assert not {"group_cells", "group_confusion", "group_histogram"} & set(stats)

@@ -327,6 +327,6 @@ def test_a_task_declares_what_it_measures(task: Any) -> None:
         metrics = task.evaluate(model, [(inputs, targets)], "cpu")
     declared = {metric.name: metric for metric in task.declared_metrics()}
     assert set(metrics) <= set(declared)
-    assert sum(declared[name].by_class for name in metrics) == (5 if task.class_labels else 2)
+    assert sum(declared[name].by_class for name in metrics) == (5 if task.class_labels else 4)
     for name, value in metrics.items():
         assert declared[name].low <= value <= declared[name].high

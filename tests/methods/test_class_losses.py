@@ -25,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def run_of(counts: Any, current_round: int = 0, num_rounds: int = 100) -> Any:
     data = SimpleNamespace(class_counts=lambda split: None if counts is None else torch.tensor(counts))
-    return SimpleNamespace(site="a", data=data, current_round=current_round, num_rounds=num_rounds, own=None)
+    task = SimpleNamespace(chosen=lambda outputs: outputs)
+    return SimpleNamespace(site="a", data=data, task=task, current_round=current_round, num_rounds=num_rounds, own=None)
 
 
 class Fixed(torch.nn.Module):

@@ -249,7 +249,7 @@ def test_folds(tmp_path: Path) -> None:
             )
             tested += [e["image"] for e in found["test"]]
             settings = json.loads((tmp_path / f"out/fairflare_fold{fold}.json").read_text())["sites"][site]
-            assert settings == {"data_root": str(folder), "datalist": f"datalist_fold{fold}.json"}
+            assert settings == {"data_root": str(folder), "datalist": f"datalist_fold{fold}.json", "classes": "all"}
         assert len(set(tested)) == len(tested) == 15
         assert lists(folder) == lists(folder, "datalist_fold1.json")
     with pytest.raises(DataError, match="are too few for 16 folds"):

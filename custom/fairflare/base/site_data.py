@@ -54,6 +54,8 @@ class SiteData(ABC):
             skin tone); their metrics are reported as ``<name>/<metric>``. The images of ``"test_global"`` belong to no
             site alone.
         attributes: names of the groups of people, by attribute (such as sex); the last group of each is ``unknown``.
+        annotated: numbers of the structures or classes that the site's file says are annotated; ``None``: it says
+            nothing.
     """
 
     synthetic: bool = False
@@ -63,6 +65,7 @@ class SiteData(ABC):
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     test_splits: tuple[str, ...] = ("test",)
     attributes: Mapping[str, tuple[str, ...]] = {}
+    annotated: tuple[int, ...] | None = None
 
     @abstractmethod
     def num_samples(self, split: str) -> int:
@@ -97,6 +100,13 @@ class SiteData(ABC):
         ``None``: samples have no class, or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
+
+    def census(self) -> tuple[list[int], int] | None:
+        """Return the number of own cases whose labels have each structure or class, and of all own cases.
+
+        ``None``: this is not known.
+        """
+        return None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Return the list indices of the samples of :meth:`batches` in their order for a seed; ``None``: not known."""

@@ -145,6 +145,10 @@ class Task(ABC):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the scalar training loss, the mean over the samples of the batch."""
 
+    def chosen(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a network's outputs, or targets, without what the site's file says is not annotated; default: all."""
+        return values
+
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each sample, (n,). Their mean is :meth:`loss`; subclasses may be quicker."""
         import torch

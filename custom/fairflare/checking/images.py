@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
@@ -67,6 +68,8 @@ class SiteReport:
         sizes: number of images by (height, width) in pixels, as stored in the files.
         histogram: (channels, BINS) number of pixels by intensity in all readable images, as the network gets them.
         shown: images for the contact sheet, (channels, height, width) in [0, 1], each with its target.
+        labelled: number of images with each structure or class, in the site's own lists.
+        annotated: structures or classes that the site's file says are annotated; ``None``: it says nothing.
     """
 
     site: str
@@ -75,6 +78,8 @@ class SiteReport:
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
     histogram: npt.NDArray[np.int64] | None = None
     shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
+    labelled: Counter[str] = field(default_factory=Counter)
+    annotated: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,7 @@ class _Look:
     picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     target_hash: str = ""
+    labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class
     histogram: npt.NDArray[np.int64] | None = None
     empty: bool = False  # whether the mask has no structure
     full: bool = False  # whether one structure covers the whole image
@@ -127,10 +133,16 @@ def check_sites(
     opened: list[tuple[SiteSettings, Datalist]] = []
     for site, settings in sites.items():
         opened += _listed(task, site, settings, problems)
+    names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
+    called = names if names and len(names) == len(task.structures) else task.names()
     total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
     reports, seen, lookers = [], [], []
     for own, listed in opened:
-        looker = _Looker(task, own, listed)
+        looker = _Looker(task, own, listed, called)
+        try:
+            looker.report.annotated = task.annotated_in(listed.site, own)
+        except DataError as error:
+            problems.append(Problem(listed.site, _plain(listed.site, error)))
         lookers.append(looker)
         reports.append(looker.report)
         for _ in looker.look():
@@ -140,7 +152,7 @@ def check_sites(
         problems += looker.problems
     frame = pd.DataFrame(seen, columns=COLUMNS)
     problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
-    names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
+    problems += _silent(reports, task.class_labels)
     return DataReport(reports, problems, _labels(lookers, names, problems) if task.class_labels else "")
 
 
@@ -171,9 +183,9 @@ def _plain(site: str, error: DataError) -> str:
 class _Looker:
     """Check the images of one site, several at a time in threads."""
 
-    def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist) -> None:
-        self.task, self.own, self.listed = task, own, listed
-        self.report = SiteReport(listed.site, groups=_groups(listed))
+    def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist, names: Sequence[str]) -> None:
+        self.task, self.own, self.listed, self.names = task, own, listed, names
+        self.report = SiteReport(listed.site, groups=_groups(listed), labelled=Counter(dict.fromkeys(names, 0)))
         self.problems: list[Problem] = []
         self.seen: list[tuple[Any, ...]] = []  # one row for each image, with the columns COLUMNS
         self.features: list[tuple[npt.NDArray[np.floating], int]] = []
@@ -211,11 +223,12 @@ class _Looker:
             found.errors.append(error)
         try:
             alone = replace(self.listed, splits={split: (sample,)})
-            data: Any = self.task.open_folder(self.report.site, self.own, alone)
+            data: Any = self.task.open_listed(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             found.picture, found.target = flat_pair(image, target)
             structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: pixels to ignore
             found.empty = not (structures > 0).any()
+            found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
             found.features = features_of(found.picture) if self.task.class_labels else None
@@ -251,6 +264,7 @@ class _Looker:
         place = f"'{sample.image}'{number} ({self.report.site}, {split})"
         masked = (found.empty and not is_class, found.full)
         self.seen.append((self.report.site, split, place, sample.patient, found.content, found.target_hash, *masked))
+        self.report.labelled.update(self.names[k] for k in found.labelled if split != SPLIT_GLOBAL)
         before = self.report.histogram
         self.report.histogram = found.histogram if before is None else before + found.histogram
         if show:
@@ -314,6 +328,15 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
             order = " (the same ones in another order)" if len(orders) == 1 and what == "names" else ""
             said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
             yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
+
+
+def _silent(reports: Sequence[SiteReport], classes: bool) -> Iterator[Problem]:
+    """Yield a question for each site without a structure or class that others have, if the site's file is silent."""
+    seen = [report for report in reports if any(found.total() for found in report.counts.values())]
+    told = {report.site: [name for name, count in report.labelled.items() if count] for report in seen}
+    explained = [report.site for report in reports if report.annotated is not None]
+    for site, lacking in unexplained(told, explained).items():
+        yield Problem(site, question({site: lacking}, classes))
 
 
 def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:

@@ -75,6 +75,13 @@ def read_whole(
     return Whole(np.ascontiguousarray(image, np.float32), mask if mask is None else np.ascontiguousarray(mask), affine)
 
 
+def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> npt.NDArray[np.int64]:
+    """Return the mask alone of a volume, as :func:`read_whole` does."""
+    how = replace(how, orientation="stored")
+    mask = _volume(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1])
+    return whole_numbers(mask, mask.array)
+
+
 def _volume(opened: _Opened) -> _Opened:
     array = opened.array
     if array.dtype.kind not in "biuf":

@@ -73,7 +73,7 @@ class MarginTraining(LocalTraining):
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         scale = _scale(run, model)
         return ldam_loss(
-            model(inputs) / scale,
+            run.task.chosen(model(inputs)) / scale,
             targets,
             self._counts(run),
             max_margin=self.max_margin,

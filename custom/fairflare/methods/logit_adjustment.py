@@ -43,7 +43,7 @@ class CalibratedTraining(LocalTraining):
         if not self.fedlc_exclude_target:
             return super().loss(run, model, inputs, targets)
         tau: dict[str, Any] = {} if self.prior_strength is None else {"tau": self.prior_strength}
-        return fedlc_loss(model(inputs), targets, class_counts(self, run), exclude_target=True, **tau)
+        return fedlc_loss(run.task.chosen(model(inputs)), targets, class_counts(self, run), exclude_target=True, **tau)
 
 
 KEEPS = ("criterion", "prior_strength")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 from pydantic import Field
 
 from fairflare.base import checks
+from fairflare.base.cases.census import KEYS
 from fairflare.base.own_errors import in_one_line
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
-from fairflare.base.site_data import shuffled
+from fairflare.base.site_data import SPLIT_GLOBAL, shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
@@ -27,7 +29,7 @@ from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
-from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error
+from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error, setting_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,6 +140,8 @@ class ImageTask(Intensities, Fitted, Task):
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # whether the labels of a datalist are class numbers, not masks
     spatial_dims: ClassVar[int] = 2
+    #: Of a site's copy of the task: numbers of the structures or classes that are annotated there; ``None``: all are.
+    annotated: ClassVar[tuple[int, ...] | None] = None
     allow_phantom: bool = True
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -148,6 +152,51 @@ class ImageTask(Intensities, Fitted, Task):
     @abstractmethod
     def names(self) -> list[str]:
         """Return the names of the classes or structures."""
+
+    @property
+    def structures(self) -> list[list[int]]:
+        """Return the labels that make each structure or class."""
+        return [[number] for number in range(self.classes or 0)]
+
+    def known(self, values: Sequence[Any]) -> list[Any]:
+        """Return the values of the structures or classes that are annotated, of one value for each."""
+        return list(values) if self.annotated is None else [values[number] for number in self.annotated]
+
+    def annotating(self, numbers: tuple[int, ...] | None) -> Any:
+        """Return the task where only some structures or classes are annotated; ``None``: all are, or nothing is said.
+
+        Raises:
+            ValueError: the task has a loss or metrics of its own, which would take what is missing for what is not
+                there.
+        """
+        if numbers is None or len(numbers) == len(self.structures):
+            return self
+        if self._of_user("loss", "sample_losses", "evaluate"):
+            raise ValueError(
+                f"{KEYS[self.class_labels]} leaves some out, and the task ({type(self).__name__}) has its own loss or "
+                "metrics, which may take them for what is not there; leave the site out"
+            )
+        own = copy.copy(self)
+        vars(own)["annotated"] = numbers
+        return own
+
+    def annotated_in(self, site: str, own: SiteSettings) -> tuple[int, ...] | None:
+        """Return the numbers of the structures or classes that a site's file says are annotated; ``None``: nothing.
+
+        Raises:
+            DataError: it names a label that the task does not have, or one whose structure is not whole without others.
+        """
+        key = KEYS[self.class_labels]
+        said = getattr(own, key, None)
+        if said in (None, "all"):
+            return None if said is None else tuple(range(len(self.structures)))
+        found = tuple(k for k, labels in enumerate(self.structures) if {*labels} <= {*said})
+        if strange := sorted({*said}.difference(*(self.structures[k] for k in found))):
+            problem = f"{key}: {strange} make no whole one of {self.structures}; name all labels of one, or none"
+            raise setting_error(site, key, problem)
+        with setting_of(site, key):
+            self.annotating(found)
+        return found
 
     def outcome_names(self) -> list[str]:
         return self.names()
@@ -187,7 +236,17 @@ class ImageTask(Intensities, Fitted, Task):
             class_labels=self.class_labels,
             linked_roots=own.linked_roots,
         )
-        return self.open_folder(site, own, listed)
+        return self.open_listed(site, own, listed)
+
+    def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:
+        """Return the images of a datalist, labelled as the site's file says."""
+        said = self.annotated_in(site, own)
+        data = self.annotating(said).open_folder(site, own, listed)
+        data.annotated = said
+        return data
+
+    def suited_to(self, data: SiteData) -> Task:
+        return self.annotating(data.annotated)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         """Return the image of a sample as its file stores it, without resizing.
@@ -382,6 +441,7 @@ class FolderImages(ListedData, ImageData):
         self.max_image_bytes = max_image_bytes
         self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
+        self._census: tuple[list[int], int] | None = None
         self._datasets: dict[str, CacheDataset] = {}
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
         listed = [sample for samples in datalist.splits.values() for sample in samples]
@@ -403,6 +463,20 @@ class FolderImages(ListedData, ImageData):
 
         The dict is ``{"image": tensor, "label": tensor}``.
         """
+
+    @abstractmethod
+    def labelled(self, sample: Sample, split: str) -> Collection[int]:
+        """Return the numbers of the structures or classes that a sample's label has."""
+
+    def census(self) -> tuple[list[int], int]:
+        if self._census is None:
+            own = [
+                (split, sample) for split, of in self.datalist.splits.items() if split != SPLIT_GLOBAL for sample in of
+            ]
+            marked = read_all(lambda k: self.labelled(own[k][1], own[k][0]), range(len(own)), self.num_workers)
+            cases = [{own[k][1].case for k in marked if part in marked[k]} for part in range(len(self.task.structures))]
+            self._census = [len(of) for of in cases], len({sample.case for _, sample in own})
+        return self._census
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]

@@ -134,6 +134,9 @@ class FolderData(FolderImages):
             for sample, own in zip(samples, whole, strict=True)
         ]
 
+    def labelled(self, sample: Sample, split: str) -> list[int]:
+        return (self._whole(split, sample) > 0).flatten(1).any(1).nonzero().flatten().tolist()
+
     def _whole(self, split: str, sample: Sample) -> torch.Tensor:
         """Return the targets of a sample at the image's own size, (structures, height, width)."""
         from fairflare.data.reading import read_mask

@@ -74,6 +74,7 @@ class Structured(MapTransform):
             1 if 1 is the only label.
         site, split: names for messages.
         ignore: label of pixels that do not count; ``None``: all pixels count.
+        silent: labels that the site did not annotate, so that no mask may mark them.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Structured(MapTransform):
         site: str,
         split: str,
         ignore: int | None = None,
+        silent: frozenset[int] | set[int] = frozenset(),
     ) -> None:
         super().__init__(keys)
+        self.silent = silent
         self.ignore = ignore
         self.labels = labels
         self.coding = coding
@@ -119,6 +122,12 @@ class Structured(MapTransform):
         meaning = np.zeros_like(mask)
         for value, label in coding.items():
             meaning[mask == value] = label
+        if odd := sorted(self.silent & {coding[value] for value in found}):
+            raise DataError(
+                f"site '{self.site}': mask '{file}' of split '{self.split}' marks {few(list(map(str, odd)), 5)}, which "
+                "'structures' in the site's fairflare.json does not have; add the label there, or correct the mask",
+                f"site '{self.site}': a mask of split '{self.split}' marks what 'structures' in the site file lacks",
+            )
         inside = np.stack([np.isin(meaning, list(labels)) for labels in self.labels])
         if self.ignore is None:
             return torch.from_numpy(inside.astype(np.uint8))

@@ -174,6 +174,8 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
+    if None in report.counts.get("training", ()):
+        _tell(f"  masks that mark {', '.join(f'{name}: {count}' for name, count in report.labelled.items())}")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)

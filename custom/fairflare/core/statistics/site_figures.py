@@ -61,6 +61,7 @@ SPLITS = ("training", "validation", "test")
 COUNTS = {
     "min_cases": "the site's floor: what has fewer cases is not told",
     "synthetic": "1: the site's list says that the images are made up",
+    "annotated": "1: the site's file says which structures or classes are annotated",
     "cases": "patients, else volumes, else images",
     "images": "images, a whole volume is one",
     "unusable": "entries whose file is missing or cannot be read",

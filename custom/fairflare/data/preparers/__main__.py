@@ -14,13 +14,14 @@ from typing import Any
 
 import typer
 
+from fairflare.base.cases.census import KEYS, question, unexplained
 from fairflare.base.disk.files import system_error
 from fairflare.base.settings import field_names
 from fairflare.data.datalist import SPLITS
 from fairflare.data.patients import suggested
 from fairflare.data.preparers import dealing, preparers
 from fairflare.data.preparers.options import Command, Preparer, option, values_of
-from fairflare.data.preparers.writing import COUNTS, MANIFEST
+from fairflare.data.preparers.writing import COUNTS, MANIFEST, SITE_FILE
 
 INTERRUPTED = 130
 PROG = "python -m fairflare.data.preparers"
@@ -111,6 +112,8 @@ def say(out: Path, by_name: bool = False) -> None:
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
     if any("classes" in found for found in manifest["sites"].values()):
         print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
+    for line in _silent(out, manifest):
+        print(line)
     for line in _patients(out, [site for site, found in manifest["sites"].items() if not found["patients"]], by_name):
         print(line)
     print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
@@ -135,6 +138,23 @@ def _table(counts: Path) -> str:
     table = own.pivot_table(values="images", index="class", columns="site", aggfunc="sum", sort=False)
     table.loc["all"] = table.sum()
     return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
+
+
+def _silent(out: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the images with each label at each site, and the question where only other sites' labels have one."""
+    sites = manifest["sites"]
+    own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
+    classes = all("classes" in found for found in sites.values())
+    told: dict[str, list[str]] = {}
+    for site, found in sites.items():
+        marked = manifest.get("marked", {}).get(found["name"])
+        if classes:
+            told[site] = sorted({name for split in SPLITS for name in found["classes"].get(split, ())})
+        elif marked is not None:
+            told[site] = [f"label {value}" for value in sorted(map(int, marked)) if value]
+            print(f"{site}: masks with {', '.join(f'{value}: {count}' for value, count in sorted(marked.items()))}")
+    if lacking := unexplained(told, [site for site in told if KEYS[classes] in own[site]]):
+        yield f"NOTE: {question(lacking, classes)}."
 
 
 def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:

@@ -84,6 +84,11 @@ def write_own(
     if what == "volume":
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
         writing["record"] = {**writing.get("record", {}), **kind, "volumes": _in_figures(good)}
+    if not names:
+        marked = {case.site: Counter[int]() for case, _ in good}
+        for case, seen in good:
+            marked[case.site].update(seen.values)
+        writing["record"] = {**writing.get("record", {}), "marked": marked}
     form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
 

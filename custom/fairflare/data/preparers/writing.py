@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
 from fairflare import __version__
+from fairflare.base.cases.census import KEYS
 from fairflare.base.checks import whole
 from fairflare.base.disk.files import csv_text, sha256_of
 from fairflare.base.for_types import Unpack
@@ -67,6 +68,7 @@ class Form:
         attributes: declared attributes of the people, as in a datalist.
         task: settings of the task for these images that differ from the defaults, for the manifest and the screen.
         notes: notes for the manifest and the log.
+        labelled_alike: whether every structure or class was looked for in all images, whichever site has them.
     """
 
     class_names: Sequence[str] | None = None
@@ -82,6 +84,7 @@ class Form:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    labelled_alike: bool = False
 
 
 def write_pool(
@@ -94,6 +97,7 @@ def write_pool(
     dealt = replace(
         form, stratified=form.stratified or dealing.partition != "site", fractions=dealing.fractions,
         folds=dealing.folds, corrupted=corrupted_sites(list(sites), dealing), global_test=dealing.global_test,
+        labelled_alike=dealing.partition != "site",
     )  # fmt: skip
     return write_sites(sites, out_dir, settings, dealt, **writing)
 
@@ -141,9 +145,12 @@ def write_sites(
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
         result.write_summaries({"seed": seed, **writing.get("record", {})})
+        more = {KEYS[bool(result.classes)]: "all"} if form.labelled_alike or form.synthetic else {}
         for fold in range(form.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
-            own = {name: {"data_root": str(target), **(settings or {}), **file} for name, target in targets.items()}
+            own = {
+                name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
+            }
             _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": own})
         moves = [(path, draft.old / path.name) for path in existing]
         _move([*moves, *((path, out / path.name) for path in sorted(draft.new.iterdir()))])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import first_of
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
@@ -20,7 +21,7 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.facts import GLOBAL_LIST, OTHER_IMAGES
+from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARKED_CASES, OTHER_IMAGES
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
@@ -78,6 +79,21 @@ FIELDS = (
         doc="of a method that goes by groups of people: `<attribute>=<group>` of each declared group",
         keep="leave `attributes` out of the datalist",
     ),
+    Field(
+        ANNOTATED, "names", required=False,
+        doc="names of the structures or classes that its own file says are annotated",
+        keep="leave `structures` and `classes` out of the site's file",
+    ),
+    Field(
+        MARKED, "names", required=False,
+        doc="names of the structures or classes that its labels have, in training, validation and its test lists",
+        reveals="which structures or classes occur at the site",
+        keep=f"{BY_CLASS}; of one that fewer cases have, or lack, `min_cases`",
+    ),
+    Field(
+        MARKED_CASES, "vector", low=0, high=MAX_SAMPLES, same_length_as=MARKED, required=False,
+        doc="number of cases with each of these", reveals="how often each occurs at the site", keep="as `marked`",
+    ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -94,7 +110,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON)]
+    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MARKED)]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -104,9 +120,11 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
-    for key in (NAMES, ACTED_ON):
-        if found[key] is None:  # the run did not ask for groups
+    for key in (NAMES, ACTED_ON, ANNOTATED, MARKED, MARKED_CASES):
+        if found[key] is None:  # the run did not ask for groups, the site says nothing of its labels
             del found[key]
+    if MARKED in found:
+        found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
 
@@ -279,6 +297,7 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
+        yield from self._silent(phase)
         for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
             yield from self._same(
                 phase, key, "the datalists declare the attributes differently: {}. Declare them alike",
@@ -288,6 +307,16 @@ class Check:
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
+
+    def _silent(self, phase: Phase) -> Iterator[str]:
+        """Yield a question where only other sites' labels have a structure or class, and a site's file says nothing."""
+        told = {site: found[MARKED] for site, found in self.facts.items() if MARKED in found}
+        lacking = unexplained(told, [site for site, found in self.facts.items() if ANNOTATED in found])
+        if lacking and self.settings.require_all_sites:
+            yield question(lacking, bool(self.task.has_classes))
+        else:
+            for site, names in lacking.items():
+                self._leave_out(phase, site, question({site: names}, bool(self.task.has_classes)))
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
         """Yield each problem with the classes of sites with real data: sites differ, or the network has others."""

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from fairflare.base.cases.census import told_cases
 from fairflare.base.cases.floor import Floor
-from fairflare.base.task import SPLIT_GLOBAL, SiteData
+from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
 
 GLOBAL_LIST = "global_list"
 OTHER_IMAGES = "other_images"
+ANNOTATED, MARKED, MARKED_CASES = "annotated", "marked", "marked_cases"
 
 
 def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
@@ -50,3 +52,19 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         "num_classes": count if last or data.class_names is not None else None,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> dict[str, Any]:
+    """Return which structures or classes a site's file says are annotated, and in how many cases its labels have each.
+
+    Args:
+        task: the task as the site learns it, with the names of structures or classes.
+        data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes tells of none.
+    """
+    names, counted = task.outcome_names(), data.census()
+    facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
+    if counted is None:
+        return facts
+    cases, total = counted
+    told = told_cases(dict(zip(names, cases, strict=True)), total, floor.least) if sends_classes else {}
+    return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}

@@ -30,7 +30,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.examples import draw_examples
-from fairflare.federation.site.facts import OTHER_IMAGES, facts_of
+from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.site.site_network import whole_anchor
@@ -57,6 +57,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     lists = store.folder / LISTS
     facts = {
         **facts_of(run.data, worker.device, worker.sends_classes, run.floor),
+        **labels_of(worker.task, run.data, worker.sends_classes, run.floor),
         "personal": worker.has_its_own(request),
         **({OTHER_IMAGES: True} if lists.exists() and lists.read_text("utf-8") != _lists(run.data) else {}),
         **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),

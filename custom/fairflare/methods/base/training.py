@@ -200,7 +200,7 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
     """
     if half.criterion == "task":
         return run.task.sample_losses(outputs, targets)
-    counts = class_counts(half, run)
+    counts, outputs = class_counts(half, run), run.task.chosen(outputs)
     if half.criterion == "balanced_softmax":
         return losses.balanced_softmax(outputs, targets, counts, reduction="none")
     strength = {} if half.prior_strength is None else {"tau": half.prior_strength}

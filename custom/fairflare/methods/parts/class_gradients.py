@@ -63,7 +63,9 @@ class ClassGradientTraining(LocalTraining):
         sums: dict[int, torch.Tensor] = {}
         for repeat in range(self.gradient_repeats):
             for label, features in self._features(run, model, repeat).items():
-                found = classifier_gradient(features, label, classifier.weight, classifier.bias).detach()
+                found = classifier_gradient(
+                    features, label, classifier.weight, run.task.chosen(classifier.bias)
+                ).detach()
                 sums[label] = sums.get(label, 0) + found / self.gradient_repeats
         run.own = {label: sums[label].cpu() for label in sorted(sums)}
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from fairflare.base.cases.census import question, unexplained
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
@@ -203,7 +204,7 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
     """Return the sums of what the sites told."""
-    names = [name for name in COUNTS if name not in ("min_cases", "synthetic")]
+    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
     histograms = {}
     for axis, of in AXES.items():
@@ -249,6 +250,9 @@ def _sentences(document: StatsDocument) -> list[str]:
         )
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
+    told = {site: [document.class_name(k) for k in document.sites[site].mix()] for site in mixed}
+    if lacking := unexplained(told, [site for site, of in document.sites.items() if of.counts.get("annotated")]):
+        answers.append(f"{question(lacking, None)}.")
     if mixed:
         answers.append(_about_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
@@ -261,7 +265,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         for site, of in document.sites.items()
         if of.suppressed and site not in hidden
     ]
-    told = {
+    notes = {
         f"Masks that mark nothing: {listed(empty)}.": empty,
         f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
         "them.": lost,
@@ -270,7 +274,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         f"{'; '.join(part)}.": part,
     }
     absent = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
-    return [*absent, *answers, *(text for text, holds in told.items() if holds)]
+    return [*absent, *answers, *(text for text, holds in notes.items() if holds)]
 
 
 def _about_intensity(document: StatsDocument, site: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Told: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
+OUTSIDE = "outside"  # metric: share of images whose class, of all, is none that the site's data can have
 BATCH = 64  # number of images in a batch where no result depends on this number
 
 
@@ -31,6 +32,7 @@ class MeasuresClasses(ABC):
 
     primary_metric: ClassVar[str]
     outputs: ClassVar[Any]  # method that returns the network's outputs for whole inputs, in evaluation
+    annotated: ClassVar[tuple[int, ...] | None] = None  # classes that a site's data can have; None: all
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -40,22 +42,37 @@ class MeasuresClasses(ABC):
     def groups(self) -> dict[str, list[int]]:
         """Return the groups of classes, such as head, medium, tail."""
 
+    def chosen(self, values: torch.Tensor) -> torch.Tensor:
+        """Return logits, (..., classes), in which a class that the site's data cannot have has no probability.
+
+        Its logit is minus infinity, so the softmax is over the others, and nothing pushes the class down.
+        """
+        if self.annotated is None:
+            return values
+        return values.index_fill(-1, self._unseen.to(values.device), -math.inf)
+
+    @property
+    def _unseen(self) -> torch.Tensor:
+        import torch
+
+        return torch.tensor([k for k in range(len(self.names())) if k not in (self.annotated or ())], dtype=torch.int64)
+
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross-entropy, the mean over the samples."""
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs, targets)
+        return cross_entropy(self.chosen(outputs), targets)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(outputs, targets, reduction="none")
+        return cross_entropy(self.chosen(outputs), targets, reduction="none")
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the probability of each class, (n, classes) float64 on the CPU; rows sum to 1."""
         import torch
 
-        return torch.softmax(outputs.to("cpu", torch.float64), 1)
+        return torch.softmax(self.chosen(outputs.to("cpu", torch.float64)), 1)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Evaluate the model: the metrics of :func:`.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
@@ -65,6 +82,9 @@ class MeasuresClasses(ABC):
         metrics = classification_metrics(
             labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
         )
+        if self.annotated is not None:
+            told = logits.argmax(1)
+            metrics[OUTSIDE] = 1 - sum(float((told == number).double().mean()) for number in self.annotated)
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
     def resampled(

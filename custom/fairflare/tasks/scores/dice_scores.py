@@ -62,13 +62,16 @@ class DiceScores:
 
     Args:
         more: further metrics, which get every image at the size at which Dice is computed; ``None``: no other metrics.
+        choose: function that returns the channels of the structures that count, of (n, structures, ...); default: all.
 
     Attributes:
         images: Dice of each image and structure, (images, structures) float64, in the order in which they were added.
     """
 
-    def __init__(self, more: MaskMetrics | None = None) -> None:
-        self.more = more
+    def __init__(
+        self, more: MaskMetrics | None = None, choose: Callable[[torch.Tensor], torch.Tensor] = lambda values: values
+    ) -> None:
+        self.more, self.choose = more, choose
         self._scores: list[torch.Tensor] = []
         self._overlap: dict[Any, torch.Tensor] = {}  # by volume: pixels common to both masks, and sum
         self._of_volumes = False
@@ -91,6 +94,7 @@ class DiceScores:
             self._add(own[None] > 0, whole[None], [origin])
 
     def _add(self, found: torch.Tensor, targets: torch.Tensor, origins: Sequence[Origin]) -> None:
+        found, targets = self.choose(found), self.choose(targets)
         found, truth = found & (targets >= 0), targets > HALF
         volumes = [origin.volume for origin in origins]
         if self.more is not None:

@@ -99,7 +99,7 @@ def of_segmentation(
     task: StructureTask, model: torch.nn.Module, data: SiteData, batch_size: int, device: Device
 ) -> list[Example]:
     """Return the best, the median and the worst test image of a site by the Dice of each image."""
-    scores = DiceScores()
+    scores = DiceScores(choose=task.chosen)
     for _, targets, outputs, origins in _outputs(task, model, data, batch_size, device):
         scores.add(task.probabilities(outputs) > THRESHOLD, targets.to(outputs.device), origins)
     values = scores.images.mean(1).tolist()

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.cases.census import KEYS
 from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
@@ -37,6 +38,7 @@ class SiteSums:
     Attributes:
         least: smallest number of cases behind a figure that may leave the site.
         synthetic: whether the images are synthetic.
+        annotated: whether the site's file says what is annotated.
         images, cases: number of images and set of case keys, by split.
         unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.
         empty: case keys of the images whose mask marks nothing, one entry for each image.
@@ -46,6 +48,7 @@ class SiteSums:
 
     least: int
     synthetic: bool = False
+    annotated: bool = False
     images: Counter[str] = field(default_factory=Counter)
     cases: dict[str, set[Case]] = field(default_factory=lambda: defaultdict(set))
     unusable: int = 0
@@ -59,9 +62,11 @@ class SiteSums:
     def counts(self) -> dict[str, int]:
         """Return the counts that may leave the site, by the names of ``COUNTS``.
 
-        With fewer than ``least`` cases these are only ``min_cases`` and ``synthetic``.
+        With fewer than ``least`` cases these are only ``min_cases``, ``synthetic`` and ``annotated``.
         """
-        found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
+        found = {"min_cases": self.least, "synthetic": int(self.synthetic)} | (
+            {"annotated": 1} if self.annotated else {}
+        )
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
             return found
@@ -122,7 +127,8 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
-    sums, values = SiteSums(least, listed.synthetic), ValueNotes()
+    said = getattr(own, KEYS[kind == "classification"]) is not None
+    sums, values = SiteSums(least, listed.synthetic, said), ValueNotes()
     for problem in problems:
         _unusable(sums, problem)
     for split in SPLITS:

@@ -18,7 +18,7 @@ from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt,
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
-from fairflare.tasks.scores.class_scores import MeasuresClasses
+from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -52,9 +52,12 @@ class ClassSite(SiteSettings):
 
     Args:
         class_numbers: ``{own number: class}``; default: the task's numbers.
+        classes: numbers of the task's classes that the site's data can have, such as ``[0, 1]``, or ``"all"``: what no
+            label is did not occur. Default: the site says nothing, and is asked where only others have a class.
     """
 
     class_numbers: Coding | None = None
+    classes: Literal["all"] | Annotated[list[NonNegativeInt], Field(min_length=2)] | None = None
 
 
 @settings
@@ -191,6 +194,12 @@ class ClassTask(MeasuresClasses, ImageTask):
                 for n, d in MEANINGS.items()
             ),
             LOSS,
+            Metric(
+                name=OUTSIDE,
+                doc="where `classes` leaves some out: share of images that the model says are of those",
+                higher_is_better=False,
+                mean_of_images=True,
+            ),
             *(Metric(name=f"recall_{name}", of_classes=(c,), **RECALL) for c, name in enumerate(self.names())),
             *(Metric(name=name, by_class=alone, of_classes=every, **GROUP) for name in groups),
             *(
@@ -209,8 +218,8 @@ class ClassTask(MeasuresClasses, ImageTask):
         """
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or (self.class_names is not None and self.class_groups is not None):
-            return self
-        own = copy.copy(self)
+            return self.annotating(data.annotated)
+        own = copy.copy(self.annotating(data.annotated))
         if own.class_names is None:
             own.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
         if own.class_groups is None:
@@ -274,6 +283,9 @@ class LabelledImages(FolderImages):
                 f"site '{self.site}': a label of split '{split}' is no class of the task (num_classes={classes})",
             )
         return found
+
+    def labelled(self, sample: Sample, split: str) -> list[int]:
+        return [self.class_of(sample, split)]
 
     def class_counts(self, split: str) -> torch.Tensor:
         import torch

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -44,6 +44,11 @@ OF_STRUCTURE: dict[str, Any] = {
     "of_classes": (),
 }  # fmt: skip
 
+LOSS_OF_STRUCTURE: dict[str, Any] = {
+    "doc": "mean loss of one structure", "by_class": True, "family": "loss_<class>", "low": -math.inf, "high": math.inf,
+    "higher_is_better": False, "of_classes": (),
+}  # fmt: skip
+
 OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
     "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
@@ -59,12 +64,15 @@ class SegmentationSite(SiteSettings):
 
     Args:
         mask_values: the site's ``{value in the file: label}``; default: the task's.
+        structures: labels that the site annotated, such as ``[1]``, or ``"all"``: what no mask marks is not there.
+            Default: the site says nothing, and is asked where only others' masks mark a structure.
         mask_drawn_on: how masks lie on images where only one of both says how it lies: ``"stored"``: pixel on pixel as
             both files have them; ``"upright"``: both as they are shown. Default: such a pair is refused.
         phantom_cases: factor on the number of synthetic cases; default: the task's.
     """
 
     mask_values: Coding | None = None
+    structures: Literal["all"] | Structure | None = None
     mask_drawn_on: DrawnOn | None = None
     phantom_cases: Factor | None = None
 
@@ -158,11 +166,11 @@ class StructureTask(ImageTask):
         """Return the transform from a mask file's values to structures, :class:`fairflare.tasks.transforms.Structured`."""
         from fairflare.tasks.transforms import Structured
 
-        return Structured("label", self.structures, coding, site, split, self.ignore)
+        silent = set().union(*self.structures).difference(*self.known(self.structures))
+        return Structured("label", self.structures, coding, site, split, self.ignore, silent)
 
     @property
     def structures(self) -> list[list[int]]:
-        """Return the labels that belong to each structure."""
         return self.labels or [[index + 1] for index in range(self.num_classes)]
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
@@ -185,11 +193,26 @@ class StructureTask(ImageTask):
 
         return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
 
-    def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return outputs and targets in which pixels that do not count have no influence on the loss.
+    def chosen(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the channels of the annotated structures of (n, structures, ...)."""
+        return values if self.annotated is None else values[:, list(self.annotated)]
 
-        At these pixels the output is minus infinity (nothing is found) and the target is 0.
+    def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each annotated structure, (structures,), the mean over the images of a batch.
+
+        Their mean is :meth:`loss`.
         """
+        from monai.losses.dice import DiceLoss
+
+        return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(0)
+
+    def counted(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return outputs and targets of the annotated structures, without influence of pixels that do not count.
+
+        At these pixels the output is minus infinity (nothing is found) and the target is 0. The channel of a structure
+        that is not annotated is dropped, not treated so: its Dice loss would be 0 and the mean over structures too low.
+        """
+        outputs, targets = self.chosen(outputs), self.chosen(targets)
         if self.ignore is None and not self.uncounted:
             return outputs, targets
         return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
@@ -206,50 +229,61 @@ class StructureTask(ImageTask):
 
         Returns:
             ``dice``, ``loss`` and the metrics of the setting ``metrics``; ``volume_dice`` if images are slices of
-            volumes; with several structures also the metrics of each structure, such as ``dice_<class name>``.
+            volumes; with several structures also the metrics of each annotated structure, such as
+            ``dice_<class name>``.
         """
         scores, losses, counts = self._scores(model, batches, device, self.metrics)
-        result = {"dice": 0.0, "loss": float(np.average(losses, weights=counts))}
+        names = self.known(self.names())
+        result = {"dice": 0.0, "loss": float(np.average([loss for loss, _ in losses], weights=counts))}
+        if self.num_classes > 1:
+            own = np.average([of_structures for _, of_structures in losses], axis=0, weights=counts)
+            result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
         for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
             if dice is not None:
                 result[name] = float(dice.mean())
             if dice is not None and self.num_classes > 1:
-                by_name = zip(self.names(), dice.mean(0), strict=True)
+                by_name = zip(names, dice.mean(0), strict=True)
                 result.update({f"{name}_{structure}": float(value) for structure, value in by_name})
         for name, means in ({} if scores.more is None else scores.more.means()).items():
             result[name] = float(means.mean())
             if self.num_classes > 1:
-                result |= {f"{name}_{of}": float(value) for of, value in zip(self.names(), means, strict=True)}
+                result |= {f"{name}_{of}": float(value) for of, value in zip(names, means, strict=True)}
         return result
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes:
         """Return the Dice of each image and structure, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
         scores, _, _ = self._scores(model, data.batches(split, batch_size=BATCH), device)
-        return None, scores.images.numpy()
+        found = np.full((len(scores.images), self.num_classes), np.nan)
+        found[:, self.known(range(self.num_classes))] = scores.images.numpy()
+        return None, found
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device, metrics: Sequence[str] = ()
-    ) -> tuple[DiceScores, list[float], list[int]]:
-        """Return Dice and further metrics of each image, and the loss and number of images of each batch."""
+    ) -> tuple[DiceScores, list[tuple[float, list[float]]], list[int]]:
+        """Return Dice and further metrics of each image, and the losses and number of images of each batch.
+
+        All are of the annotated structures. The losses are that of the batch, and that of each structure.
+        """
         from fairflare.tasks.scores.dice_scores import DiceScores
         from fairflare.tasks.scores.mask_metrics import MaskMetrics
 
         wanted = set(metrics) - {"dice"}
         more = MaskMetrics(sorted(wanted), self.spatial_dims, self.tolerance) if wanted else None
-        scores = DiceScores(more)
-        losses: list[float] = []
+        scores = DiceScores(more, self.chosen)
+        losses: list[tuple[float, list[float]]] = []
         counts: list[int] = []
         with evaluating(model):
             for batch in batches:
                 inputs, targets = batch
                 outputs = self.outputs(model, inputs.to(device))
                 targets = targets.to(device)
-                losses.append(float(self.loss(outputs, targets)))
+                by_structure = self.structure_losses(outputs, targets) if self.num_classes > 1 else targets[:0]
+                losses.append((float(self.loss(outputs, targets)), by_structure.tolist()))
                 counts.append(len(targets))
                 probabilities = self.probabilities(outputs)
                 found = probabilities > THRESHOLD
                 if more is not None:
-                    more.add_probabilities(probabilities, targets)
+                    more.add_probabilities(self.chosen(probabilities), self.chosen(targets))
                 scores.add(found, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
         return scores, losses, counts
@@ -266,6 +300,7 @@ class StructureTask(ImageTask):
             LOSS,
             *([VOLUME_DICE] if slices else []),
             *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names),
+            *(Metric(name=f"loss_{name}", **LOSS_OF_STRUCTURE) for name in names),
             *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names if slices),
             *declared(self.metrics, self.spatial_dims, self.tolerance, names),
         )

@@ -11,6 +11,7 @@ from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
 from fairflare.data.datalist import Datalist, Sample
+from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from monai.data import MetaTensor
 
     from fairflare.base.task import Batch
-    from fairflare.data.whole_volumes import Whole
     from fairflare.tasks.transforms import Structured
 
 RARE = -2.0  # initial bias of the outputs, as structures cover few voxels (Lin et al., focal loss, ICCV 2017, 3.3)
@@ -96,11 +96,19 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         This is the loss of nnU-Net (Isensee et al., 2021).
         """
-        return super().loss(outputs, targets) + cross_entropies(outputs, targets).mean()
+        pair = self.chosen(outputs), self.chosen(targets)
+        return super().loss(outputs, targets) + cross_entropies(*pair).mean()
+
+    def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        numbers = self.known(range(self.num_classes))
+        own = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in numbers]
+        return super().structure_losses(outputs, targets) + torch.stack(own)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
-        return super().sample_losses(outputs, targets) + cross_entropies(outputs, targets)
+        return super().sample_losses(outputs, targets) + cross_entropies(self.chosen(outputs), self.chosen(targets))
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """Return outputs (n, structures, x, y, z) of overlapping windows, whose middle has most weight (Gaussian)."""
@@ -225,6 +233,11 @@ class FolderPatches(_Patches, FolderVolumes):
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
+
+    def labelled(self, sample: Sample, split: str) -> list[int]:
+        mask = read_labels(sample, self.site, split, self.max_image_bytes, self.reading)
+        found = self.task.structured(self.coding, self.site, split).structures(mask, str(sample.label))
+        return (found > 0).flatten(1).any(1).nonzero().flatten().tolist()
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""

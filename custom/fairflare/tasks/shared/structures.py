@@ -163,7 +163,7 @@ class StructureTask(ImageTask):
         return build_segmenter(self.network, width=self.width, **same)
 
     def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
-        """Return the transform from a mask file's values to structures, :class:`fairflare.tasks.transforms.Structured`."""
+        """Return the transform from a mask file's values to structures."""
         from fairflare.tasks.transforms import Structured
 
         silent = set().union(*self.structures).difference(*self.known(self.structures))

@@ -21,7 +21,9 @@ import tomllib  # of Python 3.11, as CI has
 
 ROOT = Path(__file__).parents[1]
 PACKAGES, BUDGET = ROOT / "custom", Path(__file__).with_name("budget.toml")
-COMPONENTS = "executor stock_tasks client_api statistics controller aggregator persistor tracking mlflow_tracking"
+COMPONENTS = (
+    "executor stock_tasks client_api statistics controller evaluation aggregator persistor tracking mlflow_tracking"
+)
 STARTS = tuple(f"fairflare.flare.{name}" for name in COMPONENTS.split())
 Budget = dict[str, Any]
 

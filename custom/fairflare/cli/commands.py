@@ -16,6 +16,7 @@ from fairflare.cli.data.stats import stats
 from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
+from fairflare.cli.model.evaluate import evaluate
 from fairflare.cli.model.predict import predict
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
@@ -53,7 +54,21 @@ def prepare(ctx: typer.Context) -> None:
 
 
 app.command("list")(list_methods)
-for command in (describe, privacy, run, export, show, adapt, predict, check_data, stats, doctor, policies, examples):
+for command in (
+    describe,
+    privacy,
+    run,
+    export,
+    show,
+    adapt,
+    predict,
+    evaluate,
+    check_data,
+    stats,
+    doctor,
+    policies,
+    examples,
+):
     app.command(cls=Command)(command)
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
 own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from fairflare.base.disk.temporary import sweep
 from fairflare.base.settings import Flag, Positive, settings, values_of
 from fairflare.base.task import Task
 from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
-from fairflare.federation.collecting.transport import Question
+from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
 from fairflare.federation.site.replies import printable
@@ -93,7 +93,7 @@ class RoundsController(RunSettings, ModelController):
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
                 if not in_turns:
                     self.warning("this FLARE sends the model to all sites at once: memory grows with their number")
-                Rounds(self.task, self.rule, self, self, place, [events]).run()
+                self.lead(place, [events])
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:
                 self.panic(str(stopped))  # without a panic, the simulator would end with exit code 0
@@ -101,6 +101,10 @@ class RoundsController(RunSettings, ModelController):
         except Exception as error:
             self.error(str(error))
             raise
+
+    def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
+        """Run the rounds; what listens is told of them."""
+        Rounds(self.task, self.rule, self, self, place, listeners).run()
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()

@@ -12,7 +12,7 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
-from fairflare.federation.plan.task_files import load_task_class
+from fairflare.federation.plan.task_files import load_task_class, of_bundle
 from fairflare.federation.record.task_record import PACKAGE, TASK_FILE, origin
 
 OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"
@@ -33,7 +33,9 @@ class Recalled:
     notes: list[str] = field(default_factory=list)
 
 
-def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = None) -> Recalled:
+def recall(
+    record: Mapping[str, Any], folder: Path, task_file: Path | None = None, bundle: Path | None = None
+) -> Recalled:
     """Rebuild the task that a record describes.
 
     Args:
@@ -41,17 +43,20 @@ def recall(record: Mapping[str, Any], folder: Path, task_file: Path | None = Non
             record.
         folder: folder of the model's file.
         task_file: file with the task's own code, which is run. Without it only packaged code is run.
+        bundle: folder of the MONAI bundle that the model is of, whose configuration is run.
 
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.
     """
     own = list(record.get("own_code") or [])
-    if record.get("class") == OF_BUNDLE:
+    if bundle is None and record.get("class") == OF_BUNDLE:
         raise ValueError(
             "the model was trained with a MONAI bundle, whose images predict does not read; use it in the bundle "
             "itself: docs/bundles.md says how"
         )
-    if task_file is None:
+    if bundle is not None:
+        cls = of_bundle(bundle, task_file=task_file)
+    elif task_file is None:
         cls = _packaged(record, own, folder)
         own = []
     else:

@@ -84,7 +84,7 @@ def _title(results: Results) -> str:
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
         f"seed {info.seed}": info.seed is not None,
-        counted(len(results.rounds), "round"): True,
+        counted(len(results.rounds), "round"): info.get("num_rounds") != 0,
         "RUNNING, or cut off": status == "running",
         status.upper() + reason: status == "failed",
     }

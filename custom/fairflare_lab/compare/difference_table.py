@@ -29,7 +29,7 @@ def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: s
 def difference_table(
     found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
 ) -> str:
-    """Show the measures of every row against the reference; sites only in CSV.
+    """Show the measures of every row against the reference; sites only of given models, and in CSV.
 
     Args:
         found: of :func:`.differences.differences_of`.
@@ -41,7 +41,7 @@ def difference_table(
         return printed([Table("differences", "", CSV, figures_of(found, CSV, reference))], (), style)
     rows = []
     for d in found:
-        if d.measure in MEASURES:
+        if d.measure in MEASURES or d.of_given:
             figures = [interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm)]
             rows.append([d.label, d.measure, *figures, number(d.smallest)])
     head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
@@ -100,7 +100,8 @@ def interval_of(found: Sequence[Difference]) -> str:
     counts = sorted({count for _, count in units.values() if count is not None})
     many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
     some = "" if all(with_units) else "of some rows also "
-    return f" over the seeds and {some}the test {what} (bootstrap{many})"
+    seeds = "" if all(d.of_given for d in of) else "the seeds and "
+    return f" over {seeds}{some}the test {what} (bootstrap{many})"
 
 
 def _p(value: float) -> str:

@@ -73,14 +73,22 @@ class Difference:
     units: Mapping[str, Units] = field(default_factory=dict)
     of: Estimate | None = field(default=None, repr=False)
 
+    @property
+    def of_given(self) -> bool:
+        """Whether it is of given models, of which only the choice of the test patients scatters."""
+        return self.of is not None and len(self.values) == 1
 
-def paired(label: str, measure: str, found: Contrast, *, higher_is_better: bool, **about: Any) -> Difference:
+
+def paired(
+    label: str, measure: str, found: Contrast, *, higher_is_better: bool, given: bool = False, **about: Any
+) -> Difference:
     """Return the mean of paired differences, its interval and its p-value, as if no other were tested.
 
     Args:
         label, measure: what it is of.
         found: differences by seed; at least one, all finite.
         higher_is_better: of the measure.
+        given: the models were given, not trained: they have one seed, and scatter by the test patients alone.
         about: ``limit``, ``bound``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
     """
     values = checks.not_empty("the differences", found.values, of="seed")
@@ -88,13 +96,14 @@ def paired(label: str, measure: str, found: Contrast, *, higher_is_better: bool,
     by_seed = [values[seed] for seed in sorted(values)]
     mean, nan = statistics.fmean(by_seed), math.nan
     about["higher_is_better"] = higher_is_better
-    if len(by_seed) == 1:
+    if len(by_seed) == 1 and not (given and math.isfinite(found.shared)):
         return Difference(label, measure, dict(values), mean, nan, nan, nan, ONE_SEED, **about)
     about["units"] = about.get("units", {}) if math.isfinite(found.shared) else {}
     of = found.estimate
     half, p = float(of.half), float(of.p)
     difference = Difference(
-        label, measure, dict(values), mean, statistics.stdev(by_seed), mean - half, mean + half, NOISE,
+        label, measure, dict(values), mean, statistics.stdev(by_seed) if len(by_seed) > 1 else nan,
+        mean - half, mean + half, NOISE,
         math.sqrt(found.shared), p, p, float(of.smallest()), of=of, **about,
     )  # fmt: skip
     return replace(difference, verdict=_verdict(difference))
@@ -102,7 +111,7 @@ def paired(label: str, measure: str, found: Contrast, *, higher_is_better: bool,
 
 def _verdict(d: Difference) -> str:
     told = {
-        ONE_SEED: len(d.values) == 1,
+        ONE_SEED: d.of is None,
         OTHER_SITES: bool(d.lacking),
         NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd),
         BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
@@ -187,6 +196,7 @@ def _against(
     models = sum(side == 0 for side, _ in rows)
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
     first = next(iter(pairs.values()))[0]
+    given = all(run.info.get("num_rounds") == 0 for pair in pairs.values() for run in pair)
     ends = first["info"].get("metric_range") if metric == first.info.primary_metric else None
     bound = ends[1] - ends[0] if ends and None not in ends else math.inf
     found = []
@@ -205,7 +215,7 @@ def _against(
             "limit": largest / half, "bound": bound / half, "sites": tuple(over.sites),
             "lacking": lacking if total else {}, "units": over.units,
         }  # fmt: skip
-        found.append(paired(label, name, contrast, higher_is_better=higher and name != "std", **about))
+        found.append(paired(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about))
     return found
 
 

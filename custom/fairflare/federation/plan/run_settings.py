@@ -219,6 +219,13 @@ class RunSettings(Bounds):
             raise ValueError(f"groups must name each attribute once, got {self.groups}")
 
 
+@settings
+class WithoutTraining(RunSettings):
+    """Declare the settings of a run without rounds, which tests a given model (``initial_ckpt``) at every site."""
+
+    num_rounds: Literal[0] = 0
+
+
 BY_OPTION: Mapping[str, ByOption] = {
     name: mark
     for name, hint in get_type_hints(RunSettings, include_extras=True).items()
@@ -278,7 +285,7 @@ class Place:
         Raises:
             ValueError: both name a checkpoint, or the job's relative path leads out of the files that the job carries.
         """
-        own = self.settings.get("initial_weights")
+        own = self.settings.get("initial_weights") if run.num_rounds else None  # a given model goes before
         if not run.initial_ckpt:
             return own
         if own is not None:

@@ -205,9 +205,10 @@ class Journal:
             self.say(f"best model: {doubt}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
+        about = {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []}
         further = {
             "validation": last.validation,
-            "best": {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []},
+            "best": None if best.made is None else about,  # a given model is compared with no other
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
             "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),

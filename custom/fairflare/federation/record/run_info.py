@@ -93,6 +93,7 @@ def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, t
     title += f" ({method.name})" if label in ("", method.name) else f', run "{label}"'
     without = used != loss != "task"
     told = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})" if without else ""
+    title = title if run.num_rounds else f"given model {label!r}, tested without training"
     return {"title": title, "kind": kind, "without": told}
 
 

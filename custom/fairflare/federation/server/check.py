@@ -8,13 +8,14 @@ continues without those that differ from most sites.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import first_of
+from fairflare.base.checks import few, first_of
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
 from fairflare.exchange.messages import TASK_CHECK, Message
@@ -28,6 +29,7 @@ from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
 
+NUMBERED = re.compile(r"class_\d+")  # name of a class that nobody named
 MAX_LISTS = 100  # largest number of lists of images that a site may have
 MAX_WORDS = 100_000  # largest number of characters of all names in a report together
 #: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
@@ -328,6 +330,8 @@ class Check:
             problem = f"the datalists {verb} the classes differently: {{}}{remedy}"
             reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
             yield from self._same(phase, key, problem, reason, among=real)
+        if not self.settings.num_rounds:
+            yield from self._like_the_model(phase, [site for site in real if site in self.facts])
         wanted = self.task.classes
         counts = {site: self.facts[site]["num_classes"] for site in real if site in self.facts}
         known = {site: count for site, count in counts.items() if count is not None}
@@ -345,6 +349,17 @@ class Check:
                 f"({', '.join(f'{site}: {count}' for site, count in sorted(known.items()))}). Set "
                 f"num_classes={max(known.values())}, or name all classes with 'class_names' in the datalists"
             )
+
+    def _like_the_model(self, phase: Phase, sites: Sequence[str]) -> Iterator[str]:
+        """Yield each site that names other classes than the given model was trained with; or leave the site out."""
+        wanted = [*(getattr(self.task, "class_names", None) or ())]
+        named = {site: [*(self.facts[site]["class_names"] or wanted)] for site in sites}
+        for site in (site for site, own in named.items() if own != wanted and not all(map(NUMBERED.fullmatch, wanted))):
+            told = f"its datalist names the classes {few(named[site], 4)}, and the given model {few(wanted, 4)}"
+            if self.settings.require_all_sites:
+                yield f"site {site!r}: {told}"
+            else:
+                self._leave_out(phase, site, told)
 
     def _same(
         self,

@@ -260,12 +260,13 @@ class Rounds:
             for site in undefined:
                 last.phase.refuse(site, f"site {site!r}: its {metric.name!r} is not finite")
             raise self.asking.too_few(last.phase)
-        with writing("the final model", self.place.run_dir):
-            self.files.save(state, number - 1)
-            self._keep_best(state, last.validation, number - 1, last=True)
+        if number:  # else the model was given, and has its file
+            with writing("the final model", self.place.run_dir):
+                self.files.save(state, number - 1)
+                self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
         # The sites' own tensors from the best model's round are gone, so no site could test that model with them.
-        untested = best.made == number - 1 or self.journal.info["measured"] == PERSONAL
+        untested = best.made in (None, number - 1) or self.journal.info["measured"] == PERSONAL
         of_best = None if untested else self.test(self.files.load_best(), number)
         with writing("the final results", self.place.run_dir):
             self.journal.tested(last, best, of_best, metric.high - metric.low)

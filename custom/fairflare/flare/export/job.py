@@ -47,7 +47,7 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     """
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
     job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-    job.job = _JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    job.job = JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     # Packages that sites have installed or get as a whole. For "bundle", FLARE itself adds a plugin's files to the job.
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
     job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
@@ -99,7 +99,7 @@ def _carried(checkpoint: str, packaging: str, job: FedJob) -> str:
     return str(prepare_initial_ckpt(checkpoint, job))
 
 
-class _JobConfig(FedJobConfig):
+class JobConfig(FedJobConfig):
     """Write a job's configuration so that the task's class path is that of the task file which the job carries.
 
     FLARE itself would name the class by the file from which it was loaded.

@@ -1,0 +1,38 @@
+"""Test given models at every site over FLARE, without training: a job of its own kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from fairflare.base.settings import field_names, settings
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.run_settings import Place, WithoutTraining
+from fairflare.federation.server.rounds import Rounds
+from fairflare.flare.controller import RoundsController
+
+MODELS = "models"  # folder of the models' files in the server's app, which no site is sent
+RESULTS = "evaluation"  # folder in the run directory, with a folder for each model
+
+
+@settings
+class EvaluationController(RoundsController):
+    """Test each model as the final test of a run does, one after the other.
+
+    Args:
+        models: names of the models, whose files the server's app has.
+    """
+
+    models: list[str]
+    num_rounds: Literal[0] = 0
+
+    def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
+        """Write the results of each model into a folder of its own."""
+        shared = {name: getattr(self, name) for name in field_names(WithoutTraining)}
+        carried = Path(self.get_app_dir()) / MODELS
+        for model in self.models:
+            run = WithoutTraining(**{**shared, "label": model, "initial_ckpt": f"{model}.safetensors"})
+            own = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
+            Rounds(self.task, self.rule, run, self, own, listeners).run()

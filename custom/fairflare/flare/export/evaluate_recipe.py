@@ -1,0 +1,86 @@
+"""The test of given models, without training, as a FLARE job: the models travel to the server alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.job_config.api import FedJob
+from nvflare.recipe.spec import Recipe
+from safetensors.torch import save_file
+
+from fairflare.base.checks import choice
+from fairflare.base.settings import field_names, values_of
+from fairflare.exchange.messages import TASK_CHECK, TASK_VALIDATE
+from fairflare.federation.plan.plan import Plan
+from fairflare.federation.plan.run_settings import WithoutTraining
+from fairflare.federation.plan.task_files import TASKS_BY_KIND
+from fairflare.flare.evaluation import MODELS, EvaluationController
+from fairflare.flare.executor import SiteExecutor
+from fairflare.flare.export.job import SERVER_CONFIG, JobConfig
+from fairflare.flare.export.stats_recipe import PACKAGINGS
+
+APP, SERVER_APP = "app", "app_server"
+
+
+class EvaluateRecipe(Recipe):
+    """The job of ``fairflare evaluate``: sites are asked to check their data and to test, and nothing else.
+
+    Args:
+        models: plan of the test and tensors of each model, see :mod:`fairflare.prediction.evaluating`; the plans have
+            the model's name as label, and the same task and training.
+        name: of the job.
+        packaging: ``"preinstalled"``: no custom code, sites have the package and its classes in their allow list;
+            ``"bundle"``: the job carries the package and the task's file.
+
+    Raises:
+        ValueError: an unknown packaging, or one that cannot carry the task's own code; or models of different tasks.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[tuple[Plan, Mapping[str, torch.Tensor]]],
+        *,
+        name: str = "evaluate",
+        packaging: str = "preinstalled",
+    ) -> None:
+        choice("packaging", packaging, PACKAGINGS)
+        plan = models[0][0]
+        for what in ("task", "training"):
+            if any(values_of(getattr(other, what)) != values_of(getattr(plan, what)) for other, _ in models):
+                raise ValueError(
+                    f"the models have not the same {what}, and a job has one: export a job for each, and compare their "
+                    "downloads with `fairflare show`"
+                )
+        if packaging == "preinstalled" and plan.task_file not in TASKS_BY_KIND.values():
+            raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none: give --bundle")
+        deployed = {"deploy_map": {SERVER_APP: ["server"], APP: list(plan.sites or ())}}
+        job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+        states = {of.run.label: state for of, state in models}
+        about = {"job_name": name, "min_clients": plan.run.min_sites, "meta_props": deployed}
+        job.job = _WithModels(states, plan, packaging, **about)
+        job.set_app_packages(["fairflare"])
+        settings = {key: getattr(plan.run, key) for key in field_names(WithoutTraining)}
+        job.to_server(EvaluationController(task=plan.task, rule=plan.rule, models=[*states], **settings), id="tests")
+        job.to_server(dict(SERVER_CONFIG))
+        job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=[TASK_CHECK, TASK_VALIDATE])
+        super().__init__(job)
+
+
+class _WithModels(JobConfig):
+    """Give the server an app of its own, with the models."""
+
+    def __init__(self, models: Mapping[str, Mapping[str, torch.Tensor]], *plan: Any, **arguments: Any) -> None:
+        super().__init__(*plan, **arguments)
+        self.models = models
+
+    def generate_job_config(self, job_root: str) -> None:
+        super().generate_job_config(job_root)
+        folder = Path(job_root) / self.job_name
+        shutil.copytree(folder / APP, folder / SERVER_APP)
+        (folder / SERVER_APP / MODELS).mkdir()
+        for name, state in self.models.items():
+            save_file(dict(state), folder / SERVER_APP / MODELS / f"{name}.safetensors")

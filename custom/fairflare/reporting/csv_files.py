@@ -19,14 +19,14 @@ CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "phases.csv": ("round", "phase", "seconds", "bytes_out", "bytes_in", "asked", "answered"),
     "left_out.csv": ("round", "phase", "site", "reason"),
 }
-CSV_DIGITS = 7  # of the values by layer and site
+CSV_DIGITS = 7  # significant digits of the values by layer and site
 
 
 class CsvFiles:
-    """Append to the CSV files of a folder; the one by layer and site, by far the largest, is compressed.
+    """Append rows to the CSV files of a results folder; ``layers.csv.bz2``, by far the largest, is compressed.
 
     Args:
-        folder: made by whoever writes first.
+        folder: the results folder, which the caller creates.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class CsvFiles:
         }
 
     def rewrite(self, rounds: Iterable[Mapping[str, Any]]) -> None:
-        """Write all files anew, with these rounds."""
+        """Write all CSV files anew, with the rows of the given encoded rounds."""
         for name, columns in CSV_COLUMNS.items():
             head = csv_text([list(columns)])
             if name in self._packed:
@@ -50,7 +50,7 @@ class CsvFiles:
             self.add(table_rows(record))
 
     def add(self, rows: Mapping[str, list[list[Any]]]) -> None:
-        """Append rows by file, from :func:`table_rows` or :func:`final_rows`."""
+        """Append rows to the CSV files; ``rows`` are by file name, from :func:`table_rows` or :func:`final_rows`."""
         for name, text in ((name, csv_text(found)) for name, found in rows.items() if found):
             if name in self._packed:
                 self._packed[name].append(text)
@@ -60,7 +60,7 @@ class CsvFiles:
 
 
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """Return the CSV rows of an encoded round."""
+    """Return the CSV rows of an encoded round, by file name."""
     number = record["current_round"]
     told: list[tuple[int, str, Mapping[str, Mapping[str, Any]]]] = [
         (number, "validation", record["validation"]),
@@ -83,7 +83,7 @@ def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
 
 
 def final_rows(number: int, final: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """Return the CSV rows of what follows the last round."""
+    """Return the CSV rows of the final test, by file name; their ``round`` is ``number``."""
     groups, best = final.get("groups"), final.get("best")
     best_at = best["round"] + 1 if best else number
     kept = (final.get("suppressed") or {}).items()
@@ -114,7 +114,7 @@ def _exchange_rows(number: int, record: Mapping[str, Any]) -> dict[str, list[lis
 
 
 def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-    """Return rows for the plain numbers; arrays and text stay in ``results.json``."""
+    """Return a row for each metric that is a plain number; arrays and texts are in ``results.json`` alone."""
     return [
         [number, phase, site, metric, value]
         for site, metrics in by_site.items()
@@ -124,7 +124,7 @@ def _metric_rows(number: int, phase: str, by_site: Mapping[str, Mapping[str, Any
 
 
 def _suppressed_rows(number: int, by_site: Mapping[str, Iterable[str]]) -> list[list[Any]]:
-    """Return rows for suppressed values, in the words of the rows that have values."""
+    """Return rows for withheld values, under the same phases and metrics as rows of reported values."""
     phases = {"metrics": "validation", "report": "report", "stats": "train"}
     parts = ((site, *name.partition("/")[::2]) for site, names in by_site.items() for name in names)
     return [

@@ -1,6 +1,7 @@
-"""Declare what a run writes, once: the server writes it, log and checkpoint keep it, tables and pages read it.
+"""Declare a run's results document: the server writes it, checkpoints store it, tables and pages read it.
 
-``docs/results_reference.md`` explains the keys. A change of meaning raises SCHEMA_VERSION; what is missing is default.
+``docs/results_reference.md`` explains the keys. A change of a key's meaning must raise ``SCHEMA_VERSION``. A missing
+key has its default.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
 
 SCHEMA_VERSION = 1
-SUPPRESSED = "suppressed"  # in place of a value that its site keeps for too few cases
+SUPPRESSED = "suppressed"  # stands in place of a value that a site withholds for too few cases
 
-#: Significant digits of values by layer and site, and decimals of CKA: limited, as a long run has millions.
+#: Significant digits of values by layer and site, and decimals of CKA: limited, as a long run has millions of them.
 LAYER_DIGITS, CKA_DECIMALS = 8, 6
 
 WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutation of test cases", "Cochran's Q"
-#: Tests of whether a site's metric is worse than chance explains, and the words for a reader of each.
+#: Names of the tests whether the sites' metrics differ by more than chance, and the words for each test in sentences.
 TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", ERRORS: "Cochran's Q test"}
 
 
@@ -60,12 +61,12 @@ class ByKey:
 
 
 def _given(value: Any) -> Any:
-    """Leave out what is null: the default holds there."""
+    """Return a mapping without its null entries, for which defaults hold; return any other value unchanged."""
     return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
 
 
 def _or_none(told: str) -> WrapValidator:
-    """Return a part that is of no use when any of it is of the wrong kind."""
+    """Return a validator that refuses a part, with the text ``told``, when any value in it is of the wrong kind."""
 
     def whole(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -76,13 +77,13 @@ def _or_none(told: str) -> WrapValidator:
     return WrapValidator(whole)
 
 
-# Figure: during a run a float, NaN where undefined; in a file null instead of NaN. MaybeFigure: may also be missing.
+# Figure: a float that is NaN where undefined; a file has null in place of NaN. A MaybeFigure may also be missing.
 if TYPE_CHECKING:
     Figure: TypeAlias = float
     MaybeFigure: TypeAlias = Any
 else:
     Figure = MaybeFigure = Number | None
-Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # by site
+Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # {site: {metric: value}}
 Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its test images are in no interval")]
 
 
@@ -115,11 +116,12 @@ class Warned(ByKey):
     """Describe an effect that one site could have on a round, or would have had without a bound.
 
     Attributes:
-        site: whose; empty: nobody's.
-        kind: ``majority``, or the bound that was at work and on what.
-        value, used: as claimed or sent; as it counts. ``None`` in a file: too large for a number.
-        text: in words, without site and round.
-        layers: in how many layers, where weights are by layer.
+        site: name of the site; empty: the warning is about no single site.
+        kind: kind of the warning, such as ``majority``, or the bound that changed a value and that value's name.
+        value, used: the value that was claimed or sent; the value that counts in its place. ``None`` in a file: too
+            large for a number.
+        text: the warning in words, without site and round.
+        layers: number of layers that the warning is about; ``None``: weights are not by layer.
     """
 
     site: str
@@ -135,26 +137,27 @@ class RoundRecord(ByKey):
     """Store the record of one round.
 
     Attributes:
-        current_round: from 0.
-        sites: sites asked.
+        current_round: number of the round, from 0.
+        sites: names of the sites that were asked.
         accepted: sites whose model is in the new global model.
         left_out: sites not asked, or asked and not accepted, with the phase and the reason.
-        phases: in the order in which they ran.
+        phases: the round's phases, in the order in which they ran.
         validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
         train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site
-            could not use what it had kept of earlier rounds.
+            could not use the state that it had saved in earlier rounds.
         site_weights: ``{site: weight}`` where the method has one weight for a whole model.
-        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where it has one per
-            layer.
-        reports: ``{site: {field: value}}``, the method's own reports.
-        values: what the method says of the round as a whole.
-        details: more of it, JSON-like.
-        warnings: where a bound on one site's influence was at work, and who held more than half of the weight.
-        suppressed: ``{site: names}`` of what stays there for too few cases: ``metrics/...`` (of the validation split),
-            ``report/...``, ``stats/...``.
-        notes: sentences about single sites: what a filter at the site left of its model.
-        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that was asked for.
-        global_test: ``{metric: value}`` of it on the images of all sites together, where there are such.
+        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where the method has one weight
+            per layer.
+        reports: ``{site: {field: value}}``, numbers that the sites report for the method.
+        values: figures of the method about the round as a whole.
+        details: further figures of the method about the round, as nested JSON-like values.
+        warnings: warnings where a bound limited one site's influence, or a site held more than half of the weight.
+        suppressed: ``{site: names}`` of values that the site withholds for too few cases: ``metrics/...`` (of the
+            validation split), ``report/...``, ``stats/...``.
+        notes: sentences about single sites, such as how a filter at the site changed its model.
+        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that model was tested.
+        global_test: ``{metric: value}`` of the round's new model on the images of the global test, where sites have
+            such images.
     """
 
     current_round: Whole
@@ -183,7 +186,7 @@ ROUND: TypeAdapter[RoundRecord] = TypeAdapter(Annotated[RoundRecord, BeforeValid
 
 
 class Part(ByKey, BaseModel, extra="allow"):
-    """A part of a document; false where the document has none. It keeps what is not declared here, too."""
+    """Represent a part of a results document; it is false where the document lacks the part, and keeps unknown keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -240,7 +243,7 @@ class LastRounds(Part):
     """Hold the mean of the test metrics of the last rounds' models (the metrics are averaged, not the models).
 
     Attributes:
-        rounds: numbers of the rounds whose models are meant.
+        rounds: numbers of the rounds that made these models.
         test: the mean of each metric at each site.
     """
 
@@ -259,7 +262,7 @@ Drawn = Annotated[Units, _or_none("does not say what was drawn; it is in no inte
 
 
 class SiteStanding(Part):
-    """Store a site's value and its certainty."""
+    """Store a site's value of the primary metric with its interval, and the figures that the interval rests on."""
 
     value: MaybeFigure = None
     low: MaybeFigure = None
@@ -275,7 +278,7 @@ class SiteStanding(Part):
 
 
 class Inequality(Part):
-    """Describe the sites that are behind in the primary metric, and whether by more than chance."""
+    """Describe which sites are behind in the primary metric, and whether sites differ by more than chance."""
 
     metric: str = ""
     level: MaybeFigure = None
@@ -323,7 +326,7 @@ class GlobalList(Part):
 
 
 class GlobalTest(Part):
-    """What the common model is worth on them; see :func:`fairflare.reporting.global_test.global_test`."""
+    """Store the common model's metrics of the global test; see :func:`fairflare.reporting.global_test.global_test`."""
 
     metrics: dict[str, Figure] = {}
     reason: str = ""
@@ -337,7 +340,7 @@ class GlobalTest(Part):
 
 
 class Within(Part):
-    """Of a gap within the sites: which group is the lower one, and at which sites."""
+    """Describe a gap between groups within sites: the lower group, and the sites that have both groups."""
 
     lowest: str = ""
     sites: list[str] = []
@@ -370,7 +373,7 @@ class Groups(Part):
 
 
 class Results(Part):
-    """``results.json`` in the order in which it is written; behind it its rounds, each a :class:`RoundRecord`."""
+    """Represent ``results.json``, in the order of writing; the rounds, each a :class:`RoundRecord`, come last."""
 
     schema_version: int = SCHEMA_VERSION
     status: Literal["running", "completed", "failed"] = "running"
@@ -408,17 +411,17 @@ HEAD: TypeAdapter[Results] = TypeAdapter(Results)
 
 
 def encode(value: Any) -> str:
-    """Return one line of strict JSON, of what :func:`as_json` gave."""
+    """Return a value from :func:`as_json` as one line of strict JSON."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def round_as_json(record: RoundRecord) -> dict[str, Any]:
-    """Return a round as JSON types; of the values by layer and site, by far the most of it, the first digits.
+    """Return a round as JSON types; the values by layer and site, by far the most of a round, are rounded.
 
-    ``cka`` has :data:`CKA_DECIMALS` (``dissimilarity`` is the accurate one), any other :data:`LAYER_DIGITS`.
+    ``cka`` has :data:`CKA_DECIMALS` decimals (``dissimilarity`` is accurate), other values :data:`LAYER_DIGITS` digits.
 
     Raises:
-        TypeError: a value that JSON cannot hold (names its place).
+        TypeError: the round has a value that JSON cannot hold; the message names its place.
     """
     plain: dict[str, Any] = as_json(record, "round")
     for by_site in (plain["layers"] or {}).values():
@@ -431,14 +434,14 @@ def round_as_json(record: RoundRecord) -> dict[str, Any]:
 
 
 def as_json(value: Any, where: str) -> Any:
-    """Return the value as JSON types; NaN and infinity, which JSON does not have, become None.
+    """Return a value as JSON types; NaN and infinity, which JSON does not have, become None.
 
     Args:
         value: records, mappings, sequences, sets, paths, dates, NumPy and torch scalars and arrays, within each other.
         where: name of the value, for the message.
 
     Raises:
-        TypeError: something else (names its place).
+        TypeError: the value has another type; the message names its place.
     """
     if value is None or isinstance(value, (bool, str)):
         return value

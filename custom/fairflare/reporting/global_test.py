@@ -1,7 +1,7 @@
-"""The global test: what the common model is worth on images that belong to no site alone (``test_global``).
+"""Compute the global test: the common model's metrics on images that belong to no site alone (``test_global``).
 
-One list that several sites have is measured at one of them. Of different lists, each a site's share, the figures are
-made of sums over all: of what is a mean over images, and of the recalls of classes with what is the mean of them.
+A list that several sites have is measured at one of them. Where sites have different lists, the figures over all lists
+are computed from sums, for two kinds of metrics: means over images, and recalls of classes with the means of recalls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fairflare.base.task import metric_name
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.standing import Said, Site
 
-ALL = "all"  # mean of the groups, as fairflare.tasks.scores.metrics has it
+ALL = "all"  # name of the mean over groups of classes, as in fairflare.tasks.scores.metrics
 
 
 def global_test(
@@ -29,16 +29,16 @@ def global_test(
     means: Collection[str],
     groups: Mapping[str, Sequence[int]],
 ) -> dict[str, Any]:
-    """Put together what was measured, as ``global_test`` in ``results.json`` (``docs/results.md``).
+    """Return ``global_test`` of ``results.json``, computed from the sites' answers (``docs/results.md``).
 
     Args:
         tests: ``{site: {metric: value}}`` of the sites that measured a list each.
-        sampling: what they say of how far chance moves the primary metric.
-        measured: of each list the sites that have it, first the one that measured it.
-        left_out: sites that could not, and why.
-        info: of the results: ``primary_metric``, ``metric_range``.
+        sampling: figures of each site about how far chance moves the primary metric, by site.
+        measured: for each list the sites that have it; the site that measured it comes first.
+        left_out: reason for each site that could not measure its list, by site.
+        info: ``info`` of the results, of which ``primary_metric`` and ``metric_range`` are used.
         means: names of the metrics that are means over images.
-        groups: numbers of the classes of each group.
+        groups: numbers of the classes in each group of classes, by the group's name.
     """
     metric, told = str(info["primary_metric"]), "; ".join(left_out[site] for site in sorted(left_out))
     of = [Site(name, found.get(metric, math.nan), sampling.get(name) or {}, found, metric) for name, found in
@@ -61,7 +61,7 @@ def global_test(
 
 
 def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
-    """Return all lists as one; what cannot be made of sums, or is not said everywhere, is not there."""
+    """Return the figures over all lists together, without those that sums cannot give or that a site lacks."""
     counts = {key: [site.said.get(key) for site in of] for key in ("images", "test_cases")}
     said: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
     found: dict[str, float] = {}

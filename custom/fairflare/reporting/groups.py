@@ -1,4 +1,4 @@
-"""Metrics by group of people (``groups`` of a run): at each site and pooled, made of the sums that leave the sites."""
+"""Compute and show metrics by group of people (``groups`` of a run), by site and pooled, from sums of the sites."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_fold
 from fairflare.reporting.documents import SUPPRESSED, Groups, OfGroups, Results
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, listed, number
 
-UNKNOWN = "unknown"  # as fairflare.data.listing.attributes has it, the last group
+UNKNOWN = "unknown"  # name of the last group, of images without a value, as in fairflare.data.listing.attributes
 POOLED = "all sites"
 OF_IMAGES, OF_CASES = COUNTS = (IMAGES, CASES)
 IN_ALL = "all"
-APART = 0.01  # from which on the gaps over all sites and within them are said to differ
+APART = 0.01  # least difference at which a sentence says that gaps over all sites and within sites differ
 CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
-MOST_TOLD = 8  # names of a site in a sentence
+MOST_TOLD = 8  # largest number of a site's names in a sentence
 SENTENCES: Mapping[str, tuple[str, Any]] = {
     "ece": ("the told probability is off on average (ece) by", max),
     "auc": ("the area under the ROC curve is", min),
@@ -55,16 +55,16 @@ OVER = (
     f"together; one that begins at 0 may be chance, and where a group has fewer than {FEW} cases there is none. "
     f"'{WITHIN}': between the groups at each site, on average over the sites that have both."
 )
-At: TypeAlias = Mapping[str, Mapping[str, Sums]]  # site, then group
+At: TypeAlias = Mapping[str, Mapping[str, Sums]]  # sums by site, then by group
 
 
 def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration_bins: int) -> dict[str, Any]:
-    """Put together what the sites sent, as ``groups`` in ``results.json`` (``docs/groups.md``).
+    """Return ``groups`` of ``results.json``, computed from the sums that the sites sent (``docs/groups.md``).
 
     Args:
-        sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all together.
-        kept: ``{site: names}`` of what stays there for too few cases.
-        bins, calibration_bins: of the run.
+        sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all cases together.
+        kept: ``{site: names}`` of groups and classes that the site withholds for too few cases.
+        bins, calibration_bins: the run's settings ``group_bins`` and ``calibration_bins``.
     """
     names: dict[str, None] = {name: None for of in sums.values() for name in of}
     attributes: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _figures(sums: Sums) -> dict[str, float]:
 
 
 def _known(own: Mapping[str, Sums]) -> dict[str, Sums]:
-    return {group: of for group, of in own.items() if group != UNKNOWN}  # who is not known is no group of people
+    return {group: of for group, of in own.items() if group != UNKNOWN}  # images without a value are no group of people
 
 
 def _together(at: At) -> dict[str, Sums]:
@@ -121,7 +121,7 @@ def _together(at: At) -> dict[str, Sums]:
 def _pooled(at: At, attribute: str) -> dict[str, Any]:
     """Return the figures of all sites together.
 
-    Gaps come also within the sites, and without each part of the cases in turn.
+    Gaps are computed within the sites too, and all gaps again without each part of the cases in turn.
     """
     whole = {site: {group: in_one(of) for group, of in own.items()} for site, own in at.items()}
     found = _of_groups(_together(whole), attribute)
@@ -144,7 +144,7 @@ def _pooled(at: At, attribute: str) -> dict[str, Any]:
 
 
 def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[str]]]]:
-    """Return gaps over all sites, and within them; of the latter also of whom and where they are."""
+    """Return all gaps by name; and for each gap within sites its value, the lower group and the sites."""
     together = _together(at)
     gaps = gaps_of(_known(together), added(list(together.values())))
     known = {site: {group: _figures(of) for group, of in _known(own).items()} for site, own in at.items()}
@@ -153,9 +153,9 @@ def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[st
 
 
 def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums]) -> Ends:
-    """Return the interval of a gap within the sites, by the parts of the cases.
+    """Return the interval of a gap within the sites, computed from the gaps ``without`` each part of the cases.
 
-    ``groups``: of the sites that are in the gap.
+    ``groups``: sums by group over the sites that the gap is over.
     """
     from scipy.special import stdtrit
 
@@ -168,7 +168,7 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
 
 
 def group_tables(results: Results) -> list[Table]:
-    """Make of each attribute its groups by site and pooled, and the gaps between them; none where nobody asked."""
+    """Return tables of each attribute's groups, by site and pooled, and of the gaps; empty: the run has no groups."""
     return [table for attribute in results.groups.attributes for table in _tables(results.groups, attribute)]
 
 
@@ -222,7 +222,7 @@ def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
 
 
 def caption(found: Groups, attribute: str) -> str:
-    """Say who has the lowest value of an attribute's groups, by how much, how sure it is, and what is left in sites."""
+    """Return sentences on an attribute's group with the lowest value: its gap, how sure it is, and the gap in sites."""
     pooled = found.pooled[attribute]
     if attribute == EVERYBODY:
         return of_everybody(found, "ece" if "ece" in pooled.all else "dice")
@@ -234,7 +234,7 @@ def caption(found: Groups, attribute: str) -> str:
     best = max((group for group in values if group != UNKNOWN), key=lambda group: values[group], default="")
     told = f'{attribute} "{worst}" has the lowest {CALLED.get(metric, metric)}: {number(values.get(worst))}, '
     told += f'{number(gap)} below {attribute} "{best}"'
-    if number(gap) == number(0):  # but for rounding in floats
+    if number(gap) == number(0):  # equal as shown: differences by rounding do not count
         told = f"the groups of {attribute} have the same {CALLED.get(metric, metric)}"
     sentences = [f"Across all sites, {told}{how_sure(pooled, f'{metric}_gap')}."]
     if len(found.sites) > 1 and "within" in pooled.model_fields_set:
@@ -245,13 +245,13 @@ def caption(found: Groups, attribute: str) -> str:
 
 
 def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> str:
-    """Say what is left of a gap within the sites, and whether it differs from that over all sites."""
+    """Return a sentence on the gap within sites, and on how it differs from the gap over all sites."""
     inside, of = pooled.gaps.get(f"{name}{WITHIN}"), pooled.within.get(f"{name}{WITHIN}")
     if inside is None or not of or not of.sites:
         return "No site has two of these groups, so this may be a difference between the sites."
     several, gap = len(of.sites) > 1, pooled.gaps[name]
     where = f"the {len(of.sites)} sites that have both" if several else f"{of.sites[0]}, the only site with both"
-    sure = how_sure(pooled, f"{name}{WITHIN}") if _ends(pooled, name) else ""  # else why there is none has been said
+    sure = how_sure(pooled, f"{name}{WITHIN}") if _ends(pooled, name) else ""  # else the reason is already given
     endings = {
         "": abs(inside - gap) < APART,
         f', and there {attribute} "{of.lowest}" has the lower value: the sites differ, too': (
@@ -265,7 +265,7 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
 
 
 def of_everybody(found: Groups, metric: str) -> str:
-    """Give one metric of all images, over all sites and at the worst one, in a sentence."""
+    """Return a sentence on one metric of all images: its value over all sites, and at the worst site."""
     values = {place: of.all.get(metric) for place, of in _places(found, EVERYBODY).items()}
     over_all = values.pop(POOLED)
     known = {site: value for site, value in values.items() if value is not None}
@@ -277,7 +277,7 @@ def of_everybody(found: Groups, metric: str) -> str:
 
 
 def captions(results: Results) -> list[str]:
-    """Return the :func:`caption` of each attribute; none where nobody asked."""
+    """Return the :func:`caption` of each attribute; empty: the run has no groups."""
     return [caption(results.groups, attribute) for attribute in results.groups.attributes]
 
 
@@ -287,7 +287,7 @@ def _ends(pooled: OfGroups, gap: str) -> Ends | None:
 
 
 def how_sure(pooled: OfGroups, gap: str) -> str:
-    """Say behind a gap its interval and whether it may be chance, or why there is none."""
+    """Return words to follow a gap: its interval and whether it may be chance, or why it has no interval."""
     if ends := _ends(pooled, gap):
         return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
     few = [
@@ -325,9 +325,9 @@ def group_notes(results: Results) -> list[str]:
 
 
 def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:
-    """Say which groups lack one of the rates of equalised odds.
+    """Return a sentence on groups that lack one of the rates of equalised odds.
 
-    ``key``: of :func:`undefined_rates`; ``many``: number of groups with images.
+    ``key``: a key of :func:`undefined_rates`; ``many``: number of groups with images.
     """
     rate, _, label = key.rpartition(" ")
     other = "false positives" if rate == "sensitivity" else "sensitivity"
@@ -338,9 +338,9 @@ def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str
 
 
 def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
-    """Return rows of ``sites.csv``, phase ``groups``.
+    """Return the rows of ``sites.csv`` on groups of people; their phase is ``groups``.
 
-    Metrics are ``<attribute>=<group>/<metric>`` and ``<attribute>/<gap>``.
+    Their metrics are named ``<attribute>=<group>/<metric>`` and ``<attribute>/<gap>``.
     """
     places = {"": found["pooled"], **found["sites"]}
     rows = []

@@ -1,4 +1,4 @@
-"""One table for terminal, text, Markdown, CSV and page: what is in its cells, and how each of them shows it."""
+"""Define tables, and write their cells for a terminal, Markdown, CSV files and the page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fairflare.base.disk.files import csv_text
 
 MISSING = "-"
 STYLES = ("text", "markdown", "csv")
-MAX_LISTED = 24  # of a message in words
-MAX_TEXT = 160  # letters of one text from the results in the page
-MAX_ROWS = 400  # of a table in the page; its CSV has all
+MAX_LISTED = 24  # largest number of parts that a message lists
+MAX_TEXT = 160  # largest number of characters of one text from the results in a table
+MAX_ROWS = 400  # largest number of rows of a table in the page; the table's CSV file has all rows
 MAX_COLUMNS = 32
 ROUNDING = 1e-13
-PLACES = 3  # decimals at most
-SMALL, LARGE = 1e-2, 1e7  # what lies outside has two significant digits
+PLACES = 3  # largest number of decimals
+SMALL, LARGE = 1e-2, 1e7  # a number outside this range has two significant digits
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # text after one of them may read backwards
 
 Plain: TypeAlias = str | int | float | None
@@ -35,7 +35,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return the mean and population standard deviation of the finite ones; with one value no deviation."""
+    """Return mean and population standard deviation of the finite values; of one value the deviation is NaN."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return Spread(math.nan)
@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell that reads otherwise than its values, which stand in as many columns of a CSV file."""
+    """Represent a cell that shows a text; in a CSV file the cell's values stand instead, each in its own column."""
 
     text: str
     values: Sequence[Plain]
@@ -54,30 +54,30 @@ Cell: TypeAlias = Plain | Spread | Shown
 
 
 def printable(value: object, most: int | None = MAX_TEXT) -> str:
-    """Return text that any document can hold.
+    """Return a value as text that any document can hold, cut to ``most`` characters.
 
-    What controls a terminal or the direction of writing is marked; then the text is cut.
+    Characters that control a terminal or the direction of writing are replaced by U+FFFD before the cut.
     """
     text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in TURNS else c for c in str(value))
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
 
 
 def decimals(half: float) -> int:
-    """Return how many are sure beside half an interval's width, or a standard deviation; three at most."""
+    """Return how many decimals of a figure are certain, by half its interval's width or its deviation; 3 at most."""
     return min(PLACES, max(0, -math.floor(math.log10(half)))) if half > 0 else PLACES
 
 
 def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] = "") -> str:
-    """Return a figure with no more digits than are sure: the one rule for page and terminal; files keep them all.
+    """Return a figure as text with no more digits than are certain, for page and terminal; files have all digits.
 
     Args:
-        value: in any unit.
-        half: half the width of its interval, or its standard deviation, in the same unit, which decides the decimals;
-            NaN: not known, and there are three decimals, or two significant digits.
-        sign: ``"+"``: also before what is above 0.
+        value: the figure, in any unit; ``None`` or not finite: it is missing.
+        half: half the width of the figure's interval, or its standard deviation, in the same unit, which decides the
+            decimals. NaN: not known; the text has three decimals, or two significant digits.
+        sign: ``"+"``: positive figures have a sign too.
 
     Returns:
-        ``0.66 ± 0.03``, or ``0.663`` alone; the sign for a missing value.
+        ``0.66 ± 0.03``, or ``0.663`` alone; :data:`MISSING` for a missing figure.
     """
     if value is None or not math.isfinite(value):
         return MISSING
@@ -93,13 +93,14 @@ def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] =
 
 
 def interval(low: float | None, high: float | None, mean: float | None = None) -> str:
-    """Return ``[0.712, 0.857]``, or ``-0.11 [-0.58, +0.37]`` of a difference; half its width decides the decimals.
+    """Return an interval as text: ``[0.712, 0.857]``, or ``-0.11 [-0.58, +0.37]`` with a difference before it.
 
-    One more than in :func:`number`, so that it shows on which side of 0 an end lies.
+    Half the interval's width decides the decimals. They are one more than in :func:`number`, so that the text shows on
+    which side of 0 an end lies.
 
     Args:
-        low, high: its ends; not finite: there is none.
-        mean: the difference.
+        low, high: ends of the interval; not finite: there is no interval.
+        mean: the difference; ``None``: the interval is of no difference.
     """
     sign = "" if mean is None else "+"
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
@@ -110,7 +111,7 @@ def interval(low: float | None, high: float | None, mean: float | None = None) -
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as page, text and Markdown have it."""
+    """Return the text that page, terminal and Markdown show for a cell."""
     if isinstance(cell, Shown):
         return cell.text
     if isinstance(cell, Spread):
@@ -121,7 +122,7 @@ def shown(cell: Cell) -> str:
 
 
 def p_value(value: float) -> str:
-    """Return ``= 0.012`` or ``< 0.001``."""
+    """Return a p-value as text: ``= 0.012`` or ``< 0.001``."""
     return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
@@ -130,14 +131,14 @@ class Table:
     """Represent a table as rows under columns; the first cell of a row names the row.
 
     Attributes:
-        name: of its file.
-        caption: what it holds, a sentence.
-        columns: headings.
-        rows: cells, numbers in full.
-        folded: shown on demand only.
-        totals: rows below a rule.
-        csv_columns: for each column its headings in a file, as many as its cells have values; default: the same.
-        lead: how many of the first columns it takes to tell the rows apart.
+        name: name of the table's file.
+        caption: sentence about the content.
+        columns: headings of the columns.
+        rows: cells of each row, with unrounded numbers.
+        folded: whether the page shows the table on demand only.
+        totals: rows below a horizontal line.
+        csv_columns: headings of each column in a CSV file, one for each value of a cell; default: ``columns``.
+        lead: number of first columns that identify a row.
     """
 
     name: str
@@ -150,7 +151,7 @@ class Table:
     lead: int = 1
 
     def csv(self) -> str:
-        """Return all cells, numbers in full; a :class:`Spread` is two columns, ``X mean`` and ``X sd``."""
+        """Return the table as CSV text with full numbers; a :class:`Spread` has columns ``X mean`` and ``X sd``."""
         rows = [*self.rows, *self.totals]
         heads = self.csv_columns or [_heads(name, [row[k] for row in rows]) for k, name in enumerate(self.columns)]
         lines: list[list[Plain]] = [[printable(name, None) for names in heads for name in names]]
@@ -160,17 +161,17 @@ class Table:
         return csv_text(lines)
 
     def markdown(self) -> list[str]:
-        """Return the lines of a Markdown table."""
+        """Return the table as lines of Markdown."""
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._texts()]
         lines.insert(1, "| --- |" + " ---: |" * (len(self.columns) - 1))
         return lines
 
     def text(self, width: int | None = None) -> str:
-        """Return aligned text: the first column to the left, the others to the right.
+        """Return the table as aligned text, the first column to the left, the other columns to the right.
 
         Args:
-            width: a wider table is cut between columns into several, one below the other, each with the first ones.
-                None: it stays whole.
+            width: largest width of the text. A wider table is cut between columns into several tables, one below the
+                other, each with the leading columns. ``None``: the table stays whole.
         """
         texts, rules = self._texts(), {1, *([1 + len(self.rows)] if self.totals else [])}
         widths = _widths(texts)
@@ -216,7 +217,7 @@ def _heads(name: str, cells: Sequence[Cell]) -> Sequence[str]:
 
 
 def _values(cell: Cell, count: int) -> list[Plain]:
-    """Return the values of a cell, filled up with ``None`` to as many as there are columns."""
+    """Return the values of a cell, filled up with ``None`` to ``count`` values, one for each CSV column."""
     of = cell.values if isinstance(cell, Shown) else (cell.mean, cell.sd) if isinstance(cell, Spread) else (cell,)
     return [*of, *[None] * (count - len(of))]
 
@@ -232,9 +233,9 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
-    """Wrap sentences to at most ``width`` characters a line; ``None``: they stay as they are.
+    """Return sentences wrapped to at most ``width`` characters a line; ``None``: they stay as they are.
 
-    What goes on in the next line is indented by two more.
+    Further lines of a sentence are indented by two more spaces.
     """
     if width is None:
         return list(lines)
@@ -250,14 +251,14 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
 def printed(
     tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = ""
 ) -> str:
-    """Return tables, one below the other, with what must be read beside them; no newline at the end.
+    """Return tables and their notes as one text, one below the other, without a newline at the end.
 
     Args:
-        tables: in CSV the first alone is there, numbers in full and without a word.
-        notes: sentences.
+        tables: the tables. In CSV only the first one is returned, with unrounded numbers, without title and notes.
+        notes: sentences below the tables.
         style: one of :data:`STYLES`.
-        width: of the text.
-        title: a line above.
+        width: largest width of the text.
+        title: line above the tables.
     """
     if style == "csv":
         return tables[0].csv().rstrip("\n")
@@ -270,14 +271,14 @@ def printed(
 
 
 def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
-    """Join at most ``most`` parts, and say how many more there are."""
+    """Return a text with at most ``most`` of the parts, and the number of the parts left out."""
     found = list(parts)
     more = f"{between}and {len(found) - most} more" if len(found) > most else ""
     return between.join(found[:most]) + more
 
 
 def counted(count: int, what: str) -> str:
-    """Return ``1 site``, ``2 sites``."""
+    """Return a count with its noun: ``1 site``, ``2 sites``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -291,7 +292,7 @@ def ranges(numbers: Sequence[int]) -> str:
 def cut(widths: Sequence[int], width: int | None, gap: int = 2, lead: int = 1) -> list[list[int]]:
     """Cut a table into blocks of columns that stand side by side, the ``lead`` first columns in each block.
 
-    ``gap``: between two columns.
+    ``gap``: width of the space between two columns.
     """
     found: list[list[int]] = [[*range(lead)]]
     taken = first = sum(widths[:lead]) + gap * (lead - 1)

@@ -1,6 +1,6 @@
-"""What a method did not do: steps that hardly move the model, weights that never differ, a metric that is 0 everywhere.
+"""Detect that a run had no effect: steps that hardly move the model, equal weights, a metric that is 0 everywhere.
 
-Pure functions of what a run writes; each gives what its reader is told.
+The functions are pure: they read a run's results, and return warnings or sentences for the reader.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from fairflare.reporting.documents import Metrics, Results, RoundRecord, Warned
 from fairflare.reporting.layout import listed
 from fairflare.reporting.values import declared_direction, in_words, metrics_of
 
-LEAST_STEP = 1e-2  # of the sites' mean change
+LEAST_STEP = 1e-2  # shortest step without a warning, in shares of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings
-SAME = 1e-2  # how far, in parts of it, a weight may be from 1/K and count as the same
+SAME = 1e-2  # largest relative difference from 1/K at which a weight counts as equal
 
 
 def short_step(step: float) -> list[Warned]:
-    """Warn where the model went less than a hundredth of the way that the sites' changes have on average.
+    """Return a warning where the global model's step is below a hundredth of the sites' mean change.
 
     Args:
-        step: as a factor of the mean change, ``>= 0``.
+        step: length of the step, as a factor of the mean change, ``>= 0``.
     """
     if step >= LEAST_STEP:
         return []
@@ -28,14 +28,14 @@ def short_step(step: float) -> list[Warned]:
         f"a step of {step:.2g} of the sites' mean change: the model hardly moves; the method's page says which setting "
         "makes the step"
     )
-    return [Warned("", SHORT, 1 - step, step, text)]  # of several rounds the shortest step is shown
+    return [Warned("", SHORT, 1 - step, step, text)]  # tables show the largest value
 
 
 def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
-    """Warn where every site had the same weight in every round and layer, within a hundredth of it.
+    """Return a warning where all sites had the same weight in every round and layer, within a hundredth of it.
 
     Args:
-        rounds: those of one site do not count.
+        rounds: records of the rounds; a round with one site does not count.
     """
     number, largest = 0, 0.0
     for record in rounds:
@@ -54,17 +54,17 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
 
 
 def zero_everywhere(test: Metrics, metrics: Collection[str]) -> list[str]:
-    """Return those of ``metrics``, for which more is better, that are 0 at every site that has them."""
+    """Return those of ``metrics`` that are 0 at every site that has them; more of each metric must be better."""
     values = {name: {of[name] for of in test.values() if of.get(name) is not None} for name in metrics}
     return [name for name, different in values.items() if different == {0}]
 
 
 def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
-    """Say where a model finds nothing anywhere or calls every image the same; empty: neither.
+    """Return a sentence where a model finds nothing at any site, or gives all images one class; else an empty list.
 
     Args:
-        results: of a run.
-        metric: looked at alone; default: all of the tables.
+        results: results of a run.
+        metric: the only metric that is checked; default: all metrics of the tables.
     """
     if not results.test:
         return []
@@ -82,11 +82,11 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
 
 
 def faults_of(results: Results, metric: str) -> list[str]:
-    """Say the same of a whole run, for a line in a comparison.
+    """Return the signs that a whole run had no effect, for a line in a comparison.
 
     Args:
-        results: of a run.
-        metric: that is compared.
+        results: results of a run.
+        metric: name of the metric that is compared.
     """
     kinds = [{warned.kind for warned in record.warnings} for record in results.rounds]
     short = sum(SHORT in of_round for of_round in kinds)

@@ -1,4 +1,4 @@
-"""What a reader of a run's figures must know: which model they are of, what is missing, who was left out, warnings."""
+"""Write notes on a run's figures: which models they are of, missing values, sites left out, warnings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fairflare.reporting.values import by_site_of, declared_direction, metrics_o
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
-MAX_NAMED = 8  # names in a sentence
+MAX_NAMED = 8  # largest number of names in a sentence
 NOT_VALIDATED = "No model was compared, as no site told a validation figure; the last one is used."
 BEST = "best"
-#: By ``measured`` in a run's ``info``.
+#: Words for the measured models, by ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
 
 def run_notes(results: Results, metric: str | None = None) -> list[str]:
-    """Return sentences in the order in which they are printed.
+    """Return the sentences below a run's table, in the order of printing.
 
     Args:
-        results: of a run.
-        metric: of the figures; ``None``: all that the task wants in tables.
+        results: results of a run.
+        metric: name of the table's only metric; ``None``: the table has all metrics that the task shows.
     """
     info = results.info
     tested = ["No test results."]
@@ -52,7 +52,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 
 
 def attendance(results: Results) -> list[str]:
-    """Say who took part in how many rounds, and who was expected and never came; empty: all were in every round."""
+    """Return sentences on sites that missed rounds or never connected; empty: all sites were in every round."""
     expected, rounds = results.info.sites, results.rounds
     connected = expected if results.info.connected is None else results.info.connected
     missing = [site for site in expected if site not in connected]
@@ -67,7 +67,7 @@ def attendance(results: Results) -> list[str]:
 
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
-    """Return the influence of single sites, real or refused: by site and kind the rounds and the words of the worst."""
+    """Return the warnings of all rounds, by site and kind: site, kind, rounds, and the text of the worst round."""
     by_kind: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
     for record in rounds:
         for warned in record.warnings:
@@ -88,7 +88,7 @@ def other_models(results: Results) -> list[tuple[str, Metrics]]:
 
 
 def _left_out(results: Results) -> list[str]:
-    """Return lines by site, phase and reason; first those of rounds."""
+    """Return lines on sites that were left out, by site, phase and reason; lines on rounds come first."""
     left_out: dict[tuple[str, str, str], list[int]] = {}
     for record in results.rounds:
         for left in record.left_out:
@@ -107,7 +107,7 @@ def _left_out(results: Results) -> list[str]:
 
 
 def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
-    """Say which models the columns are of, the metrics' directions, and over which sites the totals are."""
+    """Return sentences on a table's models, on its metrics' directions, and on the sites that its totals are over."""
     lower, unknown = (
         [name[:MAX_HEADING] for name in metrics if declared_direction(results, name) is known]
         for known in (False, None)
@@ -137,7 +137,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
 
 
 def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metrics) -> Iterator[str]:
-    """Give a line for each set of sites that some metrics are without."""
+    """Yield a sentence for each set of sites without a value, with the metrics that these sites lack."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for name in metrics:
         values = by_site_of(results, name, test)
@@ -153,7 +153,7 @@ def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metri
 
 
 def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
-    """Say why a site has no value of a metric."""
+    """Return the reason why a site has no value of a metric."""
     if site in suppressed_of(results, metric):
         min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
         return f"{SUPPRESSED}: fewer than {min_cases} cases"
@@ -167,7 +167,7 @@ def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
 
 
 def global_notes(results: Results) -> list[str]:
-    """Say what the global test of a run is of, or why there is none."""
+    """Return a sentence on the lists of a run's global test, or on why the test has no figures."""
     found = results.global_test
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What can be used of a results document, whatever is missing or of the wrong kind in it."""
+"""Read the usable parts of a results document, even where parts are missing or of the wrong kind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -> T | None:
-    """Return what can be used of a part of a document, whatever is missing or of the wrong kind in it.
+    """Return the usable content of a part of a document, without values that are missing or of the wrong kind.
 
     Args:
-        kind: :data:`HEAD`, :data:`ROUND` or the like.
-        raw: of a file; not changed.
-        where: its place, for the messages; empty: the whole.
-        problems: gets a line for everything that was left out.
+        kind: type adapter of the part, such as :data:`HEAD` or :data:`ROUND`.
+        raw: the part as read from a file; it is not changed.
+        where: place of the part in the document, for messages; empty: the part is the whole document.
+        problems: list to which a line is appended for each value that is left out.
 
     Returns:
-        ``None``: nothing can be used.
+        The part; ``None``: nothing in it can be used.
     """
     while True:
         try:
@@ -41,13 +41,13 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str, problems: list[str]) -
 
 
 def read_head(document: Mapping[str, Any], problems: list[str]) -> Results:
-    """Return all but the rounds, as :func:`read_part`."""
+    """Return the usable content of a results document without its rounds, see :func:`read_part`."""
     raw = {key: part for key, part in document.items() if key != "rounds"}
     return read_part(HEAD, raw, "", problems) or Results()
 
 
 def read_rounds(document: Mapping[str, Any], problems: list[str]) -> Iterator[RoundRecord]:
-    """Yield each round, as :func:`read_part`; one at a time, since the values by layer and site may be millions."""
+    """Yield a document's usable rounds, see :func:`read_part`; singly, as values by layer and site may be millions."""
     rounds = document.get("rounds") or ()
     if not isinstance(rounds, (list, tuple)):
         problems.append("rounds is no list")
@@ -61,7 +61,7 @@ def read_whole(document: Mapping[str, Any], file: object) -> Results:
     """Read a results document of which every part must be of the right kind.
 
     Raises:
-        ValueError: a part is not (names file and place).
+        ValueError: a part is of the wrong kind; the message names file and place.
     """
     problems: list[str] = []
     results = read_head(document, problems)
@@ -72,12 +72,12 @@ def read_whole(document: Mapping[str, Any], file: object) -> Results:
 
 
 def cut(problems: Sequence[str]) -> list[str]:
-    """Return the first :data:`MAX_PROBLEMS`, with a last line where there are more."""
+    """Return the first :data:`MAX_PROBLEMS` problems, with a last line that counts further problems."""
     more = len(problems) - MAX_PROBLEMS
     return [*problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
 
 
-#: By the first word of pydantic's types of errors.
+#: Words for the required kind of a value, by the first word of pydantic's type of the error.
 _KINDS = {
     "dict": "object", "mapping": "object", "model": "object", "dataclass": "object", "list": "list", "string": "text",
     "int": "whole number", "float": "number", "finite": "number", "bool": "true or false",
@@ -95,7 +95,7 @@ def _in_words(where: str, error: ErrorDetails) -> str:
 
 
 def _without(value: Any, places: Collection[tuple[int | str, ...]]) -> Any:
-    """Return a copy without what lies at these places."""
+    """Return a copy of a nested value without its parts at the given places."""
     below: dict[int | str, list[tuple[int | str, ...]]] = {}
     for first, *rest in places:
         below.setdefault(first, []).append(tuple(rest))

@@ -1,6 +1,6 @@
-"""What a run leaves behind for reports: ``results.json``, CSV files and a live event log.
+"""Write and read the results of a run: ``results.json``, CSV files and an event log that grows during the run.
 
-The format is described in ``docs/results_reference.md``; a change of meaning raises ``SCHEMA_VERSION``.
+``docs/results_reference.md`` describes the format; a change of a key's meaning must raise ``SCHEMA_VERSION``.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from fairflare.reporting.reading import read_whole
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
 RESULTS_FILE = "results.json"
-ROUNDS_FILE = "rounds.jsonl.bz2"  # while the run goes on; results.json holds the rounds of one that is over
+ROUNDS_FILE = "rounds.jsonl.bz2"  # holds the rounds during a run; after the run results.json holds them
 PROGRESS_FILE = "progress.jsonl"
-PAGE_FILE = "report.html"  # made at the end of a run that completed
+PAGE_FILE = "report.html"  # page that is written at the end of a completed run
 RESERVE_FILE = ".reserve"
-RESERVED = 256 * 1024  # bytes: several times results.json without rounds
-#: A document of a run of which nothing is known yet, without its rounds.
+RESERVED = 256 * 1024  # bytes of the reserve file: several times results.json without rounds
+#: The document of a run that has not begun, without its rounds.
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(name for name in Results.model_fields if name != "rounds"),
     "schema_version": SCHEMA_VERSION, "status": "running", "reason": "", "started": "", "updated": "", "resumed": [],
     "went_back": [], "info": {}, "left_out": [], "phases": [], "suppressed": {},
 }  # fmt: skip
 _ENDS = ("completed", "failed")
-_KEPT = ("started", "resumed", "went_back")  # of the document by a checkpoint
+_KEPT = ("started", "resumed", "went_back")  # keys of the document that a checkpoint saves
 
 
 class ResultsStore:
     """Write the results of one run into a folder.
 
-    While the run goes on, ``results.json`` holds everything but the rounds and says ``"running"``, and a round is
-    appended to a log; :meth:`finish` makes ``results.json`` whole. :func:`read_results` gives the same view at any
-    time. What is written for a round has the size of that round. Some space is kept for the last word of a run whose
-    disk is full. Methods may be called from several threads.
+    During the run ``results.json`` holds everything but the rounds, with the status ``"running"``, and each round is
+    appended to a log. :meth:`finish` writes the rounds into ``results.json``. :func:`read_results` returns the same
+    view at any time. The amount written for a round does not grow with the number of rounds. A reserve file keeps space
+    free, so that a run whose disk is full can still record its end. Methods may be called from several threads.
 
     Args:
-        folder: made when it does not exist. What an earlier run left there is replaced by :meth:`start`.
+        folder: the results folder, created if it does not exist. :meth:`start` replaces an earlier run's files in it.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -69,11 +69,11 @@ class ResultsStore:
         self._last_round = -1
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Begin a new run and forget whatever was recorded before.
+        """Begin the record of a new run, and remove records of an earlier run.
 
         Args:
-            info: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag and so on;
-                JSON-like values, see ``docs/results_reference.md`` for the keys that the tables read.
+            info: description of the run: experiment, method, job id, versions, seed, sites, config, ``synthetic`` flag
+                and so on; JSON-like values, see ``docs/results_reference.md`` for the keys that the tables read.
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
@@ -85,21 +85,21 @@ class ResultsStore:
             self._last_round = -1
             private_folder(self.folder)
             remove_partials(self.folder)
-            self._write()  # first of all: no log may be read as the rounds of an earlier run
+            self._write()  # first, so that the new log is never read as an earlier run's rounds
             self.log.clear()
             (self.folder / PAGE_FILE).unlink(missing_ok=True)
             write_whole(self.folder / PROGRESS_FILE, lambda path: path.write_text(""), durable=False)
             self._tables.rewrite(())
-            # Bytes that no file system can leave out.
+            # Random bytes, for which every file system must allocate space.
             write_whole(self.folder / RESERVE_FILE, lambda path: path.write_bytes(os.urandom(RESERVED)))
 
     @property
     def info(self) -> dict[str, Any]:
-        """Return the description of the run, as JSON types."""
+        """Return the description ``info`` of the run, as JSON types."""
         return dict(self._head["info"])
 
     def update_info(self, **values: Any) -> None:
-        """Add to ``info`` what is known only after the start (``synthetic``).
+        """Add facts to ``info`` that are known only after the start, such as ``synthetic``.
 
         Raises:
             ValueError: :meth:`start` was not called, or the run is finished.
@@ -110,7 +110,7 @@ class ResultsStore:
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
-        """Add a finished round.
+        """Record a finished round in the log, the CSV files and ``results.json``.
 
         Raises:
             ValueError: :meth:`start` was not called, the run is finished, or the round is not after the last
@@ -137,23 +137,24 @@ class ResultsStore:
         phases: Iterable[PhaseRecord] = (),
         further: Mapping[str, Any] | None = None,
     ) -> None:
-        """End the run.
+        """Record the end of the run: its status, the final test, and all rounds in ``results.json``.
 
         Args:
             status: ``"completed"`` or ``"failed"``; a run that completed can still be marked failed, never
                 the reverse, and keeps its figures.
             test: ``{site: {metric: value}}`` of the final global model on the sites' test splits.
             fairness: ``{metric: summary}``, summaries as dicts or ``FairnessSummary``.
-            reason: why it failed.
-            left_out: sites that the final test went on without.
+            reason: why the run failed.
+            left_out: sites that the final test left out.
             phases: exchanges after the last round, such as the test itself.
-            further: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``, ``resampled``, ``resampled_units``,
-                ``global_test`` and ``suppressed``, see ``docs/results_reference.md``.
+            further: further parts of the document: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``,
+                ``resampled``, ``resampled_units``, ``global_test`` and ``suppressed``, see
+                ``docs/results_reference.md``.
 
         Raises:
-            ValueError: another status, or the run is finished already or (``"completed"``) was never started.
+            ValueError: the status is unknown, or it is ``"completed"`` and the run was never started or is over.
             TypeError: a value that JSON cannot hold (names the key).
-            OSError: the disk is full; of a failed run the file without the rounds is there if at all possible.
+            OSError: the disk is full. For a failed run ``results.json`` is written without its rounds if possible.
         """
         checks.choice("status", status, _ENDS)
         final = as_json(further or {}, "further") | {
@@ -181,7 +182,7 @@ class ResultsStore:
                 self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
-        """Append a line to ``progress.jsonl`` for whoever watches the run, and flush it.
+        """Append an event to ``progress.jsonl``, at once, for programs that watch the run.
 
         Raises:
             TypeError: a value that JSON cannot hold (names the key).
@@ -193,7 +194,7 @@ class ResultsStore:
                 file.write(line + "\n")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, besides the records of :attr:`log`, to go on in another folder; JSON-able."""
+        """Return the state that a checkpoint saves besides the records of :attr:`log`, as values that JSON can hold."""
         with self._lock:
             return {
                 "schema_version": SCHEMA_VERSION,
@@ -202,7 +203,7 @@ class ResultsStore:
             }
 
     def load_state_dict(self, state: Mapping[str, Any], rounds: RecordLog) -> None:
-        """Go on with a run from its :meth:`state_dict` and a copy of its log; call :meth:`start` first.
+        """Resume a run's results from their :meth:`state_dict` and a copy of the log; call :meth:`start` first.
 
         Raises:
             ValueError: :meth:`start` was not called, the state is of another schema version, or the log is damaged.
@@ -214,10 +215,10 @@ class ResultsStore:
             self._write()
 
     def go_back(self, state: Mapping[str, Any], rounds: RecordLog, reason: str) -> None:
-        """Forget the rounds after an earlier state of this run, and say so.
+        """Remove the rounds after an earlier state of this run, and record this under ``went_back``.
 
         Raises:
-            ValueError: as :meth:`load_state_dict`.
+            ValueError: as in :meth:`load_state_dict`.
         """
         with self._lock:
             before = self._last_round
@@ -241,7 +242,7 @@ class ResultsStore:
             raise ValueError(f"the run is already {self._head['status']}")
 
     def _begin_failed(self) -> None:
-        """Begin, as :meth:`start` does, a run that has nothing but a reason: a full disk must not be in its way."""
+        """Begin the record of a run that failed before :meth:`start`, with few writes, as the disk may be full."""
         self._head = {**_EMPTY, "info": {}, "started": _now()}
         private_folder(self.folder)
         self.log.open_at(0)
@@ -250,7 +251,7 @@ class ResultsStore:
         self.log.clear()
 
     def _write_end(self) -> bool:
-        """Return whether the rounds are in ``results.json`` now, too."""
+        """Write the final ``results.json``, and return whether the rounds are in it."""
         try:
             had_completed = not self.log.path.exists()
             self._write(map(encode, read_document(self.folder)["rounds"]) if had_completed else self.log.read())
@@ -267,9 +268,9 @@ class ResultsStore:
 
 
 def mark_ended(folder: Path, reason: str) -> bool:
-    """Say of a run whose process was ended from outside that it failed, and why; whether there was one.
+    """Record that a run failed as its process was ended from outside; return whether the folder has such a run.
 
-    A run that said itself how it ended is left as it is.
+    The results of a run that recorded its own end are not changed.
     """
     try:
         document = read_document(folder)
@@ -285,9 +286,9 @@ def mark_ended(folder: Path, reason: str) -> bool:
 
 
 def results_in(path: Path) -> Path | None:
-    """Find ``results.json`` of a run folder, a workspace, a comparison's run or a FLARE download.
+    """Return the path of ``results.json`` in a run folder, a workspace, a comparison's run or a FLARE download.
 
-    A path of a file is returned as it is.
+    The path of a file is returned as it is; ``None``: no results were found.
     """
     if path.is_file():
         return path
@@ -297,10 +298,10 @@ def results_in(path: Path) -> Path | None:
 
 
 def find_results(path: Path) -> Path:
-    """Find results as :func:`results_in` does, and refuse a path that has none.
+    """Return the path of ``results.json`` as :func:`results_in` does, and refuse a path without results.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the path has no results; the message lists runs below the path.
     """
     if (found := results_in(path)) is None:
         places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
@@ -311,22 +312,23 @@ def find_results(path: Path) -> Path:
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:
-    """Read a ``results.json``, given itself or its folder; of a run that goes on or was cut off, with its rounds.
+    """Read a ``results.json``, given by its path or its folder, with the rounds of an unfinished run too.
 
     Returns:
         The document as ``docs/results_reference.md`` describes it, its keys as attributes; undefined numbers are None.
 
     Raises:
-        ValueError: no such file, not JSON, another schema version, or a part of the wrong kind (names the file).
+        ValueError: the file is missing, no JSON, or of another schema version, or a part is of the wrong kind; the
+            message names the file.
     """
     return read_whole(read_document(path), Path(path) / RESULTS_FILE if Path(path).is_dir() else path)
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the JSON of :func:`read_results` as it stands, whatever is missing or of the wrong kind in it.
+    """Return the JSON of the file that :func:`read_results` reads, without a check of its parts.
 
     Raises:
-        ValueError: no such file, not JSON, or another schema version (names the file).
+        ValueError: the file is missing, no JSON, or of another schema version; the message names the file.
     """
     file = Path(path)
     if file.is_dir():

@@ -1,4 +1,4 @@
-"""How sure it is that a site is behind: an interval for each, and a test whether they differ more than by chance."""
+"""Compute how certain it is that a site is behind: an interval for each site, and a test for more than chance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequali
 from fairflare.reporting.layout import number, p_value
 
 NOWHERE = Footing({})
-Said = Mapping[str, Any]  # what a site says, see federation/site/sampling.py
+Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support", "structure_support")
 
 
@@ -40,12 +40,12 @@ def standing(
 
     Args:
         test: ``{site: {metric: value}}`` of the last model.
-        sampling: what the sites say of how far chance moves their figures.
-        info: of the results: ``primary_metric``, ``higher_is_better``, ``metric_range``.
-        footing: which structures of which sites are compared; sites that nothing links are not tested.
+        sampling: figures of each site about how far chance moves its metrics, by site.
+        info: ``info`` of the results, of which ``primary_metric``, ``higher_is_better`` and ``metric_range`` are used.
+        footing: describes which structures of which sites are compared; sites that no structure links are not tested.
 
     Returns:
-        ``None``: no site says anything.
+        The part ``inequality``; ``None``: no site reports figures about chance.
     """
     if not sampling:
         return None
@@ -57,7 +57,7 @@ def standing(
     values = {site: value for site, value in values.items() if math.isfinite(value)}
     sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved if footing.how == ADJUSTED else ():  # its cases score as they do, not as they would
+    for site in moved if footing.how == ADJUSTED else ():  # its case scores are not adjusted
         site.said = {**site.said, "case_scores": None}
         low, high = -math.inf, math.inf
     for site in moved:
@@ -123,7 +123,7 @@ class Site:
         of them, or no standard error.
 
         Args:
-            low, high: the range that the metric can have.
+            low, high: ends of the metric's range.
         """
         cases = self.said.get("test_cases")
         if cases is None or cases < 2:
@@ -136,7 +136,7 @@ class Site:
 
     @property
     def scores_of_shares(self) -> bool:
-        """Whether the cases' scores are right and wrong."""
+        """Return whether every case's score is either right or wrong, and none lies between."""
         return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
 
     def mean_recall(self, classes: Sequence[str]) -> float | None:
@@ -146,7 +146,7 @@ class Site:
 
 
 def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
-    """Return the test that most sites can take part in, of several the first; ``None``: there are no two such sites."""
+    """Return the test that most sites can take part in, these sites, and its result; ``None``: fewer than two can."""
     within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in sites if s.said.get("case_scores") is not None]
     errors = [s for s in sites if (s.said.get("test_cases") or 0) > 1 and (s.said.get("standard_error") or 0) > 0]
@@ -158,7 +158,7 @@ def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tup
             higher_is_better=higher,
         )),
     ]  # fmt: skip
-    name, tested, test = max(ways, key=lambda way: len(way[1]))  # the first of equals
+    name, tested, test = max(ways, key=lambda way: len(way[1]))  # on a tie the first test
     return (name, tested, test(tested)) if len(tested) > 1 else None
 
 
@@ -176,7 +176,7 @@ def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
 
 def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> Compared:
     if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):
-        marks = np.linspace(low, high, BINS)  # the first bin is wrong, the last right
+        marks = np.linspace(low, high, BINS)  # the first bin has wrong cases, the last bin right ones
     else:
         marks = low + (np.arange(BINS) + 0.5) / BINS * (high - low)
     counts = np.array([site.said["case_scores"] for site in sites], np.int64)
@@ -184,12 +184,12 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
     found = permutation_test(
         [counts[:, used]], [marks[used].tolist()], np.ones((len(sites), 1)), higher_is_better=higher
     )
-    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # not rounded to bins
+    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # of values that are not rounded to bins
     return replace(found, expected=np.full(len(sites), mean))
 
 
 def _common(sites: Sequence[Site]) -> list[str] | None:
-    """Return classes that all sites which tell theirs have; ``None``: these have the same ones, or nobody tells."""
+    """Return the classes that all reporting sites have; ``None``: their classes are equal, or no site reports."""
     of = [set(site.support) for site in sites if site.support]
     if not of or all(own == of[0] for own in of):
         return None
@@ -197,13 +197,13 @@ def _common(sites: Sequence[Site]) -> list[str] | None:
 
 
 def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
-    """Return a site's recall of a class called ``name``; earlier results have it under the name as it stands."""
+    """Return a site's recall of the class ``name``; results of earlier versions have it under the unchanged name."""
     plain = f"recall_{name}"
     return metrics.get(metric_name(plain), metrics.get(plain))
 
 
 def _or(value: Any, otherwise: float) -> float:
-    """Return a number, else another."""
+    """Return a value as a float if it is a number, else ``otherwise``."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else otherwise
 
 
@@ -211,7 +211,7 @@ def _or(value: Any, otherwise: float) -> float:
 
 
 def who_is_behind(results: Results) -> list[str]:
-    """Say in sentences who is behind and how sure that is, of a document with test results."""
+    """Return sentences on which sites are behind and how certain that is, for a document with test results."""
     found = results.inequality
     if not found:
         metric = results.info.primary_metric
@@ -229,7 +229,7 @@ def who_is_behind(results: Results) -> list[str]:
 
 
 def of_footing(results: Results) -> list[str]:
-    """Say on which structures averages, spread and worst site rest, where the sites have different ones."""
+    """Return sentences on the structures that averages, spread and worst site rest on, where sites have others."""
     found, metric = results.footing, results.info.primary_metric
     if not found.how or not any(OWN + metric in of for of in results.test.values()):
         return []
@@ -252,12 +252,12 @@ def of_footing(results: Results) -> list[str]:
 
 
 def shown_behind(results: Results, metric: str) -> list[str]:
-    """Return the sites of which the test says that they are behind in a metric of the last model."""
+    """Return the sites that are behind in a metric of the last model, according to the test."""
     return tested(results, metric).behind
 
 
 def tested(results: Results, metric: str) -> Inequality:
-    """Return the inequality of the sites, where its test is of this metric; else an empty one."""
+    """Return the document's part ``inequality`` if its test is of this metric, else an empty part."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()
 
@@ -283,7 +283,7 @@ def _of_sites(found: Inequality) -> str:
 
 
 def more_unequal(found: Inequality) -> bool:
-    """Return whether a test says of the sites together what it says of no single one."""
+    """Return whether the sites together differ by more than chance although no single site does."""
     return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 
@@ -303,7 +303,7 @@ def _of_spread(found: Inequality) -> str:
 
 
 def _without(found: Inequality) -> list[str]:
-    """List who has no interval, or is in no test, and why."""
+    """Return sentences on the sites that have no interval or are not in the test, with the reasons."""
     reasons: dict[str, list[str]] = {}
     for name, site in found.sites.items():
         if site.low is None:
@@ -330,7 +330,7 @@ def _of_classes(found: Inequality) -> list[str]:
     if not common:
         return ["The sites' test images have no class in common: their averages over classes are of different things."]
     of = {name: site.common for name, site in found.sites.items() if site.common is not None}
-    apart = len({number(value) for value in of.values()}) > 1  # as they are shown
+    apart = len({number(value) for value in of.values()}) > 1  # compared as the sentence shows them
     worst = min(of, key=of.__getitem__) if apart else ""
     told = ", ".join(f"{name} {number(value)}" for name, value in of.items())
     return [

@@ -39,7 +39,7 @@ __all__ = [
     "metrics_of", "run_notes", "summary_of", "table_of",
 ]  # fmt: skip
 
-UNSURE = "?"  # behind a worst site that may be no worse than the others
+UNSURE = "?"  # mark after the name of a worst site that may be no worse than the other sites
 
 
 def fairness_table(
@@ -49,19 +49,19 @@ def fairness_table(
     style: Literal["text", "markdown", "csv"] = "text",
     width: int | None = None,
 ) -> str:
-    """Return the result of a run: metrics per site, their average and spread, and who was left out.
+    """Return a run's fairness table with notes as text: metrics per site, their average and spread, sites left out.
 
     Args:
         results: a document as :func:`fairflare.reporting.results.read_results` returns it.
-        metric: only this one; None: those that the task wants in tables.
-        style: aligned text, a Markdown table, or CSV with the numbers in full and without the notes.
-        width: of the text; a wider table is cut into several, one below the other. None: as wide as it is.
+        metric: the only metric of the table; ``None``: all metrics that the task shows in tables.
+        style: aligned text, a Markdown table, or CSV with unrounded numbers and without notes.
+        width: largest width of the text; a wider table is cut into several, one below the other. ``None``: no limit.
 
     Returns:
         Lines without a trailing newline. A run without test results gets its status and reason instead.
 
     Raises:
-        ValueError: an unknown style, or a metric that the run does not have (names it).
+        ValueError: the style is unknown, or the run does not have the metric; the message names it.
     """
     checks.choice("style", style, STYLES)
     table = table_of(results, metric)
@@ -92,10 +92,10 @@ def _title(results: Results) -> str:
 
 
 def table_of(results: Results, metric: str | None = None) -> Table:
-    """Make a row for each site, and their average and spread; without rows where there is no test.
+    """Return a table of test metrics, with a row for each site, average and spread; no rows without test results.
 
     Raises:
-        ValueError: a metric that the run does not have.
+        ValueError: the run does not have the metric.
     """
     if not results.test:
         return Table("run", "", ["site"], [])
@@ -115,7 +115,7 @@ def table_of(results: Results, metric: str | None = None) -> Table:
     )  # fmt: skip
 
 
-#: Rows below the sites.
+#: Titles of the rows below the rows of sites.
 TOTALS = ("average", "std", "std if equal", "worst", "worst site", "range", "global test")
 
 
@@ -124,10 +124,10 @@ class _Column:
     """Describe a column of a run's table.
 
     Attributes:
-        head: over it.
-        names: over it in a file, one for each value of its cells.
-        sites: its cells by site; without one a cell is empty.
-        totals: its cells by :data:`TOTALS`.
+        head: heading of the column.
+        names: headings in a CSV file, one for each value of a cell.
+        sites: cells of the column by site; the cell of any other site is empty.
+        totals: cells of the column below the sites, by the titles of :data:`TOTALS`.
     """
 
     head: str
@@ -137,12 +137,12 @@ class _Column:
 
 
 def _metric(results: Results, metric: str, test: Metrics | None = None, which: str = "") -> _Column:
-    """Make the column of a metric, of the last model or, with ``test``, of another, whose name is ``which``."""
+    """Return the column of a metric, for the last model or, with ``test``, for another model that ``which`` names."""
     values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
     higher = declared_direction(results, metric)
     of = summarize(values, higher_is_better=higher, linked=linked(results, metric))
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site  # no site of ties
-    behind = [] if which else shown_behind(results, metric)  # of other models nobody says how sure it is
+    behind = [] if which else shown_behind(results, metric)  # no test
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
@@ -161,7 +161,7 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
 
 
 def _certainty(results: Results) -> list[_Column]:
-    """Make the columns of intervals and test cases, which stand behind the metric that they are of."""
+    """Return the columns of intervals and test cases, which follow the metric that the intervals are of."""
     found, of_all = results.inequality, results.global_test
     sites = {site: _interval_cells(of) for site, of in found.sites.items()}
     sites |= dict.fromkeys(suppressed_of(results, found.metric), (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED))
@@ -180,7 +180,7 @@ def _interval_cells(of: SiteStanding | GlobalTest) -> tuple[Cell, Cell]:
 
 
 def class_table(results: Results) -> Table | None:
-    """Set the metric of each class or structure at each site beside the number of its test images; None: not known."""
+    """Return a table of each class or structure: its metric and number of test images by site; ``None``: not known."""
     support = {site: found.class_support for site, found in results.inequality.sites.items() if found.class_support}
     if not support:
         return _structures(results)
@@ -195,7 +195,7 @@ def class_table(results: Results) -> Table | None:
 
 
 def _structures(results: Results) -> Table | None:
-    """Set each structure's metric at each site beside the number of test images that mark it; ``None``: not known.
+    """Return a table of each structure: its metric by site, and how many test images mark it; ``None``: not known.
 
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
     """

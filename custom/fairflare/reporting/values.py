@@ -1,4 +1,4 @@
-"""The figures of a run by metric and site, as tables, comparisons and pages take them from its document."""
+"""Get a run's figures by metric and site from its results document, for tables, comparisons and pages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_
 from fairflare.core.statistics.footing import OWN, ranks
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 
-GLOBAL = "global/"  # in front of metrics of the global test, wherever they stand among those of the sites
-MAX_COLUMNS = 20  # of metrics, whose names the sites choose
+GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
+MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
 
 SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD"}  # in sentences
 
 
 def label_of(results: Results) -> str:
-    """Return what a reader calls a run's method and settings."""
+    """Return the label of a run, which names its method and settings; the method's name where it has no label."""
     return results.info.label or results.info.method or "unknown method"
 
 
 def title_of(results: Results) -> str:
-    """Return the method's name and, beside it, what the run was called."""
+    """Return a run's title, which has its method's name and its label; the label alone in results without a title."""
     return results.info.title or label_of(results)
 
 
@@ -36,7 +36,7 @@ def in_words(metric: str) -> str:
 
 
 def metrics_of(results: Results) -> list[str]:
-    """List the test metrics that the task wants in tables (default: all, 20 at most), the primary one first.
+    """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
     Raises:
         ValueError: the run has no test results.
@@ -48,16 +48,16 @@ def metrics_of(results: Results) -> list[str]:
 
 
 def _known_metrics(results: Results) -> list[str]:
-    """List what was tested anywhere, also where its value is withheld."""
+    """Return the names of all metrics that any site tested, with those whose values are withheld."""
     names = (*results.test.values(), *results.suppressed.values())
     return list(dict.fromkeys(name for of_site in names for name in of_site))
 
 
 def known_metric(results: Results, metric: str) -> str:
-    """Return the metric.
+    """Return a metric's name after a check that the run has the metric.
 
     Raises:
-        ValueError: the run does not have it; suggests the nearest.
+        ValueError: the run does not have the metric; the message suggests the nearest name.
     """
     known = [*sorted(_known_metrics(results)), *(GLOBAL + name for name in results.global_test.metrics)]
     for part in parts_of(metric, results.test):
@@ -69,15 +69,15 @@ def known_metric(results: Results, metric: str) -> str:
 
 
 def parts_of(metric: str, test: Metrics) -> list[str]:
-    """Return ``a`` and ``b`` of ``a+b``, the mean of two metrics; a name that is measured as it stands is whole."""
+    """Return the metrics in a name: ``a`` and ``b`` of ``a+b``, their mean; a measured metric's name is not split."""
     return [metric] if any(metric in by_metric for by_metric in test.values()) else metric.split("+")
 
 
 def direction_of(results: Results, metric: str) -> bool:
-    """Say whether more of a metric is better, as the run's task declared it.
+    """Return whether more of a metric is better, as the run's task declared it.
 
     Raises:
-        ValueError: the results do not say, or it is the mean of metrics of both directions.
+        ValueError: the results do not declare it, or the metric is the mean of metrics of both directions.
     """
     higher = declared_direction(results, metric)
     if higher is None:
@@ -90,7 +90,7 @@ def direction_of(results: Results, metric: str) -> bool:
 
 
 def declared_direction(results: Results, metric: str) -> bool | None:
-    """Do as :func:`direction_of`; ``None``: the results do not say."""
+    """Return whether more of a metric is better, as :func:`direction_of`; ``None``: the results do not declare it."""
     known = results.info.higher_is_better or BEFORE_RECORDED
     declared = {part: higher_is_better(part, known) for part in parts_of(metric, results.test)}
     if {True, False} <= {*declared.values()}:
@@ -102,10 +102,10 @@ def declared_direction(results: Results, metric: str) -> bool | None:
 def by_site_of(
     results: Results, metric: str, test: Metrics | None = None, of_all: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return ``{site: value}``, NaN where a site has none; of the last model, or of ``test`` and ``of_all``.
+    """Return a metric as ``{site: value}``, NaN where missing: of the last model, or from ``test`` and ``of_all``.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
-    ``global/a`` is that of the global test, one value for all sites.
+    ``global/a`` is the metric ``a`` of the global test, one value for all sites.
     """
     test = results.test if test is None else test
     every = {GLOBAL + name: v for name, v in (results.global_test.metrics if of_all is None else of_all).items()}
@@ -114,12 +114,12 @@ def by_site_of(
 
 
 def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[str, float]]:
-    """Return ``{site: value}`` of the run's final model, or of each of its last models.
+    """Return a metric as ``{site: value}``, for the run's final model or for each of its last models.
 
     Args:
-        results: of a run.
-        metric: also the mean of several, ``a+b``.
-        last: of each model that ``last_rounds`` is the mean of, the final one at the end.
+        results: results of a run.
+        metric: name of the metric; ``a+b`` is the mean of several.
+        last: whether to return values of each model that ``last_rounds`` averages, the final model last.
 
     Raises:
         ValueError: the last models were not tested.
@@ -128,19 +128,19 @@ def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[
 
 
 def global_values(results: Results, metric: str, *, last: bool = False) -> list[float]:
-    """Do as :func:`measured` with the global test: a value for each model, NaN where it has none."""
+    """Return a metric of the global test for each model that :func:`measured` is about; NaN where missing."""
     return [_mean(of_all, parts_of(metric, {"": of_all})) for _, of_all in _tests(results, last)]
 
 
 def global_metrics(results: Results, metric: str) -> list[str]:
-    """List the metrics of the global test for tables: the given one, then those that the task shows."""
+    """Return the global test's metrics for tables: the given metric, then the metrics that the task shows."""
     known = results.global_test.metrics
     first = [metric] if all(part in known for part in parts_of(metric, {"": known})) else []
     return [*first, *(name for name in results.info.shown_metrics if name in known and name != metric)]
 
 
 def suppressed_of(results: Results, metric: str) -> set[str]:
-    """Return the sites that withhold their value of a test metric, too few cases being behind it."""
+    """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
     parts = {*parts_of(metric, results.test)}
     return {site for site, names in results.suppressed.items() if parts & {*names}}
 
@@ -162,7 +162,7 @@ def compared(results: Results, metric: str) -> bool:
 
 
 def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, float]]]:
-    """Return what the final model, or each of the last ones, has by site and on the global test."""
+    """Return metrics by site and on the global test, of the final model or of each of the last models."""
     final = (results.test, results.global_test.metrics)
     if not last:
         return [final]
@@ -174,6 +174,6 @@ def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, flo
 
 
 def _mean(values: Mapping[str, float | None], parts: Sequence[str]) -> float:
-    """Average some metrics; NaN where one of them has no value."""
+    """Return the mean of some metrics; NaN where one of them has no value."""
     found = [math.nan if (value := values.get(part)) is None else float(value) for part in parts]
     return sum(found) / len(found)

@@ -1,1 +1,1 @@
-"""How different the sites' images are: the document, its sentences and its page."""
+"""Report figures of single sites: statistics of their images, and clinical figures of classifiers."""

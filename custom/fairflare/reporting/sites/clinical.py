@@ -1,4 +1,4 @@
-"""Show clinical figures of a classifier by site and class, with intervals over the cases, of what the sites sent."""
+"""Show clinical figures of a classifier by site and class, with intervals over the cases, from the sites' reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, nu
 
 COUNTS = ("tp", "fp", "fn", "tn")
 SIDES = ("sensitivity", "specificity")
-MOST_ROWS = 12  # of the table that a terminal shows
+MOST_ROWS = 12  # largest number of rows of the table that a terminal shows
 CAPTION = (
     "Each class against the rest on the test images; of two classes the second. In brackets 95 % intervals over the "
     "cases (patients, where the data name them), of AUC by DeLong. Behind PR-AUC the share of the class, which is what "
@@ -28,13 +28,13 @@ ENDS = ("", "_low", "_high")
 
 
 def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Put together what the sites sent, as ``clinical`` in ``results.json``: ``{site: {class: {name: figure}}}``.
+    """Return ``clinical`` of ``results.json``, ``{site: {class: {name: figure}}}``, from figures that the sites sent.
 
     ``auc_p_value`` of a class is the chance that the sites' areas differ as much where all are equal, by Cochran's Q on
     DeLong's variances; NaN where fewer than two sites have one.
 
     Args:
-        told: of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
+        told: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
     """
     found = {site: {name: _figures(of) for name, of in classes.items()} for site, classes in told.items()}
     for name in dict.fromkeys(name for classes in told.values() for name in classes if name != ALL):
@@ -51,7 +51,7 @@ def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a class with shares and intervals; those of all classes together as they are."""
+    """Return the figures of a class with shares and intervals; figures of all classes together are not changed."""
     if "auc" not in of:
         return dict(of)
     total, squares = (np.array([of[f"{name}_{side}"] for side in ("with", "without")]) for name in ("cases", "squares"))
@@ -67,7 +67,7 @@ def _figures(of: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clinical_table(results: Results) -> Table:
-    """Return a row for each site and class; the figures of all classes together stand in a site's first row."""
+    """Return a table with a row for each site and class; a site's first row has the figures of all classes together."""
     asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
     rows: list[Sequence[Cell]] = []
     every: Mapping[str, Mapping[str, Mapping[str, Any]]] = results.clinical
@@ -93,7 +93,7 @@ def clinical_table(results: Results) -> Table:
 
 
 def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
-    """Return a figure with its interval, and behind it another figure."""
+    """Return a cell of a figure with its interval and, with ``attained``, another figure after it."""
     value, *ends = (of.get(name + end) for end in ENDS)
     told, more = interval(*ends), of.get(attained)
     text = number(value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
@@ -101,7 +101,7 @@ def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
 
 
 def clinical_words(results: Results) -> list[str]:
-    """Say of which class the sites' areas differ most, where it is lowest, and whether that may be chance."""
+    """Return a sentence on the class whose AUC differs most between sites: its lowest site, and whether by chance."""
     every: list[tuple[str, str, Mapping[str, Any]]] = [
         (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
     ]

@@ -1,4 +1,4 @@
-"""The document of ``fairflare stats``: figures by site and pooled, how far apart they are, and what that means."""
+"""Build the document of ``fairflare stats``: figures by site and pooled, distances of sites, and sentences."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fairflare.reporting.layout import listed, number
 from fairflare.reporting.pictures import in_order
 
 DOCUMENT, PAGE, CSV = "stats.json", "stats.html", "stats.csv"
-APART = 0.1  # a Jensen-Shannon distance of class mixes above it is worth a word
+APART = 0.1  # a sentence reports class mixes as different from this Jensen-Shannon distance on
 
 
 class _Part(BaseModel, extra="forbid", ser_json_inf_nan="null"):
-    """Base of what follows."""
+    """Define the common base class of the document's parts."""
 
 
 class Bin(_Part):
@@ -57,7 +57,7 @@ class Histogram(_Part):
     bins: list[Bin]
 
     def by_number(self, axis: str) -> dict[int, int]:
-        """Return counts by number of the bin."""
+        """Return the counts of the bins, by the number of the bin on this axis."""
         return {AXES[axis].number(of.low): of.count for of in self.bins}
 
     @property
@@ -70,10 +70,10 @@ class Figures(_Part):
     """Store the figures of one site, or of all sites together.
 
     Attributes:
-        counts: by the names of :data:`fairflare.core.statistics.site_figures.COUNTS`.
-        histograms: by axis.
-        quantiles: of the intensities, by percent; each less than a bin's width (1/64) off.
-        suppressed: what is not told, as fewer than ``min_cases`` cases have it.
+        counts: counts by the names of :data:`fairflare.core.statistics.site_figures.COUNTS`.
+        histograms: histograms by axis.
+        quantiles: quantiles of the intensities, by percent; each is less than a bin's width (1/64) off.
+        suppressed: names of figures that are withheld, as fewer than ``min_cases`` cases have them.
     """
 
     counts: dict[str, int]
@@ -83,7 +83,7 @@ class Figures(_Part):
 
     @classmethod
     def of(cls, counts: dict[str, int], histograms: dict[str, Histogram], suppressed: list[str]) -> Figures:
-        """Return figures with the quantiles of their intensities."""
+        """Return figures with quantiles that are computed from their histogram of intensities."""
         made = cls(counts=counts, histograms=histograms, suppressed=suppressed)
         dense, width = made.dense(), AXES[INTENSITY].width
         made.quantiles = {str(percent): quantile(dense, percent) * width for percent in PERCENTS} if any(dense) else {}
@@ -95,7 +95,7 @@ class Figures(_Part):
         return [found.get(k, 0) for k in range(AXES[axis].bins)]
 
     def mix(self) -> dict[int, int]:
-        """Return counts by class."""
+        """Return the number of records by class."""
         return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
 
 
@@ -103,11 +103,11 @@ Measured: TypeAlias = tuple[dict[str, int], dict[str, Histogram]]  # counts, and
 
 
 class Distances(_Part):
-    """Of a site from all others together; null: one of the two tells nothing.
+    """Store the distances of a site from all other sites together; null: one of the two has no such figures.
 
     Attributes:
-        intensity_wasserstein: in shares of the intensity range, [0, 1].
-        classes_jensen_shannon: base 2, [0, 1].
+        intensity_wasserstein: Wasserstein distance of the intensities, in shares of the intensity range, [0, 1].
+        classes_jensen_shannon: Jensen-Shannon distance of the class mixes, base 2, [0, 1].
     """
 
     intensity_wasserstein: float | None
@@ -115,7 +115,7 @@ class Distances(_Part):
 
 
 class StatsDocument(_Part):
-    """``stats.json``, and what ``fairflare stats --json`` prints."""
+    """Represent ``stats.json``, which ``fairflare stats --json`` prints too."""
 
     version: Literal[1] = 1
     intensities: str
@@ -142,16 +142,16 @@ def document_of(
     class_names: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
 ) -> StatsDocument:
-    """Return the document of what sites told.
+    """Return the document of the figures that sites report about their images.
 
     Args:
-        measured: counts and histograms by site.
-        intensities: what 0 and 1 of the intensities are, in words.
-        class_names: in the order of the classes.
-        left_out: why others are not in it, by site.
+        measured: counts and histograms of each site, by site.
+        intensities: meaning of the intensities 0 and 1, in words.
+        class_names: names of the classes, in the order of the classes.
+        left_out: reason for each site that is not in the document, by site.
 
     Raises:
-        ValueError: a figure that nobody declared, or one out of range (names the site).
+        ValueError: a figure is not declared or is out of range; the message names the site.
     """
     sites = {}
     for site in in_order(measured):
@@ -170,10 +170,10 @@ def document_of(
 
 
 def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> None:
-    """Refuse what one site told.
+    """Check the figures that one site reports.
 
     Raises:
-        ValueError: a figure that nobody declared, or one out of range (names the site).
+        ValueError: a figure is not declared or is out of range; the message names the site.
     """
     unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
     if unknown or any(count < 0 for count in counts.values()):
@@ -191,7 +191,7 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
 
 
 def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) -> list[str]:
-    """Return what a site does not tell."""
+    """Return the names of the figures that a site withholds."""
     if "cases" not in counts:
         return ["everything"]
     hidden = sum(counts.get(f"cases_{split}", 0) for split in SPLITS) < counts["cases"]
@@ -203,7 +203,7 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
-    """Return the sums of what the sites told."""
+    """Return the figures of several sites together, as sums of their counts and histograms."""
     names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
     histograms = {}
@@ -224,7 +224,7 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
 
 
 def others_of(sites: Mapping[str, Figures], site: str) -> Figures:
-    """Return all sites but one, pooled."""
+    """Return the pooled figures of all sites but one."""
     return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 
@@ -240,7 +240,7 @@ def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
 
 
 def _sentences(document: StatsDocument) -> list[str]:
-    """Return what the figures mean, the answer first."""
+    """Return sentences on sites left out, on how different the sites are, and on missing figures, in this order."""
     known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
     mixed = {site: of.classes_jensen_shannon for site, of in known.items() if of.classes_jensen_shannon is not None}
     answers = []
@@ -308,7 +308,7 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
 
 
 def csv_of(document: StatsDocument) -> str:
-    """Return a line for each figure: site (``pooled``: all), what, bin, value."""
+    """Return the document as CSV text, a line for each figure: site (``pooled``: all sites), figure, bin, value."""
     rows: list[list[Any]] = [["site", "figure", "low", "high", "value"]]
     for site, of in {**document.sites, "pooled": document.pooled}.items():
         rows += [[site, name, None, None, count] for name, count in of.counts.items()]
@@ -324,7 +324,7 @@ def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
     """Write ``stats.json`` and ``stats.csv`` into a folder, and the page where a listener draws it.
 
     Returns:
-        What the log is to say: the document's sentences and where the page is.
+        Lines for the log: the document's sentences, and the listeners' lines, such as where the page is.
 
     Raises:
         OSError: the folder cannot be written.

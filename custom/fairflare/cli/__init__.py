@@ -1,4 +1,4 @@
-"""The command line; see :mod:`fairflare.cli.commands`."""
+"""Provide the command line ``fairflare``, whose commands are in :mod:`fairflare.cli.commands`."""
 
 import sys
 
@@ -8,11 +8,11 @@ if sys.platform == "win32":
 from fairflare.base.machine.environment import ignore_matplotlib_settings
 from fairflare.cli.later import import_later
 
-ignore_matplotlib_settings()  # nothing above imports MONAI; processes that are spawned come by here too
+ignore_matplotlib_settings()  # before any import of MONAI; spawned processes import this module too
 
 
 def main() -> None:
-    """Run the command line; a large package is imported when a command first uses it."""
+    """Run the command line; large packages are imported only when a command first uses them."""
     import_later()
     from fairflare.cli import commands
 

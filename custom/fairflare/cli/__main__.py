@@ -1,4 +1,4 @@
-"""``python -m fairflare.cli``."""
+"""Run the command line as ``python -m fairflare.cli``."""
 
 from fairflare.cli import main
 

@@ -1,4 +1,4 @@
-"""``fairflare``: its commands. Each stands in a file of its own; what they need is imported when they are called."""
+"""Register the commands of ``fairflare``, a file each; packages that a command needs are imported when it is called."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ for command in (
 app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(prepare)
 own = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
 for name, more in plugged(COMMANDS).items():
-    if name not in own:  # else it serves what our command leaves to it: `show` of several runs
+    if name not in own:  # a plugin's command of the same name extends ours: `show` calls it for several runs
         app.command(name, cls=Command)(more)
 
 
 def main() -> None:
-    """Run the command line; a path that cannot be used, or an extra that is not installed, is one line."""
+    """Run the command line; an unusable path or an extra that is not installed is reported in one line."""
     try:
         app()
     except Exception as error:

@@ -8,27 +8,27 @@ import typer
 
 
 def methods(incomplete: str) -> list[str]:
-    """List the methods whose name begins so."""
+    """Return the names of methods that begin with ``incomplete``."""
     from fairflare.methods.base.catalog import all_methods
 
     return [name for name in all_methods() if name.startswith(incomplete)]
 
 
 def kinds_of_task(incomplete: str) -> list[str]:
-    """List the kinds of task that begin so."""
+    """Return the kinds of task that begin with ``incomplete``."""
     kinds = ("segmentation", "classification", "volume_segmentation", "volume_classification")
     return [name for name in kinds if name.startswith(incomplete)]
 
 
 def papers(incomplete: str) -> list[str]:
-    """List the experiments of papers that begin so."""
+    """Return the names of papers' experiments that begin with ``incomplete``."""
     from fairflare.federation.plan.papers import experiments
 
     return [name for name in experiments() if name.startswith(incomplete)]
 
 
 def settings(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List the settings of the method on the command line, as ``name=``."""
+    """Return the settings of the command line's method that begin with ``incomplete``, as ``name=``."""
     from fairflare.federation.plan.describe import sections
     from fairflare.methods.base.catalog import all_methods
 
@@ -39,7 +39,7 @@ def settings(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """List the folders that hold a run: below ``runs``, or below what was typed."""
+    """Return the folders that may hold a run and begin with ``incomplete``; without it the folders in ``runs``."""
     folder = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent) if incomplete else Path("runs")
     found = (path for path in sorted(folder.iterdir()) if path.is_dir()) if folder.is_dir() else ()
     return [str(path) for path in found if str(path).startswith(incomplete)]

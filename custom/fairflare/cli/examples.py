@@ -1,4 +1,4 @@
-"""``fairflare examples``: working examples, as files to change."""
+"""Implement ``fairflare examples``, which writes working examples as files to change."""
 
 from __future__ import annotations
 

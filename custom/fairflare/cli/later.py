@@ -1,4 +1,4 @@
-"""Large packages that a command imports when it first uses them: most command lines are answered without tensors."""
+"""Delay the import of large packages until their first use, since most command lines need no tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-#: Packages that take longest to import, and that much of the package names at the top of its files.
+#: The packages that take longest to import; many files of this package import them at the top.
 LARGE = ("torch", "monai", "scipy")
 LOCK = RLock()
 
 
 class Later(ModuleType):
-    """Stand in for a package that is imported at the first use of anything in it."""
+    """Stand in for a package, which is imported at the first use of one of its attributes."""
 
     def __getattr__(self, name: str) -> Any:
         with LOCK:
@@ -26,10 +26,10 @@ class Later(ModuleType):
 
 
 class ModulesOfLater:
-    """Find a module of a package that is not imported yet: with the package, which may import the module too."""
+    """Find modules of a package whose import was delayed, by an import of the package itself first."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Import the package; say where the module is only if it is there now, which else would be run again."""
+        """Import the package; return a module's spec only if this loaded the module, so that it is not run twice."""
         package = sys.modules.get(name.partition(".")[0])
         if type(package) is not Later:
             return None
@@ -40,17 +40,17 @@ class ModulesOfLater:
         return module.__spec__
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that is there."""
+        """Return the module that the package's import has loaded already."""
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave the module as it is."""
+        """Restore the module's own spec; the module is loaded already and is not executed again."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def import_later() -> None:
-    """Let ``import torch`` and its like cost nothing before something of the package is used."""
+    """Delay the import of each package of :data:`LARGE` until something of the package is used."""
     for name in LARGE:
         spec = None if name in sys.modules else find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:

@@ -1,4 +1,4 @@
-"""``fairflare list``, ``describe`` and ``privacy``: what there is, and what it does."""
+"""Implement ``fairflare list``, ``describe`` and ``privacy``, which describe the methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairflare.cli.screen import AsJson, console, one_document, one_form, user_e
 if TYPE_CHECKING:
     from fairflare.federation.plan.describe import InUse
 
-WIDE = 110  # columns that the sources need beside the rest
+WIDE = 110  # least width of a screen on which the list shows sources too
 WIDEST_TITLE, WIDEST_SOURCE = 14, 36
 
 
@@ -94,7 +94,7 @@ def describe(
 
 
 def _as_json(used: InUse) -> dict[str, Any]:
-    """Return a setting with the value that a run has; ``paper``: with ``--paper``, where that is another."""
+    """Return a setting with its value in a run as plain values; ``paper``: the value with ``--paper`` if it differs."""
     of = used.setting
     return {
         "name": of.name, "wanted": of.wanted, "value": of.default, "paper": used.paper,

@@ -1,4 +1,4 @@
-"""The options that several commands have, and how they are taken."""
+"""Define the options that several commands share, and parse their values."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fairflare.cli.screen import console, say, user_errors
 from fairflare.federation.plan.run_settings import BY_OPTION, RUN, SAME, SITES_THAT_FAIL, TRAINING, RunSettings
 from fairflare.reporting.layout import listed
 
-FIRST_PAPER = "default"  # what --paper says without a name
+FIRST_PAPER = "default"  # value of --paper without a name
 
 VALUES = "Give them with --set NAME=VALUE; lists and numbers as JSON, null for nothing or None."
 
 OWN_IMAGES = "On own images (--data) image_size and in_channels follow the images unless they are given."
 
-TABLES = "Tables"  # a group of options in the help
+TABLES = "Tables"  # name of a group of options in the help
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
-#: Options that users try, although no command (or not the one they call) has them.
+#: Words for errors about options that users try although the command does not have them.
 OF_SITES = {"--gpu": "The device stands", "--device": "The device stands", "--data": "Where the data are stands"}
-USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # of the click that typer carries along, which has no public name
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # class of typer's own copy of click, without a public name
 
 
 def option_of(setting: str) -> Any:
@@ -116,7 +116,7 @@ OwnCode = Annotated[
 
 
 class Command(TyperCommand):
-    """A command whose help has its options by group and name, and whose option --paper may stand without a name."""
+    """Define a command whose help sorts options by group and name, and whose option --paper may have no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return sorted(super().get_params(ctx), key=_place_in_help)
@@ -139,7 +139,7 @@ class Command(TyperCommand):
 
 
 def _meant(words: Sequence[str]) -> str:
-    """Return what to write where a word stands alone that belongs to ``--set`` or ``--paper``; or nothing."""
+    """Return a hint where a lone word probably belongs to ``--set`` or ``--paper``; else an empty text."""
     from fairflare.federation.plan.papers import experiments
 
     for option, word, after in zip(words, words[1:], [*words[2:], ""], strict=False):
@@ -151,15 +151,15 @@ def _meant(words: Sequence[str]) -> str:
 
 
 def _place_in_help(parameter: Any) -> tuple[int, str]:
-    if parameter.param_type_name == "argument":  # as they are typed
+    if parameter.param_type_name == "argument":  # arguments come first, in the order of typing
         return -1, ""
     return PANELS.index(parameter.rich_help_panel or ""), [*parameter.opts, *parameter.secondary_opts][0]
 
 
 def _no_paper(word: str) -> bool:
-    """Return whether what stands behind ``--paper`` is no paper: nothing, an option or a method.
+    """Return whether the word after ``--paper`` is no paper's name, but nothing, an option or a method.
 
-    Anything else is a paper, or a mistyped one.
+    Any other word is a paper's name, perhaps a mistyped one.
     """
     from fairflare.federation.plan.papers import experiments
     from fairflare.methods.base.catalog import all_methods
@@ -168,27 +168,27 @@ def _no_paper(word: str) -> bool:
 
 
 def which_paper(name: str | None) -> dict[str, Any]:
-    """Return ``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
+    """Return the value of ``--paper`` as arguments of :func:`fairflare.federation.plan.plan.make_plan`."""
     return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
 
 
 def which_model(best: bool | None) -> Literal["best", "last"] | None:
-    """Return ``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` has it."""
+    """Return the value of ``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` takes it."""
     return None if best is None else "best" if best else "last"
 
 
 def refuse_to_replace(targets: Iterable[Path], overwrite: bool) -> None:
-    """Raise ValueError where files are there and ``--overwrite`` is not given (names them)."""
+    """Raise ValueError with the files' names where target files exist and ``--overwrite`` is not given."""
     there = [str(path) for path in targets if path.exists()]
     if there and not overwrite:
         raise ValueError(f"already there: {listed(there, most=5)}; give --overwrite to replace them, or another --out")
 
 
 def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") -> None:
-    """Export a recipe into a folder, which an option named.
+    """Export a recipe as a job into a folder; ``option`` named the folder on the command line.
 
     Raises:
-        ValueError: the job is there already.
+        ValueError: the job's folder exists already.
         OSError: the folder cannot be written.
     """
     folder = out / recipe.name
@@ -230,7 +230,7 @@ def plan_options(
     ] = 3600.0,
     **of_run: Any,
 ) -> dict[str, Any]:
-    """Return the options that say what is run: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
+    """Return the options that describe a run, as arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
     return {
         "method": method,
         "task": task,
@@ -246,7 +246,7 @@ def plan_options(
 
 
 def run_options(command: str) -> list[inspect.Parameter]:
-    """Return the parameters of a command that settings of the run declare, see :class:`ByOption`."""
+    """Return the parameters of a command for settings of the run that have an option, see :class:`ByOption`."""
     usual, hints, found = RunSettings(), get_type_hints(RunSettings), []
     for name, of in BY_OPTION.items():
         if of.help and of.only in ("", command):
@@ -257,7 +257,7 @@ def run_options(command: str) -> list[inspect.Parameter]:
 
 
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say what is run in front of its own, and their result as ``plan``."""
+    """Add the options that describe a run to a command, which gets them as the argument ``plan``."""
     of_run = run_options(command.__name__)
     shared = [p for p in inspect.signature(plan_options).parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "plan"]
@@ -278,7 +278,7 @@ def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def value_of(text: str) -> Any:
-    """Read a value as users write it: JSON where it parses, else the text."""
+    """Return the value of a text that a user wrote: parsed as JSON if possible, else the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -289,7 +289,7 @@ def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
     """Parse ``["clip_max=0.99"]`` into ``{"clip_max": 0.99}``; values are JSON where they parse, else text.
 
     Raises:
-        ValueError: no ``=``, or a key twice.
+        ValueError: an item has no ``=``, or a key is given twice.
     """
     found: dict[str, Any] = {}
     for item in items or ():

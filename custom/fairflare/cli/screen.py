@@ -1,4 +1,4 @@
-"""Where the command line writes, and how it says that something was given wrongly."""
+"""Print the command line's output: sentences, notes, errors of the user, and JSON documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AsJson = Annotated[
 
 
 def say(text: str, where: Console | None = None, *, mark: str = "") -> None:
-    """Print a sentence as it is, on a line of its own, behind a coloured ``mark``. Default: on standard error."""
+    """Print a sentence unchanged after a coloured ``mark``, on a line of its own; default: on standard error."""
     (where or errors).print(f"{mark}{escape(text)}", highlight=False, soft_wrap=True)
 
 
@@ -36,10 +36,10 @@ def note(text: str) -> None:
 
 @contextmanager
 def user_errors(out: Path | None = None) -> Iterator[None]:
-    """Say a mistake of the user, or a path that cannot be used, in one red line; a bug keeps its traceback.
+    """Report a user's mistake or an unusable path in one red line; other errors keep their traceback.
 
     Args:
-        out: that the command writes to, for an error of the disk that names no path.
+        out: path that the command writes to, for an error of the disk that names no path.
     """
     try:
         yield
@@ -67,6 +67,6 @@ def one_document(wanted: bool) -> Iterator[Callable[..., None]]:
 
 
 def one_form(as_json: bool, **others: bool) -> None:
-    """Raise ValueError where a table is asked for in two forms."""
+    """Raise ValueError where the user asks for the output in two forms, such as --json and --csv."""
     if len(asked := [f"--{name}" for name, given in {"json": as_json, **others}.items() if given]) > 1:
         raise ValueError(f"{asked[0]} and {asked[1]} exclude each other")

@@ -1,4 +1,4 @@
-"""``fairflare show``: what finished runs give."""
+"""Implement ``fairflare show``, which prints the results of runs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def show(
 
 
 def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
-    """Return one run with its metrics at its sites and over them; ``notes`` are the sentences under its table.
+    """Return a run as plain values: metrics by site and over sites; ``notes`` are the sentences below its table.
 
     Raises:
-        ValueError: a metric that the run does not have.
+        ValueError: the run does not have the metric.
     """
     from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 

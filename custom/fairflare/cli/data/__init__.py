@@ -1,1 +1,1 @@
-"""``fairflare check-data``, ``doctor`` and ``phantom``, and which sites a data file names."""
+"""Implement the commands ``check-data``, ``stats``, ``doctor`` and ``policies``, and find the sites of a data file."""

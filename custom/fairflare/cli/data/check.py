@@ -1,4 +1,4 @@
-"""``fairflare check-data``: everything wrong with the images of one or several sites, in one run."""
+"""Implement ``fairflare check-data``, which lists all problems of the images of one or several sites at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairflare.cli.screen import AsJson, console, errors, one_document, say, use
 from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
 
-MOST = 20  # kinds of problems of a site, unless --all
+MOST = 20  # largest number of kinds of problems that are printed for a site without --all
 COUNTS = "counts.csv"
 QUOTED = re.compile(r"'([^']*)'")
 
@@ -91,10 +91,10 @@ def make_task(
     task_file: Path | None,
     data: Path | None = None,
 ) -> tuple[Any, list[str] | None]:
-    """Return the task that the images are read as, and the names of its classes.
+    """Return the task that reads the images, and the names of its classes.
 
-    Without a kind it is what the labels are; without ``num_classes`` a classification has as many classes as the
-    datalists name, else as the highest label says. ``data``: where they are, for what their manifest says.
+    Without ``kind`` the manifest beside the path ``data`` or, without a manifest, the labels decide the kind of task.
+    Without ``num_classes`` a classification has as many classes as the datalists name, else the highest label and one.
     """
     from fairflare.federation.plan.plan import make_plan
     from fairflare.tasks.images import ImageTask
@@ -118,7 +118,7 @@ def make_task(
 
 
 def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None]:
-    """Return the numbers of classes and their names in the datalists, as far as these can be read."""
+    """Return all labels that are class numbers, and the class names, from the datalists that can be read."""
     numbers: list[int] = []
     names = None
     for own in sites.values():
@@ -130,19 +130,19 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
             numbers += [number for number in found if type(number) is int and number >= 0]
             names = content.get("class_names") or names
         except (KeyError, TypeError, AttributeError, OSError, ValueError):
-            continue  # what is wrong is said when the list is read
+            continue  # a datalist's problem is reported when the list is read
     usable = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return numbers, names if usable else None
 
 
-# ------------------------------------------------------------------------------------------------ what it says
+# ------------------------------------------------------------------------------------------------ printing
 
 
 _tell = partial(say, where=console)
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
-    """Return a line for each kind of problem of a site, with three images' names; ``every``: for each problem."""
+    """Print a line for each kind of problem of a site, with names of images; ``every``: a line for each problem."""
     by_site: dict[str, list[tuple[str, str]]] = {}
     for problem in sorted(problems, key=lambda problem: not problem.grave):
         where = f"{'problem' if problem.grave else 'note'}: {problem.site or 'all sites'}"
@@ -156,7 +156,7 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 
 def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
-    """Return the first one's text and the others' names."""
+    """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
     first = problems[0][1]
     if len(problems) == 1:
         return first
@@ -203,7 +203,7 @@ def _name(number: int | None, names: Sequence[str] | None) -> str:
 
 
 def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tuple[Path, Path]]:
-    """Contact sheet and histogram of each site."""
+    """Return the paths of contact sheet and histogram by site, after a check that nothing is overwritten."""
     from fairflare.data.preparers.names import file_name
 
     targets = {

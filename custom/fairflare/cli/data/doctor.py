@@ -1,4 +1,4 @@
-"""``fairflare doctor``: the things that support asks for first."""
+"""Implement ``fairflare doctor``, which checks the installation, a site's data and a start-up kit."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def examine(
     """Yield the finding of each check, one after the other: packages, device, disk space, then what the arguments name.
 
     Args:
-        data: a ``local/fairflare.json``.
-        sites: whose data are opened; None: those that the file names, or ``site-1``.
-        open_site: opens a site's data as a task does; None: only the file is read.
+        data: path of a ``local/fairflare.json``, or of its folder.
+        sites: names of the sites whose data are opened; ``None``: the sites that the file names, or ``site-1``.
+        open_site: function that opens a site's data as a task does; ``None``: only the file is read.
         kit: start-up kit or workspace of a FLARE server or site.
-        ports: that a server of this machine would listen on.
+        ports: ports that a server on this machine would listen on.
     """
     yield from packages()
     yield device()
@@ -116,7 +116,7 @@ def examine(
 
 
 def packages() -> Iterator[Finding]:
-    """Compare Python and the packages that FairFlare needs with the versions that FairFlare asks for."""
+    """Yield findings on the versions of Python and of the packages that FairFlare needs."""
     from packaging.requirements import Requirement
 
     number = ".".join(map(str, sys.version_info[:3]))
@@ -126,7 +126,7 @@ def packages() -> Iterator[Finding]:
     for text in requires("fairflare") or []:
         wanted = Requirement(text)
         extra = next((name for name in EXTRAS if wanted.marker and wanted.marker.evaluate({"extra": name})), None)
-        if wanted.marker is not None and extra is None:  # for developers, or of one method
+        if wanted.marker is not None and extra is None:  # packages for developers, or for a single method
             continue
         try:
             found = version(wanted.name)
@@ -140,7 +140,7 @@ def packages() -> Iterator[Finding]:
 
 
 def device() -> Finding:
-    """Return the GPU, or the cores."""
+    """Return a finding on the GPU, with the number of CPU cores where there is no GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -151,7 +151,7 @@ def device() -> Finding:
 
 
 def room(folder: Path) -> Finding:
-    """Return how much space is free on the disk of a folder, with a warning where it is 5 GiB or less."""
+    """Return a finding on the free space of a folder's disk, with a warning at 5 GiB or less."""
     gib = shutil.disk_usage(folder).free / 2**30
     return Finding("disk", "ok" if gib > 5 else "warning", f"{gib:.1f} GiB free")
 
@@ -159,7 +159,7 @@ def room(folder: Path) -> Finding:
 def site_file(
     path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
 ) -> Iterator[Finding]:
-    """Yield the private file of one site, or of all sites of a simulator, and the data that it names."""
+    """Yield findings on the private file of one site, or of a simulator's sites, and on the data that it names."""
     from fairflare.federation.site.site_file import own_settings
     from fairflare.federation.transports.shared_images import refuse_shared_images
 
@@ -186,7 +186,7 @@ def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[s
     try:
         data = open_site(name, own)
         counts = ", ".join(f"{data.num_samples(split)} {split}" for split in (*SPLITS, *data.test_splits))
-    except Exception as error:  # of a task of the user's own, too
+    except Exception as error:  # any error, since the task may be the user's own
         return Finding(what, "problem", f"{type(error).__name__}: {error}")
     if data.synthetic:
         return Finding(what, "warning", f"{counts}; SYNTHETIC images")
@@ -194,7 +194,7 @@ def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[s
 
 
 def start_up_kit(kit: Path) -> Iterator[Finding]:
-    """Allow list, rights, log streaming, signed jobs and certificates of a start-up kit."""
+    """Yield findings on a start-up kit's allow list, rights, log streaming, signed jobs and certificates."""
     local, startup = kit / "local", kit / "startup"
     if (found := _in_use(local, "resources.json")) is None:
         yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
@@ -220,12 +220,12 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
 
 
 def _in_use(local: Path, name: str) -> Path | None:
-    """Return the file of this name that FLARE reads: a site's own, else the one of the kit."""
+    """Return the file of this name that FLARE reads: the site's own file, else the kit's default file."""
     return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
 
 def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
-    """Yield whether what outlives a job is where it outlives the job's container."""
+    """Yield a warning where files that outlive a job would be lost with the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     own = local / "fairflare.json"
     if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
@@ -236,7 +236,7 @@ def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Findi
 
 
 def _rights(local: Path) -> Iterator[Finding]:
-    """Yield whether somebody may bring code or open a shell."""
+    """Yield a finding on the rights of users to bring code with a job or to open a shell."""
     if (found := _in_use(local, "authorization.json")) is None:
         return
     roles = json.loads(found.read_text(encoding="utf-8"))["permissions"]
@@ -251,7 +251,7 @@ def _rights(local: Path) -> Iterator[Finding]:
 
 
 def _allow_list(entries: list[str]) -> Finding:
-    """Return whether a job without custom code may name its classes, and no function of the package besides."""
+    """Return a finding on the allow list: it should allow the classes of jobs without custom code, and no other."""
     from fairflare.provision import job_classes
 
     what = "allow list"
@@ -283,7 +283,7 @@ def _expiry(path: Path) -> Finding:
 
 
 def free_port(port: int) -> Finding:
-    """Return whether a server could listen on this port of this machine."""
+    """Return a finding on a port: whether a server could listen on it on this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

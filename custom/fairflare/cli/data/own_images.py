@@ -1,4 +1,4 @@
-"""A run on own images: how they are read, said in one line, and what a quick run takes from them."""
+"""Adapt a run to the user's own images: derive settings from them, and report how they are read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from fairflare.federation.plan.plan import Plan
 
-MOST_PIXELS = 96  # of a side, so that a run without further settings stays quick
-LOOKED_AT = 3  # images of a site: enough to know their kind
+MOST_PIXELS = 96  # largest side of the images in a run without further settings, so that it is quick
+LOOKED_AT = 3  # number of a site's images that are read to find their kind
 
 
 def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float32]]:
     """Return the first training images of every site, (height, width, 1 or 3).
 
-    Nothing where they are synthetic, or of a task that reads them in its own way. What cannot be read is what the run's
-    check will say.
+    The list is empty where images are synthetic, or the task reads images in its own way. Unreadable images are left
+    out here; the run's check reports them.
     """
     from fairflare.data.datalist import DataError, load_datalist
     from fairflare.data.reading import read_image
@@ -52,9 +52,9 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
 
 
 def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
-    """Return channels and size for a task as the user's images have them.
+    """Return a task's settings of channels and image size that suit the user's images.
 
-    The size is at most :data:`MOST_PIXELS`, and one that the network takes.
+    The size is at most :data:`MOST_PIXELS`, and large enough for the network.
     """
     if not images or not {"image_size", "in_channels"} <= set(vars(plan.task)):
         return {}
@@ -64,7 +64,7 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
     coloured = any(_coloured(image) for image in images)
     found: dict[str, Any] = {"image_size": [side, side]}
-    if task.initial_weights is None:  # a checkpoint has its own channels
+    if task.initial_weights is None:  # else the checkpoint decides the channels
         found["in_channels"] = 3 if coloured else 1
     return found
 
@@ -72,15 +72,17 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
 def suited(
     plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool
 ) -> dict[str, Any]:
-    """Return what a run takes from the sites' own images, where there are such; says it, and how they are read.
+    """Return settings of a run that suit the sites' own images, and print how these images are read.
+
+    Without images of the sites' own the settings are empty and nothing is printed.
 
     Args:
-        plan: without it.
+        plan: the run's plan without these settings.
         local: content of ``local/fairflare.json``.
-        data: where that is.
-        given: settings that stay.
-        quick: channels and size follow the images.
-        trial: nobody said how long or how finely to train.
+        data: path of this file.
+        given: settings that the user gave; they are not changed.
+        quick: whether channels and image size follow the images.
+        trial: whether the user gave neither a number of rounds nor the paper's settings.
 
     Raises:
         ValueError: two sites have the same images.
@@ -90,7 +92,7 @@ def suited(
     refuse_unknown_keys(plan, local, data)
     refuse_shared_images(plan.sites or (), local)
     images = looked_at(plan, local)
-    if not images:  # whole volumes are not looked at, but their manifest is
+    if not images:  # of whole volumes only the manifest is read
         return prepared_for(plan, data, given) if getattr(plan.task, "spatial_dims", 2) == 3 else {}
     found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
     found = {name: value for name, value in found.items() if name not in given}
@@ -102,7 +104,7 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
     """Refuse keys of the data file that no task and no site reads, before a run of one's own begins.
 
     Raises:
-        ValueError: names the file, the key, and the sites in whose blocks the key stands.
+        ValueError: a key is unknown; the message names file, key, and the sites that have the key.
     """
     from fairflare.data.datalist import DataError
     from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
@@ -120,7 +122,7 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
 
 
 def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what data that ``prepare`` wrote need of a task (RIF: its two structures), by their manifest; says it."""
+    """Return and print settings of a task that the manifest of prepared data asks for, such as RIF's two structures."""
     told = {} if data is None else manifest_of(data).get("task", {})
     found = {name: value for name, value in told.items() if name in vars(plan.task) and name not in given}
     if found:
@@ -129,9 +131,9 @@ def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dic
 
 
 def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"task": kind}``, and say so, where the data need another kind of task than a method's own.
+    """Return ``{"task": kind}`` and print it, where the manifest of prepared data names a kind of task.
 
-    Meant are data that ``prepare`` wrote, whose manifest names a kind; where the user names a task, ``{}`` is returned.
+    ``{}`` is returned where the user names a task, or the data have no such manifest.
     """
     names = ("task", "task_file", "monai_bundle", "script")
     kind = None if data is None or any(told.get(name) for name in names) else manifest_of(data).get("kind")
@@ -141,13 +143,13 @@ def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, An
 
 
 def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``{"allow_phantom": False}`` where only made-up data keep a plan from being made.
+    """Return ``{"allow_phantom": False}`` where a plan can be made only without synthetic data; else ``{}``.
 
-    No site is given such data: for instance a paper's four corrupted sites, where two sites have images of their own.
-    Another error is met when the plan is made.
+    An example is a paper with four corrupted synthetic sites, when the run has two sites with images of their own. Any
+    other error is raised later, when the plan is made.
 
     Args:
-        make: makes the plan with these settings beside its own.
+        make: function that makes the plan with further settings.
         local: content of ``local/fairflare.json``.
     """
     blocks = local.get("sites")
@@ -162,7 +164,7 @@ def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str
 
 
 def manifest_of(data: Path) -> dict[str, Any]:
-    """Return what ``prepare`` noted of the data set that a path is of or in; empty: it is of no such."""
+    """Return the manifest that ``prepare`` wrote for the data set of a path; empty: the path has no manifest."""
     for folder in (data, *data.absolute().parents[:2]):
         try:
             found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -175,9 +177,9 @@ def manifest_of(data: Path) -> dict[str, Any]:
 def in_words(
     plan: Plan, images: Sequence[npt.NDArray[np.float32]], more: Mapping[str, Any] | None = None, *, trial: bool
 ) -> str:
-    """Return ``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``; sizes are width x height.
+    """Return how images are read, as ``640x480 RGB images are read as 96x96 RGB; 3 rounds: a trial; ...``.
 
-    ``more``: settings of the task that the plan has not yet.
+    Sizes are width x height. ``more``: settings of the task that the plan does not have yet.
     """
     task = {**vars(plan.task), **(more or {})}
     sizes = sorted({image.shape[:2] for image in images}, key=lambda size: (size[0] * size[1], size))
@@ -195,5 +197,5 @@ def _kind(coloured: bool) -> str:
 
 
 def _coloured(image: npt.NDArray[np.float32]) -> bool:
-    """Return whether an image has colours: grey pictures are often stored in three equal channels."""
+    """Return whether an image has colours; a grey picture is often stored in three equal channels."""
     return image.shape[2] == 3 and not (image == image[:, :, :1]).all()

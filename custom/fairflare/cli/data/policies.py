@@ -1,4 +1,4 @@
-"""``fairflare policies``: what a hospital should insist on, laid into kits that others made."""
+"""Implement ``fairflare policies``, which writes a hospital's policies into start-up kits that others made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policies(
 
 
 def _arguments(project: Path) -> dict[str, Any]:
-    """Return the arguments of the builder's entry in a project file."""
+    """Return the arguments of the ``SitePolicyBuilder`` in a project file."""
     try:
         content = yaml.safe_load(project.read_text(encoding="utf-8"))
         (arguments,) = (entry.get("args") or {} for entry in content["builders"] if entry["path"] == BUILDER)

@@ -1,4 +1,4 @@
-"""Which sites there are: what ``--sites`` says, and what a data file, a datalist or a folder has."""
+"""Find the sites of a command, from ``--sites`` and from a data file, a datalist or a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse_sites(text: str) -> int | list[str] | None:
     """Parse a text for sites: ``"4"`` -> 4; ``"a,b"`` -> ``["a", "b"]``; ``"all"`` -> ``None``.
 
     Raises:
-        ValueError: several numbers, or one that is no count.
+        ValueError: the text has several numbers, or a number that is no count.
     """
     if text == "all":
         return None
@@ -44,19 +44,19 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
     """Return the sites of a run in the simulator or in process.
 
     Args:
-        chosen: ``--sites``, ``"default"`` without.
-        local: the data file.
+        chosen: value of ``--sites``; ``"default"``: the option was not given.
+        local: content of the data file.
 
     Returns:
-        Their number (0: as many as the method's quick job has) or names; those of the data file where it has data for
-        sites by name.
+        The number of the sites (0: as many as the method's quick job has) or their names. Where the data file has data
+        for sites by name, they are the file's sites.
 
     Raises:
-        ValueError: ``--sites`` names others than the file (says which), or the file is that of one site alone.
+        ValueError: ``--sites`` and the file name different sites (the message says which), or the file is of one site.
     """
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != "server"} if isinstance(blocks, Mapping) else {}
-    shared = "data_root" in local  # of every site: their lists tell them apart, or it is one site's own file
+    shared = "data_root" in local  # one folder of all sites, whose datalists differ; or this is one site's own file
     told = ("data_root", "datalist") if shared else ("data_root",)
     if not any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values()):
         if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
@@ -81,10 +81,10 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
 
 
 def names_of(sites: str | None) -> list[str] | None:
-    """Return ``--sites`` of a command that takes names alone; ``None``: it is not given.
+    """Return the names in ``--sites``, for a command that takes only names; ``None``: the option was not given.
 
     Raises:
-        ValueError: a number, or no name.
+        ValueError: the text is a number or has no name.
     """
     names = None if sites is None else parse_sites(sites)
     if isinstance(names, int) or (sites is not None and not names):
@@ -96,7 +96,7 @@ def names_of(sites: str | None) -> list[str] | None:
 
 
 def file_in(data: Path) -> Path:
-    """Return the site file that ``--data`` means: itself, or that of a folder such as ``prepare`` writes."""
+    """Return the site file for ``--data``: the path itself, or the file ``fairflare.json`` in a folder."""
     return data / "fairflare.json" if data.is_dir() else data
 
 
@@ -104,10 +104,10 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: there is none (names the file behind ``what``, and says what is ``wanted``).
+        ValueError: the file has no object; the message names the file after ``what``, and says what is ``wanted``.
     """
     try:
-        content = json.loads(file.read_bytes())  # UTF-8 or UTF-16, with a mark or without
+        content = json.loads(file.read_bytes())  # UTF-8 or UTF-16, with or without a byte-order mark
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{what}{file} {unreadable(error)}") from error
     if not isinstance(content, dict):
@@ -116,10 +116,10 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
 
 
 def sites_of(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings of each site that a path stands for.
+    """Return the settings of each site of a path: a site file, a datalist, a site's folder or a folder of sites.
 
     Raises:
-        ValueError: there is nothing to look at; says what was expected.
+        ValueError: the path has no site; the message says what was expected.
     """
     from fairflare.federation.site.site_file import own_settings
 

@@ -1,4 +1,4 @@
-"""``fairflare stats``: how different the sites' images are, before the first round."""
+"""Implement ``fairflare stats``, which measures how different the sites' images are, before any training."""
 
 from __future__ import annotations
 

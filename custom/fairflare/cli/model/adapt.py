@@ -1,4 +1,4 @@
-"""``fairflare adapt``: a run's model with the norm statistics of one's own images, which need no labels."""
+"""Implement ``fairflare adapt``, which fits a model's norm statistics to the user's own images without labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairflare.cli.model.predict import find_images, pick_device
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, which_model
 from fairflare.cli.screen import console, say, user_errors
 
-FEW = 8  # docs/norm_statistics.md: below so many pictures the statistics are those of single images
+FEW = 8  # with fewer pictures a warning is printed; see docs/norm_statistics.md
 
 
 def adapt(

@@ -1,4 +1,4 @@
-"""``fairflare evaluate``: what given models are worth at every site, without training."""
+"""Implement ``fairflare evaluate``, which tests given models at every site without training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 if TYPE_CHECKING:
     from fairflare.prediction.evaluating import GivenModel
 
-DRAWS = 200  # of the test patients, for the differences of several models; `compare` has as many
+DRAWS = 200  # number of draws of the test patients for differences between models, as in `compare`
 
 
 def evaluate(
@@ -104,7 +104,7 @@ def evaluate(
 
 
 def _test(model: GivenModel, folder: Path, local: dict[str, Any], stop: Stop, as_json: bool) -> int:
-    """Test one model in this process, and return the exit code; its table is printed where no document is wanted."""
+    """Test one model in this process, print its table unless JSON is wanted, and return the exit code."""
     from safetensors.torch import save_file
 
     from fairflare.base.disk.temporary import OwnedFolder

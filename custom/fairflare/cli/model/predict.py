@@ -1,4 +1,4 @@
-"""``fairflare predict``: what a run's model says of images."""
+"""Implement ``fairflare predict``, which applies a run's model to images."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from fairflare.prediction.predictor import Predictor
 
 CSV_FILE = "predictions.csv"
-MOST_SHOWN = 30  # lines on the screen; the file has all
-THRESHOLD = 0.5  # of the evaluation
-Told = tuple[list[dict[str, Any]], list[tuple[str, ...]]]  # rows of the file, and lines for the screen
+MOST_SHOWN = 30  # largest number of lines on the screen; the CSV file has all
+THRESHOLD = 0.5  # probability threshold of the evaluation
+Told = tuple[list[dict[str, Any]], list[tuple[str, ...]]]  # rows of the CSV file, and lines for the screen
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is written, and where."""
+    """Describe the files that ``predict`` writes: their folder, threshold and kinds."""
 
     out: Path
     overlay: bool
@@ -90,17 +90,17 @@ def predict(
     raise typer.Exit(int(failed > 0))
 
 
-# ------------------------------------------------------------------------------------------------ what is given
+# ------------------------------------------------------------------------------------------------ input
 
 
 def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
-    """Find the images of files, folders (with those inside them) and patterns, without what lies in ``out``.
+    """Find images by files, folders (with their subfolders) and patterns; files in the folder ``out`` are left out.
 
     Returns:
-        the name of each file in the output: below the folder that was given, else its own.
+        The name in the output for each image file: its path below the folder that was given, else its own name.
 
     Raises:
-        ValueError: something is not there, a folder has no image, or two would have one name in the output.
+        ValueError: a path does not exist, a folder has no image, or two images would have one name in the output.
     """
     from fairflare.prediction.masks import stem_of
 
@@ -150,7 +150,7 @@ def _images_in(folder: Path, out: Path) -> dict[Path, str]:
 
 
 def _series_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the folders that hold the files of one DICOM series and nothing else: each is one volume."""
+    """Return the folders that hold the files of a single DICOM series and no other file; each is one volume."""
     from fairflare.data import dicom
     from fairflare.data.geometry import NO_SERIES, Misfit
 
@@ -161,11 +161,11 @@ def _series_in(folders: Iterable[Path]) -> list[Path]:
             continue
         try:
             dicom.headers(place)
-        except Misfit as error:  # a broken series is one image, and is left out with the reason
+        except Misfit as error:  # a broken series counts as one image, which is left out later, with the reason
             if error.cause in NO_SERIES:
                 say(f"{place}: no volume, each file is an image by itself: {error}")
                 continue
-        except Exception:  # in colour, or damaged: each file is one image
+        except Exception:  # in colour, or damaged: each file is an image of its own
             continue
         found.append(place)
     return found
@@ -185,10 +185,10 @@ def _load(place: Path, best: bool | None, task_file: Path | None, device: str | 
 
 
 def pick_device(device: str | None) -> torch.device:
-    """Return what ``--device`` stands for.
+    """Return the device that ``--device`` names.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: the device cannot be used on this machine.
     """
     from fairflare.federation.site import site_file
     from fairflare.methods.base.training import SiteError
@@ -210,7 +210,7 @@ def _threshold(predictor: Predictor, given: float | None, overlay: bool, probabi
 
 
 def _targets(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> list[Path]:
-    """Return the files to be written."""
+    """Return the paths of the files that will be written."""
     from fairflare.prediction.masks import overlay_name, probability_file
 
     targets = [wanted.out / CSV_FILE]
@@ -229,16 +229,16 @@ def _mask_of(image: Path, name: str) -> str:
     try:
         file = image_file(image)
         volume = isinstance(file, Dicom) and file.facts().slices is not None
-    except Exception:  # what is wrong with it is said when it is read
+    except Exception:  # the image's problem is reported when it is read
         volume = False
     return mask_name(name, volume)
 
 
-# ------------------------------------------------------------------------------------------------ what is written
+# ------------------------------------------------------------------------------------------------ output
 
 
 def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> int:
-    """Return everything that can be read; how many could not."""
+    """Apply the model to all images, write the results, and return the number of images that could not be used."""
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     failed = 0
@@ -317,7 +317,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
 
 
 def _called(part: str, structure: Iterable[int]) -> str:
-    """Return the name of a structure; one without a name of its own is called by its labels."""
+    """Return the name of a structure, or words with its labels where it has no name of its own."""
     return f"label {' and '.join(map(str, sorted(structure)))}" if re.fullmatch(r"class_\d+", part) else part
 
 

@@ -1,1 +1,1 @@
-"""``fairflare run`` and ``export``: a method as a run on this machine, or as a job folder."""
+"""Implement ``fairflare run`` and ``export``: run a method on this machine, or write it as a job folder."""

@@ -1,4 +1,4 @@
-"""``fairflare run`` and ``fairflare export``."""
+"""Define the commands ``fairflare run`` and ``fairflare export``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run(
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local))
         plan.update(kind_by_manifest(site_file, plan))
-        made = partial(PlanHere, apart=jobs > 1)  # without FLARE, so that a refusal does not wait for its import
+        made = partial(PlanHere, apart=jobs > 1)  # without FLARE, whose import is slow
         own = without_phantom(lambda more: made(**{**plan, "settings": {**more, **plan["settings"]}}), local)
         plan["settings"] = {**own, **plan["settings"]}
         recipe: Any = made(**plan)
@@ -103,7 +103,7 @@ def run(
         else:
             code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors, stop)
         if stop.why and code == stop.code:
-            mark_ended(results, stop.why)  # where it was ended at once
+            mark_ended(results, stop.why)  # for a run that was ended at once, without its own record
             say_how_to_go_on(workspace, plan["experiment"])
         else:
             code = report(workspace, code, log)
@@ -117,7 +117,7 @@ def _recipe(**plan: Any) -> Any:
 
 
 def report(workspace: Path, code: int, log: Path) -> int:
-    """Print the table, or why there is none; the exit code."""
+    """Print a run's table, or why it has none, and return the exit code."""
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare.reporting.results import PAGE_FILE, find_results, read_results
     from fairflare.reporting.table import fairness_table
@@ -170,7 +170,7 @@ def export(
         packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
         sites = None if plan["sites"] == "default" else plan["sites"]
         plan |= {"sites": sites, "settings": {**FOR_HOSPITALS, **(plan["settings"] or {})}}
-        PlanHere(**plan)  # refuses before FLARE is imported
+        PlanHere(**plan)  # raises errors of the plan before the slow import of FLARE
         recipe = _recipe(**plan, packaging=packaging)
         say_plan(recipe.plan)
         if plan["task_file"]:
@@ -188,7 +188,7 @@ def export(
 
 
 def _try_network(task: Any) -> None:
-    """Refuse a user's own network that does not fit; one that fails here may need what only the sites have."""
+    """Refuse a user's own network that does not fit; if it fails to build, only warn, as it may need a site's files."""
     from fairflare.federation.server.first_model import build
     from fairflare.tasks.images import ImageTask
 

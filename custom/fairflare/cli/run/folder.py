@@ -1,4 +1,4 @@
-"""The folder of a run: what it begins with, whether it holds another run, and what its log says at the end."""
+"""Prepare the folder of a run, protect another run in it, and find errors in the run's log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fairflare.data.datalist import SPLITS
 if TYPE_CHECKING:
     from fairflare.reporting.documents import Results
 
-RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # the last line of a traceback
-OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # in front of our own words
+RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # finds the last line of a traceback
+OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # before this package's own messages
 MOST_TEXTS = 3
 
 
 def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> dict[str, Any]:
-    """Return the run's local/fairflare.json: the user's, plus folders that outlive the run's workspace."""
+    """Return the content of a run's local/fairflare.json: the user's, with folders that outlive the workspace."""
     local: dict[str, Any] = {}
     if site_file is not None:
         local = read_object(file := file_in(site_file), "--data ")
@@ -38,7 +38,7 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
 
 
 def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
-    """Raise ValueError when the folder holds another run, with a round, than the one that is gone on with."""
+    """Raise ValueError when the folder holds a run with rounds that is not the experiment to be resumed."""
     found = _there(workspace)
     if found is None or refused(workspace) or (experiment and found.info.experiment == experiment):
         return
@@ -49,13 +49,13 @@ def refuse_to_replace_run(workspace: Path, experiment: str) -> None:
 
 
 def refused(workspace: Path) -> bool:
-    """Return whether the folder's run failed before its first round: nothing is lost where another takes its place."""
+    """Return whether the folder's run failed before its first round, so that replacing it loses nothing."""
     found = _there(workspace)
     return found is not None and found.status == "failed" and not found.rounds
 
 
 def _there(folder: Path) -> Results | None:
-    """Return the results in a folder; ``None``: there are none that can be read."""
+    """Return the results in a folder; ``None``: the folder has no results, or they cannot be read."""
     from fairflare.reporting.results import find_results, read_results
 
     try:
@@ -66,15 +66,15 @@ def _there(folder: Path) -> Results | None:
 
 @contextmanager
 def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[None]:
-    """Keep the results of an earlier run away while a new one goes, so that they are not taken for the new run's.
+    """Move an earlier run's results away during a new run, so that nobody takes them for the new run's results.
 
-    Where the new run continues an experiment, the earlier results of that experiment are put aside. They are deleted
-    once the new run has begun, and come back where it ends before that (its settings are not the checkpoint's, or a
-    file is bad): the new run has then no results that could hold them.
+    Where the new run continues an experiment, the experiment's earlier results are put aside. They are deleted after
+    the new run if it has begun. They are restored if the new run ended before it began, for instance because its
+    settings differ from the checkpoint's: it then has no results that could contain them.
 
     Args:
-        workspace: the new run's; the earlier results are put aside next to it.
-        folder: with the results.
+        workspace: workspace of the new run; the earlier results are put aside next to it.
+        folder: folder of the results.
         experiment: id of the experiment that the new run continues; empty: none, and the earlier results are deleted.
     """
     aside = workspace.with_name(workspace.name + ".before")
@@ -99,9 +99,9 @@ def _begun(folder: Path) -> bool:
 
 
 def what_sites_said(results: Results, log: Path) -> list[str]:
-    """Return the texts of the sites' errors where the failure's reason keeps the texts back.
+    """Return the texts of the sites' errors from the log, where the failure's reason withholds these texts.
 
-    In the simulator the sites' log is the user's own.
+    The texts may be shown, because in the simulator the sites' log is the user's own.
     """
     if "(details in the site's log)" not in results.reason or not log.exists():
         return []
@@ -110,10 +110,10 @@ def what_sites_said(results: Results, log: Path) -> list[str]:
 
 
 def last_errors(log: Path, count: int = 5) -> list[str]:
-    """Return the lines of a log that say what went wrong, else the last ones."""
+    """Return the lines of a log that report errors, or its last lines if it has no such lines."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # what else is marked leads there
+    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # other marked lines only lead to these
     marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return [OURS.sub("", line) for line in (marked or lines)[-count:]]

@@ -1,4 +1,4 @@
-"""A run in this process, and what Ctrl-C or SIGTERM does to it."""
+"""Run a plan in this process, and stop the run on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fairflare.federation.collecting.transport import Listener
     from fairflare.federation.plan.plan import Plan
 
-#: Exit codes, as a shell has them for a process that Ctrl-C, or SIGTERM, ended.
+#: Exit codes of a run that Ctrl-C or SIGTERM ended, as in a shell.
 INTERRUPTED, TERMINATED = 130, 143
 WHY = {
     signal.SIGINT: "the run was stopped by Ctrl-C (SIGINT)",
@@ -28,11 +28,11 @@ LINES = logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
 
 class Stop:
-    """Whether this process was told to end: called, why, or an empty text.
+    """Record a request to end this process; a call returns the reason, or an empty text without a request.
 
     Attributes:
-        why: see there.
-        code: that the process is to end with.
+        why: reason of the request; empty: no request.
+        code: exit code of the process.
     """
 
     def __init__(self) -> None:
@@ -42,16 +42,16 @@ class Stop:
         return self.why
 
     def ask(self, why: str, code: int = TERMINATED) -> None:
-        """Tell it to end; the first one counts."""
+        """Request the end of the process; only the first request counts."""
         if not self.why:
             self.code, self.why = code, why
 
 
 class PlanHere:
-    """What a recipe is for the command line, without a FLARE job: FLARE is not imported.
+    """Hold a run's plan and name in place of a recipe, so that FLARE need not be imported.
 
     Args:
-        given: arguments of a recipe.
+        given: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`.
     """
 
     def __init__(self, *, min_sites: int | None = None, phase_timeout: float | None = None, **given: Any) -> None:
@@ -65,7 +65,7 @@ class PlanHere:
 def run_here(
     recipe: PlanHere, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
-    """Run a recipe's plan in this process and show on the console how it goes; see :func:`run_plan`."""
+    """Run a recipe's plan in this process, show its progress on the console, and return its exit code."""
     from fairflare.cli.run.view import view_of
 
     with logged(log_path, "w"), view_of(recipe, console) as view:
@@ -80,19 +80,19 @@ def run_plan(
     listeners: Sequence[Listener] = (),
     jobs: int = 1,
 ) -> int:
-    """Do a run in this process.
+    """Run a plan in this process, and return an exit code.
 
     Args:
-        plan: what to run.
-        workspace: laid out as the simulator's.
+        plan: the plan of the run.
+        workspace: folder of the run, laid out like the simulator's workspace.
         local: content of ``local/fairflare.json``.
-        stop: of :func:`stopped_by_signals`.
-        listeners: are told how it goes.
-        jobs: sites that work at a time.
+        stop: request to end the run, from :func:`stopped_by_signals`.
+        listeners: objects that are notified of the run's progress.
+        jobs: number of sites that work at the same time.
 
     Returns:
-        Exit code: 0, 1 when the run failed (the reason is in the results, where it came from in the log), 130 when it
-        was stopped by Ctrl-C, 143 by SIGTERM.
+        0; 1 when the run failed (the results have the reason, the log has the traceback); 130 when Ctrl-C stopped the
+        run, 143 when SIGTERM did.
     """
     from fairflare.federation.record.curves import EventFiles
     from fairflare.federation.server.rounds import Stopped
@@ -111,7 +111,7 @@ def run_plan(
 
 @contextmanager
 def logged(path: Path, mode: str) -> Iterator[None]:
-    """Write the log into a file, as the simulator does."""
+    """Write Python's log into a file during the context, in the form of the simulator's log."""
     handler = logging.FileHandler(path, mode=mode, encoding="utf-8")
     handler.setFormatter(LINES)
     root = logging.getLogger()
@@ -126,7 +126,7 @@ def logged(path: Path, mode: str) -> Iterator[None]:
 
 @contextmanager
 def warned_once() -> Iterator[None]:
-    """Show a warning of one place with one text once.
+    """Show each Python warning, by place and text, only once during the context.
 
     Python's own filters forget what was shown whenever one of them changes, as in each `warnings.catch_warnings`.
     """
@@ -148,7 +148,7 @@ def warned_once() -> Iterator[None]:
 
 @contextmanager
 def stopped_by_signals(console: Console) -> Iterator[Stop]:
-    """Listen to Ctrl-C and SIGTERM; a second one of either is a KeyboardInterrupt at once."""
+    """Record Ctrl-C or SIGTERM during the context as a request to stop; a second signal raises KeyboardInterrupt."""
     stop = Stop()
 
     def heard(number: int, frame: FrameType | None) -> None:
@@ -158,7 +158,7 @@ def stopped_by_signals(console: Console) -> Iterator[Stop]:
         again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
         console.print(f"stopping; {again} ends it at once", highlight=False)
 
-    if threading.current_thread() is not threading.main_thread():  # only the main one may listen
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
     before = {number: signal.signal(number, heard) for number in WHY}

@@ -25,23 +25,24 @@ from fairflare.reporting.results import mark_ended
 if TYPE_CHECKING:
     from fairflare.flare.export.recipes import FairRecipe
 
-RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # in the simulator's workspace
+RUN_FOLDER = Path("server") / "simulate_job" / "fairflare"  # folder of the results in the simulator's workspace
 
-#: FLARE looks for a free port, and the site's process takes it seconds later: another program may have been quicker
-#: (and answer in its place), or the process needs more than a minute to start. The site is gone then, and the server
-#: waits for it until the phase's timeout. A process that dies later is an end of file to FLARE, not a reset.
+#: Finds the log's lines about a site whose process could not start. FLARE looks for a free port that the site's process
+#: takes seconds later. Meanwhile another program may take the port (and answer in the site's place), or the process may
+#: need more than a minute to start. Then the server would wait for the lost site until the phase's timeout. A process
+#: that dies later does not match: FLARE logs an end of file for it, not a reset.
 LOST = re.compile(
     rb"Execute exception: OSError: \[Errno \d+\] Address already in use"
     rb"|Failed to create connection to the child process in SimulatorClientRunner"
     rb"|Communication error with client \S{1,128}: \[Errno \d+\] Connection reset by peer"
 )
-LONGEST = 200  # bytes of what LOST finds
-SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # bytes of a folder in which Python can have its sockets
+LONGEST = 200  # largest number of bytes that LOST matches
+SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # most bytes of a path in which Python can have sockets
 ATTEMPTS = 3
-#: FLARE takes a buffer of this size for each message, however small, and leaves it in a reference cycle; with its own
-#: 1 MB the server's process holds some 30 MB of them.
+#: FLARE allocates a buffer of this size for each message, however small, and leaves it in a reference cycle; with
+#: FLARE's default of 1 MB the server's process holds some 30 MB of such buffers.
 CHUNK, CHUNK_BYTES = "NVFLARE_STREAMING_CHUNK_SIZE", 2**17
-#: One heap for all of FLARE's threads, where little travels: 16 MB less. glibc reads it when the process begins.
+#: One heap for all of FLARE's threads saves 16 MB, where few tensors travel. glibc reads it when a process begins.
 ARENAS = {"MALLOC_ARENA_MAX": "1"}
 
 
@@ -54,19 +55,19 @@ def simulate(
     console: Console,
     stop: Stop | None = None,
 ) -> int:
-    """Run a recipe that names its sites, and show its progress.
+    """Run a recipe that names its sites in FLARE's simulator, and show its progress.
 
-    A run that loses a site to FLARE's race for ports is started again, twice at most: from its last round where it has
-    an experiment id, else from the first. The third time it goes on without the site.
+    A run that loses a site to FLARE's race for ports is started again, at most twice: from its last round if it has an
+    experiment id, else from the first round. The third attempt continues without a lost site.
 
     Args:
-        recipe: what to run.
-        workspace: of the simulator.
-        threads: workers.
+        recipe: the recipe to run.
+        workspace: workspace of the simulator.
+        threads: number of the simulator's workers.
         local: content of ``local/fairflare.json``.
-        log_path: for what FLARE prints.
-        console: shows how it goes.
-        stop: of :func:`fairflare.cli.run.here.stopped_by_signals`; ``None``: nobody tells it to stop.
+        log_path: file for the output of FLARE.
+        console: console that shows the progress.
+        stop: request to end the run, from :func:`fairflare.cli.run.here.stopped_by_signals`; ``None``: never.
 
     Returns:
         The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason
@@ -77,7 +78,7 @@ def simulate(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "fairflare.json").write_text(json.dumps(dict(local), indent=2) + "\n", encoding="utf-8")
     stop = stop or Stop()
-    # FLARE's temporary files, single sites' updates among them, go with this folder, whatever ends the run.
+    # FLARE's temporary files, which may hold single sites' updates, are removed with this folder however the run ends.
     with OwnedFolder("sim") as owned, log_path.open("wb") as log, log_path.open("rb") as printed:
         job_root = owned.path / "job"
         recipe.export(str(job_root))
@@ -95,7 +96,7 @@ def simulate(
             log.write(f"\n{text}\n\n".encode())
             log.flush()
             console.print(f"{text} {log_path}", soft_wrap=True, markup=False)
-            events.unlink(missing_ok=True)  # of the attempt before
+            events.unlink(missing_ok=True)  # events of the attempt before
         else:
             code = run(None)
     assert code is not None
@@ -120,7 +121,7 @@ def _run(
     console: Console,
     stop: Stop,
 ) -> int | None:
-    """Return the exit code; ``None`` when ``printed`` told of a lost site, and the rest was stopped."""
+    """Run one attempt and return its exit code; ``None``: FLARE's output reports a lost site, so it was stopped."""
     if printed is not None:
         printed.seek(0, os.SEEK_END)
     fits = len(os.fsencode(owned.name)) <= SOCKET
@@ -162,7 +163,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
                     process.wait(10)
                 except subprocess.TimeoutExpired:
                     continue
-    finally:  # workers that outlived the simulator; after a second Ctrl-C all of it
+    finally:  # end workers that outlived the simulator; after a second Ctrl-C the simulator too
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -170,10 +171,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _follow(
     process: subprocess.Popen[bytes], events: Path, printed: BinaryIO | None, view: RunView, stop: Stop
 ) -> bool:
-    """Show the events that the run writes, until the process ends; ``False``: until it has lost a site.
+    """Show the run's events until the process ends, and return True; ``False``: the run has lost a site.
 
     Raises:
-        KeyboardInterrupt: this process was told to end.
+        KeyboardInterrupt: an end of this process was requested.
     """
     started = time.time()
     position = 0

@@ -1,4 +1,4 @@
-"""``--mlflow`` of ``fairflare run`` and ``fairflare export``."""
+"""Implement the option ``--mlflow`` of ``fairflare run`` and ``fairflare export``."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MLflowUri: TypeAlias = Annotated[
 
 
 def track_in_mlflow(recipe: FairRecipe, uri: str, *, here: bool = False) -> None:
-    """Add FLARE's MLflow receiver to a recipe, which makes it one for the server's curves.
+    """Add FLARE's MLflow receiver to a job's recipe, so that the server also writes its curves to MLflow.
 
     Args:
-        recipe: of a job.
-        uri: of the store.
-        here: the server runs on this machine, so a store on its disk can be opened before.
+        recipe: recipe of the job.
+        uri: URI of the MLflow store.
+        here: whether the server runs on this machine, so that a store on its disk can be tried before the run.
 
     Raises:
-        ValueError: no URI, mlflow is not installed, or the store cannot be opened.
+        ValueError: ``uri`` is no URI, mlflow is not installed, or the store cannot be opened.
     """
     from nvflare.recipe.utils import add_experiment_tracking
 
@@ -42,7 +42,7 @@ def track_in_mlflow(recipe: FairRecipe, uri: str, *, here: bool = False) -> None
     if here and uri.startswith(ON_DISK):
         from mlflow.tracking import MlflowClient
 
-        try:  # MLflow from 3 on refuses folders unless it is told otherwise; a run would go on without its curves
+        try:  # MLflow 3 refuses folders by default, and the run would lose its curves
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
         except Exception as error:
             raise ValueError(f"--mlflow {uri} cannot be opened: {type(error).__name__}: {error}") from error

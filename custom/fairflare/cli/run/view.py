@@ -1,4 +1,4 @@
-"""Show how a run goes by a line for each round; in a terminal a last line also names the sites still at work."""
+"""Show a run's progress by a line for each round; in a terminal a last line names the sites at work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fairflare.cli.run.here import PlanHere
     from fairflare.flare.export.recipes import FairRecipe
 
-#: What the sites do in the phases that belong to no round.
+#: Words for the sites' work in phases that belong to no round.
 OF_ALL = {"check": "open their data", "validate": "measure a final model"}
 
 
@@ -28,9 +28,9 @@ class RunView(Listener):
     """Show the events of a run, as a context manager.
 
     Args:
-        console: default: standard error, so that standard output has the table alone.
-        metric: shown of each site where it has it; default: the first one that is not the loss.
-        directions: ``{metric: whether more is better}``, where the task says so.
+        console: console for the lines; default: standard error, so that standard output has only the table.
+        metric: metric that is shown for each site; default, or where a site lacks it: the first that is not the loss.
+        directions: ``{metric: whether more is better}``, for metrics whose direction the task declares.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class RunView(Listener):
     ) -> None:
         self._metric, self._directions = metric, directions
         self._console = console or Console(stderr=True)
-        self._at_work = self._console.status("starting")  # shown in a terminal only
+        self._at_work = self._console.status("starting")  # status line, shown in a terminal only
         self._awaited: list[str] = []
         self._scores: dict[str, tuple[str, float]] = {}
-        self._out: dict[str, list[str]] = {}  # sites that were left out just now, by phase and reason
+        self._out: dict[str, list[str]] = {}  # sites whose absence is not printed yet, by phase and reason
         self._started = time.monotonic()
 
     def __enter__(self) -> RunView:
@@ -76,7 +76,7 @@ class RunView(Listener):
             self._scores[site] = score
 
     def _say_who_is_out(self) -> None:
-        """Print a line for each reason: a mistake of all sites is one mistake."""
+        """Print a line for each reason why sites were left out, with all sites that have this reason."""
         for text, sites in self._out.items():
             self._line(text.replace("{}", ", ".join(sites), 1))
         self._out.clear()
@@ -104,7 +104,7 @@ class RunView(Listener):
 
 
 def view_of(recipe: FairRecipe | PlanHere, console: Console) -> RunView:
-    """Return the view of a recipe."""
+    """Return a view of a recipe's run, which shows the primary metric of its task."""
     task = recipe.plan.task
     return RunView(console, metric=task.primary_metric, directions=task.directions())
 

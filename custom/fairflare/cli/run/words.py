@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def say_plan(plan: Plan, own_data: bool = False) -> None:
-    """Say whose settings a plan has, what the settings still lack, and where its local training is another's."""
+    """Print the source of a plan's settings, what they lack, and where its local training is another method's."""
     say_whose_setting(plan)
     say_what_lacks(plan.lacks, own_data)
     if plan.brought:
@@ -24,7 +24,7 @@ def say_plan(plan: Plan, own_data: bool = False) -> None:
 
 
 def say_whose_setting(plan: Plan) -> None:
-    """Say which paper's settings ``--paper`` took, and in which other papers the method stands."""
+    """Print which paper's settings ``--paper`` took, and which other papers have settings of the method."""
     if plan.paper is not None:
         others = [name for name in papers_of(plan.method) if name != plan.paper.name]
         more = f" (--paper NAME takes another: {', '.join(others)})" if others else ""
@@ -32,7 +32,7 @@ def say_whose_setting(plan: Plan) -> None:
 
 
 def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
-    """Return what the paper's setting still has to be given."""
+    """Print what the user still has to give for the paper's setting."""
     from fairflare.reporting.layout import wrapped
 
     lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]
@@ -43,13 +43,13 @@ def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
 
 
 def say_what_is_shared(plan: Plan, row: str) -> None:
-    """Say in which settings a method does not train as it would by itself, since it trains like another one."""
+    """Print the settings in which a method trains like another method instead of with its own values."""
     if plan.instead:
         say(f"{row} trains like the others: {', '.join(plan.instead)}")
 
 
 def say_how_to_go_on(workspace: Path, experiment: str) -> None:
-    """Say, after Ctrl-C, how to go on with the run and where its files are."""
+    """Print, after Ctrl-C, how to resume the run and where its files are."""
     how = (
         "The same command goes on after the last finished round."
         if experiment
@@ -60,7 +60,7 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
 
 
 def say_what_was_left() -> None:
-    """Remove the temporary folders of dead runs, which hold models of single sites, and say so."""
+    """Remove the temporary folders of dead runs, which may hold models of single sites, and print this."""
     from fairflare.base.disk.temporary import sweep
 
     for text in sweep():

@@ -1,4 +1,4 @@
-"""``fairflare phantom``: synthetic images on disk."""
+"""Implement ``fairflare phantom``, which writes synthetic images to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fairflare show`` of several runs, and ``fairflare report``: comparisons and pages of finished runs."""
+"""Implement ``fairflare show`` for several runs, and ``fairflare report``, which writes a page about runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def show_several(
 
     Args:
         found: documents of the runs.
-        metric: default: the task's own.
-        last: compare the last models, not the final ones.
-        sites: print a column for each site.
-        style: of the tables.
-        put: takes the comparison as one JSON document in place of the tables.
+        metric: name of the metric; default: the task's primary metric.
+        last: whether to compare the last models, not the final ones.
+        sites: whether to print a column for each site.
+        style: form of the tables.
+        put: function that prints the comparison as one JSON document; ``None``: tables are printed.
     """
     from fairflare_lab.compare.comparison import comparison_of, row_table
     from fairflare_lab.compare.comparison_json import comparison_json

@@ -29,12 +29,12 @@ from fairflare.prediction.adapt import recalibrate
 from fairflare.reporting.results import read_results
 from fairflare_lab.compare.left_out import Unseen
 
-BATCH = 32  # images, for the statistics
+BATCH = 32  # number of images in a batch that measures norm statistics
 NO_MODEL = "it has no common model, as each site keeps parts of it, or all"
 
 
 def without(local: Mapping[str, Any], site: str) -> dict[str, Any]:
-    """Take a site's block out of the content of ``local/fairflare.json``."""
+    """Return the content of ``local/fairflare.json`` without the block of one site."""
     blocks = local.get("sites")
     if not isinstance(blocks, Mapping):
         return dict(local)
@@ -56,20 +56,20 @@ def at_unseen(
     local: Mapping[str, Any],
     should_stop: Callable[[], bool | str] = lambda: False,
 ) -> Unseen:
-    """Test the last common model of a run on the test split of a site that was not there; keep the result beside it.
+    """Test a run's last common model on a left-out site's test split, and save the result beside the run's results.
 
-    A network with batch norms is tested once more with statistics of the site's own training images, without their
-    labels, as ``fairflare adapt`` measures them; of ``norm_statistics=site`` that is the only way.
+    A network with batch norms is tested once more with norm statistics of the site's own training images, without their
+    labels, as ``fairflare adapt`` measures them. With ``norm_statistics=site`` this is the only possible test.
 
     Args:
-        arguments: of :func:`fairflare.federation.plan.plan.make_plan`, as the run had them.
-        workspace: of the run, which has completed.
-        site: name.
-        local: content of ``local/fairflare.json``, with this site.
-        should_stop: True ends the test.
+        arguments: arguments of :func:`fairflare.federation.plan.plan.make_plan` that the run had.
+        workspace: folder of the completed run.
+        site: name of the left-out site.
+        local: content of ``local/fairflare.json``, including this site.
+        should_stop: function that returns whether to end the test.
 
     Raises:
-        RuntimeError: the site could not test it; the text says why.
+        RuntimeError: the site could not test the model; the text says why.
         ValueError: the site was part of the run.
     """
     plan = make_plan(**arguments)
@@ -89,7 +89,7 @@ def at_unseen(
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         adapted = _tested(plan, network.state_dict(), site, local, should_stop)
         found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
-        found.adapted_groups, found.groups_kept = adapted.groups, adapted.groups_kept  # the same images: the same stay
+        found.adapted_groups, found.groups_kept = adapted.groups, adapted.groups_kept  # the same images in both
     found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found
 
@@ -97,12 +97,12 @@ def at_unseen(
 def common_model(
     plan: Plan, workspace: Path, local: Mapping[str, Any], name: str = MODEL_FILE
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    """Return the network of a run and a common model of it, whole, which is loaded in it.
+    """Return the network of a run, with a common model loaded, and all tensors of this model.
 
     Args:
-        plan: of the run.
+        plan: plan of the run.
         workspace, local: see :func:`at_unseen`.
-        name: of the model's file.
+        name: name of the model's file.
     """
     content = torch.load(workspace / RUN_DIR / name, map_location="cpu", weights_only=True)
     note = content["train_conf"].get("exchange") or {}
@@ -114,7 +114,7 @@ def common_model(
 def _best(
     plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> tuple[dict[str, float | None], bool]:
-    """Return figures of the model that the sites of the run validated best, and whether that is the last one."""
+    """Return the metrics of the run's best model at the left-out site, and whether it is the run's last model."""
     told = read_results(workspace / RUN_DIR / RESULTS_FOLDER).best
     if told.value is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
         return {}, False
@@ -125,7 +125,7 @@ def _best(
 
 
 def _statistics(network: torch.nn.Module) -> set[str]:
-    """Return the names of what batch norms measure, of every name that a norm has."""
+    """Return the names of the running statistics of all batch norms, under every name that a norm has."""
     names = [name for same in registered_names(network).values() for name in same]
     return {f"{name}.{kind}" for name in names for kind in (MEAN, VARIANCE, "num_batches_tracked")}
 
@@ -133,7 +133,7 @@ def _statistics(network: torch.nn.Module) -> set[str]:
 def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
-    """Test a model as any site tests one that it is sent: same code and floor of cases, nothing of its own in it."""
+    """Test a model at a site as in a run, with the same code and ``min_cases``, but no tensors of the site's own."""
     rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in OF_GROUPS}
     request = SiteTask(
         name=TASK_VALIDATE, state=dict(state), current_round=rounds, num_rounds=rounds, seed=plan.run.seed,

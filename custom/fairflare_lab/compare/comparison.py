@@ -1,4 +1,4 @@
-"""Runs side by side: over the seeds of one configuration, as text, Markdown or CSV."""
+"""Compare runs side by side, each row over the seeds of one configuration, as text, Markdown or CSV."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Comparison:
     """Store the material for every table, sentence and picture of a comparison.
 
     Attributes:
-        rows: in the order of the runs.
-        metric, higher: of the figures, and its direction.
-        reference: label of the row that others are compared with.
-        differences: of all rows and measures, and of each site; empty with one row or no seed in common.
-        problem: why there are none, where that is somebody's mistake.
-        notes: what a reader must know.
-        last: the figures are of the last models, not of the final one.
+        rows: rows of the comparison, in the order of the runs.
+        metric, higher: name of the compared metric; whether more of it is better.
+        reference: label of the row that other rows are compared with.
+        differences: differences of all rows and measures, and of each site; empty with one row or no common seed.
+        problem: reason why differences are missing, where the runs are to blame; else empty.
+        notes: sentences that a reader of the figures must know.
+        last: whether the figures are of the last models, not of the final one.
     """
 
     rows: list[Row[Results]]
@@ -51,17 +51,17 @@ class Comparison:
 def comparison_of(
     runs: Sequence[Results], metric: str | None = None, reference: str | None = None, *, last: bool = False
 ) -> Comparison:
-    """Compare runs: a row for those that differ in nothing but the seed, and how each differs from one of them.
+    """Compare runs: runs that differ only in the seed form a row, and each row is compared with a reference row.
 
     Args:
-        runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted, and so
-            are repeats of the same run.
+        runs: documents as ``read_results`` returns them. Runs that did not complete and repeats of the same run are
+            left out and counted.
         metric: the metric to compare; the primary metric of the first complete run when None.
-        reference: a label; default: the first row.
-        last: of the last models that were tested (``test_last``), not of the final one.
+        reference: label of the reference row; default: the first row.
+        last: whether to compare the last models that were tested (``test_last``), not the final one.
 
     Raises:
-        ValueError: no complete run, a run without the metric or its last models, or no row of that label.
+        ValueError: no run is complete, a run lacks the metric or its last models, or no row has the label.
     """
     complete = complete_runs(runs)
     chosen = metric or metrics_of(complete[0])[0]
@@ -87,28 +87,28 @@ def compare(
     per_site: bool = True,
     width: int | None = None,
 ) -> str:
-    """Show methods side by side: mean ± population standard deviation over runs that differ in nothing but the seed.
+    """Return a table of methods side by side: mean ± population standard deviation over runs that differ in the seed.
 
-    Of every run the sites' values, their average, their standard deviation and the value of the worst site are taken
+    For every run the sites' values, their average, their standard deviation and the worst site's value are computed
     first. Runs of one label with different settings get a row each, and a note says what differs.
 
     Args:
-        runs: documents as ``read_results`` returns them. Ones that did not complete are left out and counted, and so
-            are repeats of the same run.
+        runs: documents as ``read_results`` returns them. Runs that did not complete and repeats of the same run are
+            left out and counted.
         metric: the metric to compare; the primary metric of the first complete run when None.
         style: aligned text, a Markdown table, or CSV with means and deviations as numbers.
-        per_site: a column for each site as well.
-        width: of the text; a table that is wider is cut into several, one below the other. None: as wide as it is.
+        per_site: whether the table also has a column for each site.
+        width: largest width of the text; a wider table is cut into several, one below the other. ``None``: no limit.
 
     Raises:
-        ValueError: no complete run, an unknown style, or a run without the metric (names it).
+        ValueError: no run is complete, the style is unknown, or a run lacks the metric; the message names it.
     """
     checks.choice("style", style, STYLES)
     return row_table(comparison_of(runs, metric), style=style, per_site=per_site, width=width)
 
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
-    """Show a comparison as :func:`compare` does."""
+    """Return the table of a comparison in the form of :func:`compare`."""
     return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
 
 
@@ -116,7 +116,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
 
 
 def _table(found: Comparison, sites: Sequence[str]) -> Table:
-    """Return the table: mean and deviation of each site's values and of the figures over the sites, row by row."""
+    """Return a comparison's table: mean and deviation of each site's values and of figures over sites, by row."""
     names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
     rows: list[list[Cell]] = []
     for row in found.rows:

@@ -1,4 +1,4 @@
-"""A comparison as ``--json`` prints it: the figures of its tables in full (docs/command_line.md)."""
+"""Convert a comparison to the plain values that ``--json`` prints, unrounded (docs/command_line.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_A_DIFFERENCE = (
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
-    """Return the rows, their differences to the reference, and the sentences under both tables."""
+    """Return a comparison as plain values: rows, differences to the reference, and the sentences below both tables."""
     notes = notes_of_differences(found.differences, found.reference) if found.differences else []
     return {
         "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference, "last": found.last,

@@ -1,4 +1,4 @@
-"""What a reader must know of a comparison's rows: which runs are left out, and whether they can be compared at all."""
+"""Write notes on a comparison's rows: which runs are left out, and whether the rows can be compared at all."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from fairflare.reporting.values import label_of
 from fairflare_lab.compare.rows import Row, named, settings_of
 
 TASK_SETTINGS, TASK_FILE = "the task's settings", "the task's file"
-MOST = 200  # letters of a line
+MOST = 200  # largest number of characters of a line
 
 
 def notes_of(
     runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]], last: bool = False
 ) -> list[str]:
-    """Say what a reader must know of the rows: which were left out, and whether they can be compared at all.
+    """Return notes on a comparison's rows: which runs are left out, and whether the rows can be compared at all.
 
     Args:
-        runs: all that were given.
-        complete, metric, rows, last: as :func:`rows_of` has them.
+        runs: all runs that were given.
+        complete: the runs that completed.
+        metric, last: as in :func:`rows_of`.
+        rows: the rows that :func:`rows_of` returned.
     """
     unfinished = [run for run in runs if run.status != "completed"]
     repeats = len(runs) - len(unfinished) - len(complete)
@@ -35,7 +37,7 @@ def notes_of(
     others = "" if len(own) == len(rows) else "; of the others the common model"
     conditions = [_conditions(run) for run in complete]
     values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
-    values[TASK_FILE].discard("null")  # older results do not say it
+    values[TASK_FILE].discard("null")  # older results do not record the file
     differing = [what for what, found in values.items() if len(found) > 1]
     told: dict[str, Any] = {
         f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.": own,
@@ -50,7 +52,7 @@ def notes_of(
         *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
         *_without_sites(rows),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
-        *([] if last else _by_chance(rows, metric)),  # which is of the final model
+        *([] if last else _by_chance(rows, metric)),  # which concerns the final model alone
         *(text for text, holds in told.items() if holds),
         *(_by_setting(complete) if TASK_SETTINGS in differing else []),
         *_faults(complete, metric),
@@ -69,7 +71,7 @@ def _over(runs: Sequence[Results], last: bool) -> str:
 
 
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
-    """Say the spread that equal sites show by sampling alone, and who is shown to be behind in how many runs."""
+    """Return a note on the spread that equal sites show by sampling alone, and on the sites behind, by row."""
     told = []
     for row in rows:
         if found := [one for run in row.runs if (one := tested(run, metric))]:
@@ -81,7 +83,7 @@ def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
 
 
 def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
-    """Return the name the rows that lack sites: their average, spread and worst are of others than the table says."""
+    """Return notes on rows that lack sites, as their average, spread and worst are over the remaining sites."""
     sites = sorted({site for row in rows for values in row.values for site in values})
     lacking = {row.label: row.lacks(sites) for row in rows}
     notes = []
@@ -101,14 +103,14 @@ def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
 
 
 def _faults(runs: Sequence[Results], metric: str) -> list[str]:
-    """Say what a row's method did not do, a line each, with the number of its runs."""
+    """Return a line for each sign that a row's method had no effect, with the number of its runs that show the sign."""
     of_row = Counter(map(label_of, runs))
     found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run, metric))
     return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 
 def _by_setting(runs: Sequence[Results]) -> list[str]:
-    """Say which rows have which value of each setting of the task that differs: a method may need one."""
+    """Return a line for each task setting in which rows differ, with the rows of each value."""
     names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
     found = []
     for name in names:
@@ -123,7 +125,7 @@ def _by_setting(runs: Sequence[Results]) -> list[str]:
 
 
 def _conditions(run: Results) -> dict[str, Any]:
-    """Return what must be equal between runs of different methods."""
+    """Return the facts about a run that must be equal in runs of different methods, so that they can be compared."""
     info = run["info"] or {}
     return {
         "their sites": info.get("sites"),

@@ -1,4 +1,4 @@
-"""Show differences of rows as text, Markdown or CSV, and explain how to read them."""
+"""Show differences between a comparison's rows as text, Markdown or CSV, and explain how to read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CSV = (
 
 
 def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
-    """Return rows of a table of differences; columns are their attributes, or named as in :data:`CSV`."""
+    """Return rows of a table of differences; columns are attributes of :class:`Difference`, or names of :data:`CSV`."""
     called: dict[str, Callable[[Difference], Plain]] = {
         "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
         "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
@@ -29,13 +29,13 @@ def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: s
 def difference_table(
     found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
 ) -> str:
-    """Show the measures of every row against the reference; sites only of given models, and in CSV.
+    """Return a table of every row's differences to the reference; single sites only for given models, and in CSV.
 
     Args:
-        found: of :func:`.differences.differences_of`.
-        reference: label.
+        found: differences from :func:`.differences.differences_of`.
+        reference: label of the reference row.
         style: ``text``, ``markdown`` or ``csv``.
-        width: of the text.
+        width: largest width of the text.
     """
     if style == "csv":
         return printed([Table("differences", "", CSV, figures_of(found, CSV, reference))], (), style)
@@ -50,7 +50,7 @@ def difference_table(
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
-    """Say how to read them, and what is not in them."""
+    """Return sentences on how to read a table of differences, and on what the table leaves out."""
     wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
     told = {
         f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}].": True,
@@ -89,7 +89,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
 
 
 def interval_of(found: Sequence[Difference]) -> str:
-    """Say which scatter the intervals hold."""
+    """Return words on the scatter that the intervals of differences are over: seeds, test patients, or both."""
     of = [d for d in found if d.measure in MEASURES]
     with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
     if not any(with_units):

@@ -1,4 +1,4 @@
-"""What one method does better or worse than another: differences of runs paired by seed, site and test patient."""
+"""Compute how methods differ from a reference: differences of runs paired by seed, site and test patient."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from fairflare_lab.statistics.seed_intervals import Estimate, holm, of_sites
 #: Measures over a run's sites; higher is better for each except the standard deviation (reversed for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
-NOT_KNOWN = "not known"  # nothing scatters, or nothing says how far the test patients move it
-UNSEEN = "cannot tell"  # even a difference as large as the metric itself would not have been seen
-OTHER_SITES = "other sites"  # one of both has a site that the other lacks
+NOT_KNOWN = "not known"  # verdict: nothing scatters, or the effect of the test patients' choice is not known
+UNSEEN = "cannot tell"  # verdict: even a difference as large as the metric would not have been seen
+OTHER_SITES = "other sites"  # verdict: one of the two rows has a site that the other lacks
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one measure, a row against the reference, over the seeds that both have and the sites that both have.
+    """Store the difference between a row and the reference in one measure, over seeds and sites that both have.
 
     Attributes:
-        label, measure: of what; a measure is one of :data:`MEASURES` or a site's name.
-        values: by seed, row minus reference.
-        mean: of them.
-        sd: sample standard deviation; NaN with one seed.
+        label, measure: label of the row; one of :data:`MEASURES` or a site's name.
+        values: differences by seed, row minus reference.
+        mean: mean of the differences.
+        sd: sample standard deviation of the differences; NaN with one seed.
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
             NaN with one seed, and where nothing scatters.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
-            ``one seed``, ``not known`` (nothing scatters, or only the seeds) and ``other sites`` where nothing is said.
+            ``one seed``, ``not known`` (nothing scatters, or only the seeds) or ``other sites`` where no verdict can be
+            given.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
-        p: that belongs to the interval: below 0.05 where it leaves out 0.
-        p_holm: corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
+        p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0.
+        p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
-        higher_is_better: of the measure.
-        limit: a difference as large as the metric itself.
-        bound: the largest that the metric's range allows; infinite: it has none.
-        sites: that the measure is over.
-        lacking: ``{site: label of who has no value of it}``.
-        units: ``{site: (what was drawn, how many there are)}``.
-        of: all the others are made of; ``None`` with one seed.
+        higher_is_better: whether more of the measure is better.
+        limit: size of a difference as large as the metric itself.
+        bound: largest difference that the metric's range allows; infinite: the range has no end.
+        sites: sites that the measure is over.
+        lacking: ``{site: label of the row that has no value of the site}``.
+        units: ``{site: (unit that was drawn, number of such units)}``.
+        of: estimate from which interval and p-values are computed; ``None`` with one seed.
     """
 
     label: str
@@ -75,7 +76,7 @@ class Difference:
 
     @property
     def of_given(self) -> bool:
-        """Whether it is of given models, of which only the choice of the test patients scatters."""
+        """Return whether the models were given, not trained, so that only the choice of test patients scatters."""
         return self.of is not None and len(self.values) == 1
 
 
@@ -85,10 +86,10 @@ def paired(
     """Return the mean of paired differences, its interval and its p-value, as if no other were tested.
 
     Args:
-        label, measure: what it is of.
+        label, measure: see :class:`Difference`.
         found: differences by seed; at least one, all finite.
-        higher_is_better: of the measure.
-        given: the models were given, not trained: they have one seed, and scatter by the test patients alone.
+        higher_is_better: whether more of the measure is better.
+        given: whether the models were given, not trained; then they have one seed and scatter by test patients alone.
         about: ``limit``, ``bound``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
     """
     values = checks.not_empty("the differences", found.values, of="seed")
@@ -121,7 +122,7 @@ def _verdict(d: Difference) -> str:
 
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:
-    """Correct p-values for the number of tests: all rows and measures together, and all rows and sites."""
+    """Return differences with p-values corrected for all rows and measures together, and for all rows and sites."""
     result = [replace(d, p_holm=math.nan) for d in found]
     for totals in (True, False):
         family = [
@@ -142,17 +143,17 @@ def differences_of(
     """Compare every other row with ``reference``: average, standard deviation and worst of the sites, and each site.
 
     Args:
-        rows: complete runs by label.
-        reference: a label.
-        metric: of the test splits.
+        rows: complete runs by the label of the row.
+        reference: label of the reference row.
+        metric: name of a metric on the test splits.
         higher: whether more of the metric is better.
-        last: as :func:`fairflare.reporting.values.measured`.
+        last: as in :func:`fairflare.reporting.values.measured`.
 
     Returns:
-        In the order of the rows; nothing of those that share no seed with the reference.
+        The differences in the order of the rows, without rows that share no seed with the reference.
 
     Raises:
-        ValueError: two runs of one row and seed, or one without a seed.
+        ValueError: two runs of a row have the same seed, or a run has no seed.
     """
     by_seed = {label: _by_seed(label, runs) for label, runs in rows.items()}
     found = []
@@ -178,8 +179,8 @@ def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
 def _against(
     label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool, last: bool
 ) -> list[Difference]:
-    """Compare one row; measures are over the sites that both runs of a seed have a value of."""
-    rows: dict[tuple[int, int], dict[int, Any]] = defaultdict(dict)  # each model of the row, then of the reference
+    """Return the differences of one row to the reference, over sites of which both runs of a seed have a value."""
+    rows: dict[tuple[int, int], dict[int, Any]] = defaultdict(dict)  # models of the row (side 0), then of the reference
     lacking: dict[str, str] = {}
     for seed, pair in pairs.items():
         both = [measured(run, metric, last=last) for run in pair]
@@ -220,15 +221,15 @@ def _against(
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
-    """Say which sites lost where a row's spread is smaller, a line for each such row.
+    """Return a sentence for each row with a smaller spread, on the sites that lost in this row.
 
     Args:
-        found: of :func:`differences_of`, measures and sites.
-        higher_is_better: of the metric.
+        found: differences from :func:`differences_of`, of measures and sites.
+        higher_is_better: whether more of the metric is better.
     """
     lines = []
     turn = 1 if higher_is_better else -1
-    for spread in (d for d in found if d.measure == "std" and round(d.mean, PLACES) < 0):  # as it is shown
+    for spread in (d for d in found if d.measure == "std" and round(d.mean, PLACES) < 0):  # rounded as in the table
         sites = (d for d in found if d.label == spread.label and d.measure not in MEASURES and turn * d.mean < 0)
         told = [
             f"{d.measure} {number(d.mean, sign='+')}{' beyond noise' if d.verdict == WORSE else ''}"

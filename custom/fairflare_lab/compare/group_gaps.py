@@ -1,4 +1,4 @@
-"""Gaps between groups of people and equity-scaled metrics of each method: over the seeds, and against a reference."""
+"""Compare methods by gaps between groups of people and equity-scaled metrics, over seeds and to a reference."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Value:
     """Describe a measure of one run.
 
     Attributes:
-        value: over all cases.
-        ends: its interval over the cases; NaN: there is none.
-        without: what it is without each part of the cases; empty: they are not in parts.
-        cases: of the smallest group; NaN: not known.
+        value: the measure over all cases.
+        ends: ends of its interval over the cases; NaN: it has no interval.
+        without: the measure without each part of the cases in turn; empty: the cases are not in parts.
+        cases: number of cases of the smallest group; NaN: not known.
     """
 
     value: float
@@ -54,14 +54,14 @@ class Value:
     cases: float = math.nan
 
 
-Values: TypeAlias = dict[int, Value]  # by seed
-SEEN, ADAPTED = ", seen", ", adapted"  # behind a label, see :func:`of_left_out`
+Values: TypeAlias = dict[int, Value]  # a measure by seed
+SEEN, ADAPTED = ", seen", ", adapted"  # endings of rows' labels, see :func:`of_left_out`
 OF_LEFT_OUT = (
     f"Rows with '{SEEN.strip(', ')}' are of the sites that trained, the others of the left-out sites together, each "
     f"tested by the model that was trained without it; '{ADAPTED.strip(', ')}': with norm statistics of its own images."
 )
-EQUITY = "es_"  # in front of a metric: equity-scaled
-#: Gaps, smaller is better; then larger is better.
+EQUITY = "es_"  # prefix of the name of an equity-scaled metric
+#: Names of gaps, of which smaller is better; then of equity-scaled metrics, of which larger is better.
 MEASURES = (*GAPS, *(f"{name}_gap{WITHIN}" for name in SCALED), *(EQUITY + name for name in SCALED))
 HEADS = [
     "measure",
@@ -86,7 +86,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
 
     Args:
         rows: complete runs by label.
-        reference: label that the others are compared with; with no such row there are no differences.
+        reference: label of the row that other rows are compared with; without such a row differences are empty.
     """
     values, judged = _judged(rows, reference)
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
@@ -109,7 +109,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
 
 
 def _cells(of: Difference | None) -> list[Cell]:
-    """Show a difference with its interval, its p-value and its verdict; ``None``: of the reference itself."""
+    """Return cells of a difference: interval, p-value and verdict; ``None``: the row is the reference itself."""
     if of is None:
         return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
     p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
@@ -117,7 +117,7 @@ def _cells(of: Difference | None) -> list[Cell]:
 
 
 def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
-    """Return each measure over the seeds, and its difference to the reference with the verdict after Holm's."""
+    """Return each measure by seed, and its difference to the reference with a verdict after Holm's correction."""
     each: dict[Key, dict[int, list[Value]]] = {}
     for label, runs in rows.items():
         for run in runs:
@@ -133,7 +133,7 @@ def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key
 
 
 def _value(of: OfGroups, name: str) -> Value:
-    """Read a measure of a run, NaN where it is not defined; the groups that count in a gap have images."""
+    """Return a measure of a run, NaN where undefined; ``cases`` are of the smallest known group that has images."""
     counted = [figures for group, figures in of.groups.items() if group != UNKNOWN and figures.get(OF_IMAGES)]
     cases = min((figures.get(OF_CASES) or 0 for figures in counted), default=math.nan)
     ends = of.gap_intervals.get(name, (None, None))
@@ -142,7 +142,7 @@ def _value(of: OfGroups, name: str) -> Value:
 
 
 def _mean(values: Sequence[Value]) -> Value:
-    """Return the mean of several runs of one seed."""
+    """Return the mean of a measure over several runs of one seed."""
     if len(values) == 1:
         return values[0]
     low, high = np.mean([of.ends for of in values], 0).tolist()
@@ -153,7 +153,7 @@ def _mean(values: Sequence[Value]) -> Value:
 
 
 def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
-    """Say who is worst off with the reference, by how much and how sure, and whether a method has a smaller gap."""
+    """Return sentences on the reference's worst group, its gap and certainty, and on methods with a smaller gap."""
     values, judged = _judged(rows, reference)
     attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled if name != EVERYBODY)
     return " ".join(_lead(rows[reference], reference, attribute, values, judged) for attribute in attributes)
@@ -201,21 +201,21 @@ def _mean_gap(found: Sequence[Value]) -> str:
 
 
 def _named(labels: Sequence[str]) -> str:
-    """List labels; those of settings and of left-out sites have commas of their own."""
+    """Return labels as a list in words, with semicolons between labels that contain commas."""
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
 def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
-    """Name the metric and the group that is the worst one, and in how many of several runs; empty: none is."""
+    """Return a metric and its worst group, in how many of several runs; empty: no group is the worst."""
     asked = [run for run in runs if run.groups]
     worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
-    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()  # of equals by name
+    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()  # ties by name
     return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
-    """Say how to read the table, who has the lowest values, and which runs say nothing of groups."""
+    """Return notes on how to read the table, on the groups with the lowest values, and on runs without groups."""
     notes = [
         "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
         f"images, divided by 1 plus its distances to the groups'). '{WITHIN}': between the groups at each site, on "
@@ -241,16 +241,17 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
 def gaps_in_words(
     rows: Mapping[str, Sequence[Run]], reference: str, *more: str, style: str = "text", width: int | None = None
 ) -> str:
-    """Show the table with its notes, ``more`` in front of them; in CSV without."""
+    """Return :func:`gap_table` as text with the notes ``more`` and :func:`notes_of_gaps`; CSV has no notes."""
     return printed([gap_table(rows, reference)], [*more, *notes_of_gaps(rows, reference)], style, width)
 
 
 def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
-    """Return groups of people where models were not trained, in the rows of :func:`gap_table`; empty: nobody asked.
+    """Return groups of people at left-out sites as rows for :func:`gap_table`; empty: no run asked for groups.
 
-    A method has up to three rows, of the seeds that have all left-out sites: ``<label>, seen``, each run's groups at
-    the sites that trained; ``<label>``, a document for each seed with the sums of all left-out sites together, each by
-    the model that was trained without it; ``<label>, adapted``, the same with norm statistics of the site's own.
+    A method has up to three rows, over the seeds that have all left-out sites. ``<label>, seen`` has each run's groups
+    at the sites that trained. ``<label>`` has a document for each seed with the sums of all left-out sites together,
+    each by the model that was trained without it. ``<label>, adapted`` has the same with norm statistics of the site's
+    own images.
     """
     sites = {unseen.site for _, unseen in found}
     by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
@@ -268,21 +269,21 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
             if all(sums.values()):
                 kept = {unseen.site: unseen.groups_kept for _, unseen in each}
                 groups = by_group(sums, kept, asked[0]["group_bins"], asked[0]["calibration_bins"])
-                made.append((name, as_json(groups, "groups")))  # as results have them: what is not defined is None
+                made.append((name, as_json(groups, "groups")))  # as in results: undefined values are None
         for name, groups in made:
             rows[name].append(Results.model_validate({"info": {"seed": seed, "label": name}, "groups": groups}))
     return {name: runs for name, runs in rows.items() if runs}
 
 
 def _nobody_worst(pooled: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out who is worst in each of several runs: they are of different sites."""
+    """Return pooled figures without their worst groups, as the runs are over different sites."""
     return {attribute: {**of, "worst": {}} for attribute, of in pooled.items()}
 
 
 def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
-    """Return the row of :func:`of_left_out` that others are compared with; empty: no method hands a model over.
+    """Return the reference row among those of :func:`of_left_out`: the first method's row at left-out sites.
 
-    It is the first method's at sites that were not there.
+    It is empty where no method has a common model to test there.
     """
     return next((name for name in rows if not name.endswith(SEEN)), "")
 
@@ -294,8 +295,8 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def over_seeds(found: Sequence[Value]) -> Ends:
     """Return the interval of the mean of a gap over the seeds; NaN: none is known.
 
-    All seeds are tested on the same cases, so that the scatter over these shrinks with no seed: the mean distances of
-    the ends are added to Student's interval over the seeds, by squares.
+    All seeds are tested on the same cases, so more seeds do not reduce the scatter over cases. Therefore the mean
+    distances of the ends are added to Student's interval over the seeds, by squares.
     """
     gaps = np.array([of.value for of in found])
     mean, ends = float(gaps.mean()), np.array([of.ends for of in found])
@@ -306,7 +307,7 @@ def over_seeds(found: Sequence[Value]) -> Ends:
 
 
 def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
-    """Compare a measure of a method with the reference's over seeds and cases; ``None``: no seed in common."""
+    """Return the difference of a method's measure to the reference, over seeds and cases; ``None``: no common seed."""
     label, *what = key
     against = values.get((reference, what[0], what[1]), {})
     seeds = sorted({*values[key]} & {*against})
@@ -316,14 +317,14 @@ def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Dif
     of = paired(label, " ".join(what), found, higher_is_better=what[1].startswith(EQUITY), limit=1.0)
     if math.isfinite(found.shared):
         return of
-    return replace(of, low=math.nan, high=math.nan, p=math.nan)  # from seeds alone nothing is said
+    return replace(of, low=math.nan, high=math.nan, p=math.nan)  # from seeds alone no verdict is given
 
 
 def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
-    """Return the differences by seed, and how far the cases move them.
+    """Return the differences by seed, and how far the choice of cases moves them.
 
-    By the parts of the cases, the same for both methods and all seeds. Where there are none, by both intervals: as if
-    the methods were tested on different cases, which is farther.
+    The latter is computed from the parts of the cases, which are the same for both methods and all seeds. Without
+    parts it is computed from both intervals, as if the methods were tested on different cases, which overestimates it.
     """
     differ = {seed: own.value - other.value for seed, (own, other) in pairs.items()}
     both = [of for pair in pairs.values() for of in pair]

@@ -1,4 +1,4 @@
-"""What a run's model is worth at the site that was left out: the document beside the run's results."""
+"""Store the test of a run's model at a site that was left out, in a document beside the run's results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Unseen(BaseModel, extra="forbid"):
     """Describe the performance of a run's common model at a site that was no part of the run.
 
     Attributes:
-        site: name.
-        metrics: of its test split; ``None``: undefined there.
-        adapted: the same of the model with norm statistics of the site's own training images; empty: it has no such.
-        best: of the model that validated best at the sites of the run; empty: there is none, or it is not common.
-        best_is_last: that model is the last one.
-        images: in its test split.
-        resampled, adapted_resampled: the primary metric of the model and of the adapted one on draws of its test
-            patients, the same draws; empty: none were made.
-        unit, units: what was drawn (``patients``, ``volumes`` or ``images``), and how many of them it has.
-        groups, adapted_groups: by ``<attribute>=<group>`` of people the sums of its test images
-            (:mod:`fairflare.core.statistics.group_sums`), of the model and of the adapted one; empty: nobody asked.
-        groups_kept: names of those that stay there.
-        reason: why there is no figure; empty: there is one.
+        site: name of the left-out site.
+        metrics: metrics of the last model on the site's test split; a value of ``None`` is undefined.
+        adapted: metrics of the model with norm statistics of the site's own training images; empty: no such model.
+        best: metrics of the model that validated best at the run's sites; empty: there is none, or it is not common.
+        best_is_last: whether the best model is the last one.
+        images: number of images in the site's test split.
+        resampled, adapted_resampled: the primary metric of the model, and of the adapted model, on the same draws of
+            the site's test patients; empty: no draws were made.
+        unit, units: unit of the draws (``patients``, ``volumes`` or ``images``); number of such units at the site.
+        groups, adapted_groups: sums over the site's test images by ``<attribute>=<group>`` of people
+            (:mod:`fairflare.core.statistics.group_sums`), for the model and the adapted model; empty: not asked for.
+        groups_kept: names of the groups that the site withholds.
+        reason: reason why ``metrics`` is empty; empty: it is not.
     """
 
     site: str
@@ -45,24 +45,24 @@ class Unseen(BaseModel, extra="forbid"):
     groups_kept: list[str] = Field(default_factory=list)
     reason: str = ""
 
-    FILE: ClassVar[str] = "unseen.json"  # beside a run's results.json
+    FILE: ClassVar[str] = "unseen.json"  # name of the file beside a run's results.json
 
     def write(self, folder: Path) -> None:
-        """Write it beside a run's results, whole or not at all."""
+        """Write the document beside a run's results, atomically."""
         text = self.model_dump_json(indent=2) + "\n"
         write_whole(folder / self.FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:
-        """Return whether a run has one."""
+        """Return whether a run's results folder has such a document."""
         return (folder / cls.FILE).is_file()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it.
+        """Read the document in a run's results folder.
 
         Raises:
-            ValueError: it is not there or damaged (names the file).
+            ValueError: the file is missing or damaged; the message names it.
         """
         file = folder / cls.FILE
         try:

@@ -20,19 +20,20 @@ def paper_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """Show runs as a paper prints its methods: percent, mean ± population standard deviation.
+    """Return a table of runs in the form of a paper: percent, mean ± population standard deviation.
 
     Args:
-        title: of the paper's table.
-        columns: each with ``title`` (``{site}``: its name), ``metric`` (``split/name``, ``a+b`` for a mean; of several
-            the first that any run has), ``of`` (``site``: one column each; ``mean`` or ``std`` over the sites) and
-            ``last`` (over the last models that were tested, where the runs have them).
+        title: title of the paper's table.
+        columns: columns of the table, each with ``title`` (``{site}`` in it stands for the site's name), ``metric``
+            (``split/name``, ``a+b`` for a mean; of several the first that any run has), ``of`` (``site``: one column
+            for each site; ``mean`` or ``std`` over the sites) and ``last`` (whether over the last tested models, where
+            the runs have them).
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         style: ``"text"`` or ``"markdown"``.
-        width: of the text.
+        width: largest width of the text.
 
     Raises:
-        ValueError: no complete run.
+        ValueError: no run is complete.
     """
     complete = complete_runs(runs)
     by_label = {label: [run for run in complete if label_of(run) == label] for label in map(label_of, complete)}

@@ -1,4 +1,4 @@
-"""The rows of a comparison: runs that differ in nothing but the seed, and what each of them measured."""
+"""Form the rows of a comparison, each of runs that differ only in the seed, with the values that they measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairflare.reporting.values import (
     suppressed_of,
 )
 
-R = TypeVar("R")  # a document, or what the page makes of it
+R = TypeVar("R")  # a run's document, or the page's own form of a run
 
 
 @dataclass
@@ -30,13 +30,14 @@ class Row(Generic[R]):
     """Represent the runs of one configuration.
 
     Attributes:
-        label: different from all others'.
-        runs: documents.
-        values: of a metric by site, a dict for each model that was tested: one a run, or each of its last ones.
-        summaries: of each of these.
-        settings: what tells it from others of the same label.
-        measured: which model the values are of.
-        of_all: ``{metric: values}`` of each of these models on the global test.
+        label: label of the row, different from all other labels.
+        runs: documents of the row's runs.
+        values: values of a metric by site, a dict for each tested model: one for each run, or for each of its last
+            models.
+        summaries: summary over the sites of each dict in ``values``.
+        settings: settings, in words, that distinguish the row from others whose label was the same; else empty.
+        measured: ``"personal"``: the values are of the sites' own models; ``"common"``: of the common model.
+        of_all: ``{metric: values}`` on the global test, a value for each model in ``values``.
     """
 
     label: str
@@ -48,34 +49,34 @@ class Row(Generic[R]):
     of_all: dict[str, list[float]] = field(default_factory=dict)
 
     def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
-        """Return ``{site: which of the models have no value of it}``."""
+        """Return ``{site: positions in values of models without a value}``, without sites that have all values."""
         found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
         return {site: missing for site, missing in found.items() if missing}
 
     def at(self, site: str) -> Spread:
-        """Return mean and deviation of a site's values."""
+        """Return mean and standard deviation of a site's values over the models."""
         return spread([values.get(site, math.nan) for values in self.values])
 
     def over(self, attribute: str) -> Spread:
-        """Return mean and deviation of a figure over the sites."""
+        """Return mean and standard deviation, over the models, of a figure over the sites such as ``std``."""
         return spread([getattr(summary, attribute) for summary in self.summaries])
 
     @property
     def suppressed(self) -> list[str]:
-        """Return the sites that keep their value in any of the runs, sorted."""
+        """Return the sites that withhold their value in any of the runs, sorted."""
         return sorted({site for summary in self.summaries for site in summary.suppressed})
 
     def cell(self, site: str) -> Cell:
-        """Show mean and deviation of a site's values, or the word for values that the site keeps."""
+        """Return a cell with mean and deviation of a site's values, or the word for values that the site withholds."""
         found = self.at(site)
         return SUPPRESSED if math.isnan(found.mean) and site in self.suppressed else found
 
 
 def complete_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return the runs that completed; one that is given twice (its folder and its file, a copy) counts once.
+    """Return the runs that completed; a run that is given twice (by its folder and its file, or a copy) counts once.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no run completed.
     """
     found: dict[str, Results] = {}
     for run in runs:
@@ -87,10 +88,10 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
 
 
 def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list[Row[Results]]:
-    """Return a row for runs that differ in nothing but the seed; ``last``: values of each of their last models.
+    """Return rows of runs that differ only in the seed; ``last``: take values of each of their last models.
 
     Raises:
-        ValueError: a run without the metric (names it).
+        ValueError: a run lacks the metric; the message names the run.
     """
     groups: dict[tuple[str, str], list[Results]] = {}
     for run in runs:
@@ -112,7 +113,7 @@ def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list
 
 
 def row_of(label: str, runs: Sequence[Results], metric: str, last: bool) -> Row[Results]:
-    """Return a row of runs; ``last``: values of each of their last models."""
+    """Return a row of the given runs; ``last``: with values of each of their last models."""
     tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
     higher = direction_of(runs[0], metric)
     summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric)) for run, v in tested]
@@ -137,20 +138,20 @@ def _check_metric(run: Results, metric: str) -> None:
 
 
 def named(run: Results) -> str:
-    """Return the name a run as its user knows it."""
+    """Return words that identify a run for its user: label, time of its start, and seed."""
     begun = f", begun {run.started[:19]}" if run.started else ""
     return f"{label_of(run)!r}{begun}" + ("" if run.info.seed is None else f", seed {run.info.seed}")
 
 
 def settings_of(run: Results) -> dict[str, Any]:
-    """Return every setting but the seed by its dotted name."""
+    """Return all settings of a run except the seed, by their dotted names."""
     found = by_name({name: value for name, value in run.info.config.items() if name != "seed"})
     found.pop("task.path", None)  # the same file has another module name in a job
     return found
 
 
 def setting_difference(run: Results, alike: Sequence[Results]) -> str:
-    """Say the settings that are not the same in all of ``alike``, as ``run`` has them; at most six."""
+    """Return in words the settings of ``run`` that differ between the runs of ``alike``; at most six."""
     own, others = settings_of(run), [settings_of(other) for other in alike]
     names = {name for other in others for name in other}
     differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)

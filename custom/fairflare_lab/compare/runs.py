@@ -1,4 +1,4 @@
-"""What runs measured at their sites, in one array; every comparison is a figure of it, with its certainty."""
+"""Stack the values of runs in one array, from which every comparison computes a figure and its certainty."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fairflare.base.cases.resampling import IMAGES
 from fairflare.reporting.documents import Results
 from fairflare_lab.statistics.seed_intervals import Estimate, degrees, estimate, shared_variance, widened
 
-LEAST = 20  # draws of the test patients that say how far a figure scatters
-VALUE, DRAWS = 0, slice(1, None)  # of the last axis
+LEAST = 20  # least number of draws of test patients from which a scatter is computed
+VALUE, DRAWS = 0, slice(1, None)  # indices of the last axis of a value array
 
 Array = npt.NDArray[np.floating]
-Units: TypeAlias = tuple[str, int | None]  # what a site drew, and how many of them it has
-Draws: TypeAlias = tuple[Units, Sequence[float]]  # what was drawn, and the metric on each draw
-Row: TypeAlias = Mapping[int, Mapping[str, tuple[float, Draws | None]]]  # by seed and site: as measured, on draws
+Units: TypeAlias = tuple[str, int | None]  # unit that a site drew, and its number of such units
+Draws: TypeAlias = tuple[Units, Sequence[float]]  # unit of the draws, and the metric on each draw
+Row: TypeAlias = Mapping[int, Mapping[str, tuple[float, Draws | None]]]  # by seed and site: value, draws
 Figure: TypeAlias = Callable[[Array], Array]  # (rows, seeds, sites, 1 + draws) -> (seeds, 1 + draws)
 
 
@@ -29,9 +29,9 @@ class Contrast(NamedTuple):
     """Store a figure over the seeds, and how far the choice of test patients moves the figure.
 
     Attributes:
-        values: by seed, all finite.
-        shared: :func:`fairflare.core.statistics.intervals.shared_variance`; NaN: not known.
-        df: its degrees of freedom.
+        values: values of the figure by seed, all finite.
+        shared: variance by the choice of test patients, which all seeds share; NaN: not known.
+        df: degrees of freedom of ``shared``.
     """
 
     values: Mapping[int, float]
@@ -40,7 +40,7 @@ class Contrast(NamedTuple):
 
     @classmethod
     def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
-        """Return a figure with what (seeds, draws) of it say; too few draws that have it say nothing."""
+        """Return a figure with its variance by ``drawn`` (seeds, draws), unknown where too few draws are finite."""
         usable = drawn[:, np.isfinite(drawn).all(0)]
         return cls(values, float(shared_variance(usable)), df) if usable.shape[1] >= LEAST else cls(values)
 
@@ -54,10 +54,10 @@ class Runs:
     """Store the values of several rows, paired by seed and site.
 
     Attributes:
-        values: (rows, seeds, sites, 1 + draws), as measured and then on the draws of the test patients; NaN where there
-            is none.
-        seeds, sites: of the axes.
-        units: what was drawn, of the sites where all runs have the same draws.
+        values: (rows, seeds, sites, 1 + draws): the measured value, then values on draws of the test patients; NaN
+            where a value is missing.
+        seeds, sites: seeds and sites along the axes of ``values``.
+        units: units of the draws, by site, for sites where all runs have the same draws.
     """
 
     values: Array
@@ -67,7 +67,7 @@ class Runs:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Runs:
-        """Stack rows; of a site of one patient, or whose runs have other draws, nothing is known of the patients."""
+        """Stack rows in an array; draws of a site with one patient, or with different draws by run, are not used."""
         seeds = sorted({seed for row in rows for seed in row})
         sites = sorted({site for row in rows for by_site in row.values() for site in by_site})
         kinds: dict[str, set[tuple[Units, int] | None]] = {site: set() for site in sites}
@@ -87,16 +87,16 @@ class Runs:
         return cls(values, seeds, sites, units)
 
     def at(self, site: str) -> Runs:
-        """Return the runs at one site."""
+        """Return the values at a single site."""
         rank = self.sites.index(site)
         units = {site: self.units[site]} if site in self.units else {}
         return replace(self, values=self.values[:, :, [rank]], sites=[site], units=units)
 
     def contrast(self, figure: Figure) -> Contrast:
-        """Return a figure of the runs, over the seeds that have it.
+        """Return a figure of the runs, over the seeds for which it is finite.
 
-        It is known how far the patients move it where all sites have the same draws: its variance is taken apart by
-        site, with the draws of one and the others as they were measured.
+        How far the choice of patients moves the figure is known only if all sites have draws. For the degrees of
+        freedom the variance is split by site, with draws of one site and measured values of the other sites.
         """
         found = _quiet(figure, self.values)
         has = np.isfinite(found[:, VALUE])
@@ -110,13 +110,13 @@ class Runs:
         return Contrast.drawn(values, drawn, float(degrees(parts, counts, drawn.shape[1])))
 
     def _of_site(self, rank: int) -> Array:
-        """Return the values with the draws of one site, and the others as they were measured."""
+        """Return the values with draws of one site, and with measured values in place of the other sites' draws."""
         of_site = (np.arange(len(self.sites)) == rank)[:, None]
         return np.where(of_site, self.values, self.values[..., :1])
 
 
 def _quiet(figure: Figure, values: Array) -> Array:
-    """Return a figure, NaN where a seed or a model has no value, without NumPy's warning of it."""
+    """Return a figure, NaN where a seed or a model has no value, without NumPy's warning about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         return figure(values)
@@ -130,7 +130,7 @@ def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws 
 
 
 def draws_of(run: Results, site: str, metric: str) -> Draws | None:
-    """Return a site's values on its draws, and what they are of; ``None``: there are none of this metric."""
+    """Return a site's values of a metric on its draws, with the draws' unit; ``None``: no draws of this metric."""
     values = (run.get("resampled") or {}).get(site)
     if not values or metric != run["info"]["primary_metric"]:
         return None

@@ -17,7 +17,7 @@ from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
 from fairflare_lab.statistics.seed_intervals import ROUNDING
 
-KEPT = ("unseen", "gap", "gain")  # figures whose intervals are in the table
+KEPT = ("unseen", "gap", "gain")  # names of figures whose intervals are in the table
 FIGURES = (
     "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %", "best",
 )  # fmt: skip
@@ -39,15 +39,15 @@ class UnseenRow:
     """Describe a method at sites that it saw in training and at sites that it did not see.
 
     Attributes:
-        label: of the method.
-        seeds: with any figure.
+        label: label of the method.
+        seeds: number of seeds that have any figure.
         figures: ``seen``, ``unseen``, ``worst``, ``gap``, ``adapted``, ``gain`` and ``best``, over the seeds that have
             all left-out sites; see :func:`unseen_table`.
-        each: of each left-out site, over all seeds.
-        sure: of ``seen``, ``unseen``, ``gap`` and, where there is one, ``gain``, how sure they are.
-        over: what these intervals are over, in words; empty: there are none.
-        personal: the seen sites are measured with models of their own.
-        reason: why an unseen site gets no figure; empty: it has one.
+        each: value of each left-out site, over all seeds.
+        sure: certainty of ``seen``, ``unseen``, ``gap`` and, where it is known, ``gain``.
+        over: what the intervals are over, in words; empty: there are no intervals.
+        personal: whether the seen sites are measured with models of their own.
+        reason: why an unseen site has no figure; empty: it has one.
     """
 
     label: str
@@ -71,14 +71,14 @@ class UnseenSites:
     notes: list[str]
     synthetic: bool
     runs: list[Results]
-    groups: dict[str, list[Results]]  # of people, as :func:`.group_gaps.of_left_out` has them
+    groups: dict[str, list[Results]]  # rows by groups of people, from :func:`.group_gaps.of_left_out`
 
 
 def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
-    """Return the figures of :func:`unseen_table`.
+    """Return the figures of methods at unseen sites, for :func:`unseen_table` and the page.
 
     Raises:
-        ValueError: no run, or no run has the metric.
+        ValueError: no run is given, or no run has the metric.
     """
     if not found:
         raise ValueError("no run with a left-out site completed")
@@ -102,7 +102,7 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
 
 
 def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
-    """Say of a method whose models find nothing, neither where they were trained nor elsewhere; empty: they do."""
+    """Return words for a method whose models find nothing at any site, trained at or not; else an empty list."""
     seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
     where = ", trained at or not" if unseen == 0 else " that trained"
     nothing = higher and seen == 0 and not unseen > 0
@@ -112,7 +112,7 @@ def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
 def _row(
     label: str, by_seed: Mapping[int, Mapping[str, Pair]], sites: Sequence[str], metric: str, higher: bool
 ) -> UnseenRow:
-    """Return a method's figures; a seed without all of the left-out sites is in the sites' columns alone."""
+    """Return a method's row; a seed that lacks a left-out site counts only in the columns of single sites."""
     whole = {seed: by for seed, by in by_seed.items() if len(by) == len(sites)}
     every = [pair for by in by_seed.values() for pair in by.values()]
     contrasts, drawn = _contrasts(whole, sites, metric)
@@ -147,10 +147,11 @@ def _row(
 def _contrasts(
     whole: Mapping[int, Mapping[str, Pair]], sites: Sequence[str], metric: str
 ) -> tuple[dict[str, Contrast], str]:
-    """Return seen, unseen, gap and gain over the seeds, and what was drawn of the patients.
+    """Return the figures seen, unseen, gap and gain over the seeds, and the unit of the draws.
 
-    A site that is seen in some runs and unseen in another is tested on the same patients, which are in the gap once; so
-    are those of a left-out site by the model and by the adapted one, which are in the gain once.
+    A site is seen in some runs and unseen in another, and tested on the same patients, so draws of these patients enter
+    the gap together. Likewise the model and the adapted model are tested on a left-out site's same patients, so their
+    draws enter the gain together.
     """
     if not whole:
         return dict.fromkeys(("seen", "unseen", "gap", "gain"), Contrast({})), ""
@@ -166,11 +167,11 @@ def _contrasts(
     models = range(len(sites))
 
     def own(values: Array, names: Sequence[str] = runs.sites) -> Array:
-        """Take the mean over the left-out sites, each by the model that was trained without it."""
+        """Return the mean over the left-out sites, each tested by the model that was trained without it."""
         return np.asarray(values[models, :, [names.index(site) for site in sites]].mean(0))
 
     def others(values: Array) -> Array:
-        """Take the mean over the models of that over the sites that they were trained at."""
+        """Return the mean over the models of each model's mean over the sites that it was trained at."""
         trained_at = np.isfinite(values[..., :1])
         trained_at[models, :, [runs.sites.index(site) for site in sites]] = False
         return np.asarray(values.mean(2, where=trained_at).mean(0))
@@ -186,13 +187,13 @@ def _contrasts(
 
 
 def _trained(run: Results, metric: str) -> dict[str, tuple[float, Draws | None]]:
-    """Return what a run has at its own sites, where it has anything."""
+    """Return a run's values and draws of a metric at its own sites, without sites that have no value."""
     by_site = by_site_of(run, metric)
     return {site: (value, draws_of(run, site, metric)) for site, value in by_site.items() if math.isfinite(value)}
 
 
 def _left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | None]:
-    """Return what a run's model has at the left-out site: the last one, the ``adapted`` or the ``best``."""
+    """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` (last), ``adapted`` or ``best``."""
     run, unseen = pair
     value = getattr(unseen, kind).get(metric)
     drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}.get(kind)
@@ -203,7 +204,7 @@ def _left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | None]:
 
 
 def _certainty(found: Contrast) -> Certainty:
-    """Return how sure a figure is; figures that are all the same, as those of a model that guesses, are not."""
+    """Return the certainty of a figure; it is unknown where all values are equal, as with a model that guesses."""
     mean = float(np.mean([*found.values.values()]))
     if len(found.values) == 1 and math.isnan(found.shared):
         return Certainty(mean)
@@ -212,7 +213,7 @@ def _certainty(found: Contrast) -> Certainty:
 
 
 def _in_words(row: UnseenRow, tests: Sequence[Unseen]) -> list[str]:
-    """Say what an unseen site gets of a method."""
+    """Return notes on which of a method's models an unseen site can use."""
     has = {name: math.isfinite(row.figures[name].mean) for name in ("adapted", "best")}
     told = {
         "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
@@ -239,23 +240,22 @@ def unseen_table(
     style: str = "text",
     width: int | None = None,
 ) -> str:
-    """Show methods at sites they saw and sites they did not: mean ± population standard deviation over the seeds.
+    """Return a table of methods at seen and unseen sites: mean ± population standard deviation over the seeds.
 
-    Of each seed, "seen" is the mean over its runs of the mean over the sites that trained; "unseen" and "unseen worst"
-    are mean and worst over the left-out sites, and stand only where every left-out site has a figure; "gap" is seen
-    less unseen. "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training
-    images, which takes no labels, and "gain" is that less "unseen"; "best" is "unseen" of the models that validated
-    best at the sites that trained.
-    Seeds without all of the left-out sites are left out of them and named.
+    For each seed, "seen" is the mean over its runs of the mean over the sites that trained. "unseen" and "unseen worst"
+    are mean and worst over the left-out sites, where every left-out site has a figure. "gap" is seen minus unseen.
+    "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training images, without
+    labels, and "gain" is adapted minus unseen. "best" is "unseen" of the models that validated best at the sites that
+    trained. Seeds that lack a left-out site are left out of these figures, and a note names them.
 
     Args:
         found: documents of completed runs, each with its :class:`Unseen`.
-        metric: default: the primary metric of the first run.
+        metric: name of the metric; default: the primary metric of the first run.
         style: ``"text"``, ``"markdown"`` or ``"csv"``.
-        width: of the text.
+        width: largest width of the text.
 
     Raises:
-        ValueError: no run, or no run has the metric.
+        ValueError: no run is given, or no run has the metric.
     """
     of = unseen_of(found, metric)
     notes = [
@@ -266,7 +266,7 @@ def unseen_table(
 
 
 def unseen_cells(found: UnseenSites) -> Table:
-    """Return the table of :func:`unseen_table`."""
+    """Return the figures of methods at seen and unseen sites as a table, for :func:`unseen_table` and the page."""
     rows: list[list[Cell]] = []
     for row in found.rows:
         sure = {name: row.sure.get(name, Certainty(math.nan)) for name in KEPT}
@@ -286,7 +286,7 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """Say what the intervals are over, once where it is the same for all, and which figures have none."""
+    """Return sentences on what the intervals are over, and on the figures without an interval."""
     over = {row.label: row.over for row in found.rows if row.over}
     notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
     if len({*over.values()}) == 1:

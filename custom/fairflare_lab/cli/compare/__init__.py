@@ -1,1 +1,1 @@
-"""``fairflare compare``: many runs, and the tables over them."""
+"""Implement ``fairflare compare``, which does many runs and writes tables that compare them."""

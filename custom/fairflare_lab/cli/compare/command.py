@@ -1,4 +1,4 @@
-"""``fairflare compare``: which method is fair on these data?"""
+"""Define the command ``fairflare compare``, which runs several methods on the same data and compares them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.cli.compare.series import Series
 
-DONE = "completed"  # state of a run; compare.runs is not imported for a mere TAB
+DONE = "completed"  # state of a run, repeated here so that completion by TAB need not import compare.runs
 
 
 def compare(
@@ -201,7 +201,7 @@ def compare(
 
 
 def _say_what_is_run(series: Series, own_data: bool) -> None:
-    """Say whose settings the rows have, and what they still have to be given."""
+    """Print which papers' settings the rows have, and what the user still has to give."""
     from fairflare.methods.base.catalog import all_methods
 
     plans = [run.make() for run in series.runs()[: len(series.entries)]]
@@ -215,7 +215,7 @@ def _say_what_is_run(series: Series, own_data: bool) -> None:
 
 
 def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a paper's table as a plan file; with ``--paper`` its rows are trained as the paper has each."""
+    """Return a paper's table as the content of a plan file; with ``--paper`` each row has the paper's own training."""
     from fairflare_lab.cli.compare.series import entries_of
 
     plan = table.as_plan(small=told.get("small", True))
@@ -223,26 +223,26 @@ def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_metric(metric: str, task: LearnedTask) -> None:
-    """Check before hours of training that what the tables are asked for is measured at all.
+    """Check before hours of training that the task measures the metric that the tables are asked for.
 
     Raises:
-        ValueError: the task has no such metric (suggests the nearest).
+        ValueError: the task has no such metric; the message suggests the nearest name.
     """
     from fairflare.base.checks import choice
 
     names = [declared.name for declared in task.declared_metrics()]
     for part in [metric] if metric in names else metric.split("+"):
-        own = part.rpartition("/")[2]  # test_common's are common/<name>
-        if names and not own.startswith("recall_"):  # classes of own images: their names are with the images
+        own = part.rpartition("/")[2]  # a metric of the split test_common is named common/<name>
+        if names and not own.startswith("recall_"):  # names of classes of own images are not known yet
             choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
 
 
 def _series(
     rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
 ) -> tuple[Series, dict[str, Any]]:
-    """Return what is compared, and the sites' private settings; the command line goes before the plan.
+    """Return the series of runs to compare, and the sites' private settings; the command line overrides the plan.
 
-    As it suits the sites' own images, where there are such and nothing else is said.
+    Settings that are not given follow the sites' own images, where sites have such.
     """
     from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
     from fairflare_lab.cli.compare.series import Series, read_entry, read_file
@@ -278,7 +278,7 @@ def _series(
     return replace(series, settings={**series.settings, **more}), local
 
 
-# ------------------------------------------------------------------------------------------------ while it goes
+# ------------------------------------------------------------------------------------------------ doing the runs
 
 
 def _go(runner: Runner, metric: str | None = None) -> None:

@@ -18,15 +18,15 @@ def comparison_page(
     groups: str = "",
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Write down what is needed to believe a table and to make it again.
+    """Return a page in Markdown with a comparison's tables and what is needed to reproduce them.
 
     Args:
         command: arguments of the command line.
         runs: documents of :func:`fairflare.reporting.results.read_results`.
-        table, differences: Markdown; an empty one is left out.
-        last: both again, of the last models on average.
-        groups: Markdown of the gaps between groups of people; empty: nobody asked for them.
-        sessions: of ``provenance.json``: commit, processor and checksums of the data, as they were when runs began.
+        table, differences: tables of rows and of differences in Markdown; an empty text is left out.
+        last: both tables for the average of the last models.
+        groups: table of gaps between groups of people in Markdown; empty: no run asked for groups.
+        sessions: entries of ``provenance.json``: commit, processor and checksums of the data when runs began.
     """
     complete = [run for run in runs if run["status"] == "completed"]
     known = [run["info"].get("versions") or {} for run in complete]

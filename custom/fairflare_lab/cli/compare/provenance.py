@@ -1,4 +1,4 @@
-"""Where the figures of a comparison come from: code, data, processor, versions; kept beside its tables."""
+"""Record where a comparison's figures come from: code, data, processor and versions, in a file beside its tables."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ FILE = "provenance.json"
 
 
 def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any], runs: Sequence[str]) -> None:
-    """Add to a comparison's ``provenance.json`` what its next runs are made with; before they begin.
+    """Add a session to a comparison's ``provenance.json``: code, machine and data of its next runs, before they begin.
 
-    A comparison that was stopped may go on with other code, on another machine: each session stands for itself.
+    A comparison that was stopped may be resumed with other code or on another machine, so each session has an entry.
 
     Args:
-        folder: of the comparison.
+        folder: folder of the comparison.
         command: arguments of the command line.
         local: content of ``local/fairflare.json``.
-        runs: names of those that are missing; the session ends as many of them as it can.
+        runs: names of the runs that are missing; the session does as many of them as it can.
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: what is there cannot be read.
+        ValueError: the existing file cannot be read.
     """
     from fairflare.federation.record.run_info import versions
 
@@ -51,10 +51,10 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
 
 
 def sessions_of(folder: Path) -> list[dict[str, Any]]:
-    """Return what :func:`note_session` kept; nothing of a comparison that an earlier version made.
+    """Return the sessions that :func:`note_session` recorded; empty: an earlier version made the comparison.
 
     Raises:
-        ValueError: the file is there and cannot be read (names it).
+        ValueError: the file exists and cannot be read; the message names it.
     """
     path = folder / FILE
     try:
@@ -68,7 +68,7 @@ def sessions_of(folder: Path) -> list[dict[str, Any]]:
 def commit_of(package: Path) -> str | None:
     """Return the commit of a package's files, ``+ changes`` where some differ; ``None``: no checkout, or no git."""
     try:
-        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # not a checkout that merely lies around it
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")  # fails in a checkout of another project
         commit = _git(package, "rev-parse", "HEAD").strip()
         return f"{commit} + changes" if _git(package, "status", "--porcelain", "--", ".").strip() else commit
     except (OSError, subprocess.SubprocessError):
@@ -81,7 +81,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def processor() -> str:
-    """Name the processor, which decides about the last bits; the machine's kind where the system does not tell."""
+    """Return the processor's name, as it may change the last bits; the machine's kind where the name is not known."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -90,22 +90,22 @@ def processor() -> str:
 
 
 def accelerator() -> str | None:
-    """Return the name of the GPU that runs would be given; ``None``: none."""
+    """Return the name of the GPU that runs would use; ``None``: no GPU."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Compute checksums of the files that each site's datalist names.
+    """Return checksums of the files that each site's datalist names.
 
     Args:
         local: content of ``local/fairflare.json``.
 
     Returns:
-        ``{site: {"datalist": sha256, "files": number, "sha256": of names and contents of all of them}}``; empty where
-        no site names a ``data_root``: made-up data, or a task that reads its data from elsewhere. Of data that cannot
-        be read ``{"not recorded": why}``.
+        ``{site: {"datalist": sha256, "files": number, "sha256": sha256 of all names and contents}}``; for data that
+        cannot be read ``{"not recorded": reason}``. The result is empty where no site names a ``data_root``, with
+        synthetic data or with a task that reads its data from elsewhere.
     """
     from fairflare.federation.site.site_file import own_settings
     from fairflare.methods.base.training import SiteError
@@ -118,14 +118,14 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             own = own_settings(dict(local), name)
             if own.get("data_root") is not None:
                 found[name] = _of_list(Path(own["data_root"]).expanduser(), own.get("datalist") or "datalist.json")
-        except (OSError, ValueError, TypeError, SiteError) as error:  # the runs will refuse it, with what to do
+        except (OSError, ValueError, TypeError, SiteError) as error:  # the runs will report this error with a remedy
             found[name] = {"not recorded": f"{type(error).__name__}: {error}"}
     return found
 
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:
     content = (root / datalist).read_text(encoding="utf-8")
-    json.loads(content)  # of a damaged list nothing is recorded
+    json.loads(content)  # raises for a damaged list, so that no checksum is recorded
     texts = {json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', content)}
     files = sorted(file for file in texts if (root / file).is_file())  # the images and masks
     lines = "".join(f"{sha256_of(root / file)}  {file}\n" for file in files)

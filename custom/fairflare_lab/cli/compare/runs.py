@@ -1,4 +1,4 @@
-"""The runs of a comparison, several at once, each in a process and a folder of its own; done ones are not repeated."""
+"""Do the runs of a comparison, several at once, each in its own process and folder; completed runs are not repeated."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from fairflare_lab.cli.compare.series import Run, Series
 from fairflare_lab.compare.left_out import Unseen
 
 POLL = 0.2
-WAIT_FOR_END = 30.0  # seconds for a run that is told to end
+WAIT_FOR_END = 30.0  # seconds that a run has to end after it was asked to
 RUNS, PLAN_FILE = "runs", "run.json"
-SIMULATOR = "simulator"  # its workspace, in a run's folder: FLARE empties it when it starts
+SIMULATOR = "simulator"  # its workspace in a run's folder, which FLARE empties at its start
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "completed", "failed", "stopped"
-NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # in a run's folder, until it is done
+NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # folders that a run has until it completes
 
 
 @dataclass
@@ -52,19 +52,19 @@ class Progress:
 class Runner:
     """Do the runs of a series that are still missing.
 
-    A pool of `concurrent.futures` does not do: one run that is killed would end all others with it, and a worker that
-    does several runs one after the other keeps the memory and the random state of the first.
+    A pool of `concurrent.futures` is not used: if one run was killed, the pool would end all other runs, and a worker
+    that does several runs would keep memory and random state of earlier runs.
 
     Args:
-        series: the runs.
-        folder: of the comparison; a run lies in ``runs/<row>-seed<seed>``, or ``...-without-<site>``.
+        series: the series of runs.
+        folder: folder of the comparison; a run is in ``runs/<row>-seed<seed>``, or ``...-without-<site>``.
         local: content of ``local/fairflare.json``.
-        at_once: processes.
-        simulator: workers of FLARE's simulator for each run; ``None``: without it.
-        overwrite: runs of other settings in the same folders are replaced.
+        at_once: number of runs, each in a process, at the same time.
+        simulator: number of workers of FLARE's simulator for each run; ``None``: runs do not use the simulator.
+        overwrite: whether runs of other settings in the same folders are replaced.
 
     Raises:
-        ValueError: a plan that cannot be; a run of other settings lies where one is to go (says which setting).
+        ValueError: a run's plan is impossible, or its folder holds a run of other settings; the message names them.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Runner:
             self._look(progress, overwrite)
 
     def place(self, run: Run) -> Path:
-        """Return a run's folder."""
+        """Return the folder of a run."""
         return self.folder / RUNS / run.name
 
     def workspace(self, run: Run) -> Path:
-        """Return where a run lays out its results."""
+        """Return the workspace of a run, in which it writes its results."""
         return self.place(run) / SIMULATOR if self.simulator else self.place(run)
 
     def results(self) -> list[Results]:
@@ -97,15 +97,19 @@ class Runner:
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
     def held_out(self) -> list[tuple[Results, Unseen]]:
-        """Return the documents of the runs that completed, each with its test at the site that was left out."""
+        """Return the documents of the completed runs, each with its test at the left-out site."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
         return [(read_results(file), Unseen.read(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
-        """Do the runs that are not done; ``tell`` hears of each that begins or ends. Interrupted, it ends them all.
+        """Do the missing runs, and end those in progress on an interruption.
+
+        Args:
+            tell: function that is called with each run that begins or ends.
+            stop: function that returns whether to stop all runs.
 
         Raises:
-            KeyboardInterrupt: ``stop`` said so.
+            KeyboardInterrupt: ``stop`` returned true.
         """
         waiting = [progress for progress in self.all if progress.state != DONE]
         running: list[tuple[Progress, BaseProcess, Connection]] = []
@@ -126,14 +130,14 @@ class Runner:
         finally:
             for progress, _, alive in running:
                 progress.state = STOPPED
-                alive.close()  # tells the run to end
+                alive.close()  # asks the run to end
             for _, process, _ in running:
                 process.join(WAIT_FOR_END)
                 process.kill()
                 process.join()
 
     def left(self) -> float | None:
-        """Return the seconds to go at the pace of the runs so far; ``None``: no run has ended here."""
+        """Return the remaining seconds at the pace of the runs so far; ``None``: no run has ended in this process."""
         ended = sum(p.seconds > 0 for p in self.all)
         to_come = sum(p.state in (WAITING, RUNNING) for p in self.all)
         return (time.monotonic() - self.started) * to_come / ended if ended else None
@@ -141,7 +145,7 @@ class Runner:
     # -- one run
 
     def _look(self, progress: Progress, overwrite: bool) -> None:
-        """Find out what is there of a run."""
+        """Look at a run's folder: mark a completed run as done, and remove or refuse a run of other settings."""
         place = self.place(progress.run)
         differing = _differing(place, self._wanted(progress.run))
         if differing and not overwrite and not refused(place):
@@ -160,12 +164,12 @@ class Runner:
         return json.loads(json.dumps(wanted))
 
     def _start(self, progress: Progress) -> tuple[Progress, BaseProcess, Connection]:
-        """Begin a run in a process that ends when the returned connection is closed, or this process is no more."""
+        """Begin a run in a process that ends when the returned connection is closed or this process has ended."""
         place = self.place(progress.run)
         place.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self._wanted(progress.run), indent=2) + "\n"
         write_whole(place / PLAN_FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
-        # What a run needs to go on stays with it, wherever the data file wants such things.
+        # State that a run needs to be resumed is saved in its own folder, also where the data file names other folders.
         own = {"state_root": str(place / "fairflare_state"), "checkpoint_root": str(place / "fairflare_checkpoints")}
         given = {
             "plan": dict(progress.run.plan),
@@ -184,9 +188,9 @@ class Runner:
         return progress, process, alive
 
     def _processes(self) -> Any:
-        """Return how processes begin: as copies of one that has imported what runs need, where the system can.
+        """Return the context that starts processes: where possible as forks of one with the needed imports.
 
-        Runs share the cores, so that each has one thread: more would be in each other's way, and move the last bits.
+        Runs share the cores, so each run has one thread: more threads would slow each other down and change last bits.
         """
         os.environ["OMP_NUM_THREADS"] = "1"
         forks = "forkserver" in multiprocessing.get_all_start_methods()
@@ -196,7 +200,7 @@ class Runner:
         return context
 
     def _end(self, progress: Progress, code: int) -> None:
-        """Note how a run ended; one that is done needs nothing any more to go on."""
+        """Record how a run ended, and remove the state for resuming it if it completed."""
         place = self.place(progress.run)
         progress.seconds = time.monotonic() - progress.started
         progress.state, progress.reason = _outcome(place, code)
@@ -215,7 +219,7 @@ def _outcome(place: Path, code: int | None) -> tuple[str, str]:
 
 
 def _differing(place: Path, wanted: Mapping[str, Any]) -> str:
-    """Return which values of a stored plan are others; empty: none, or there is no plan and no run either."""
+    """Return in words how a stored plan differs from the wanted one; empty: not at all, or no run is stored."""
     path = place / PLAN_FILE
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))

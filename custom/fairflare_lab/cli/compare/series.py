@@ -1,4 +1,4 @@
-"""Several runs that are to be compared: methods and settings times seeds, on the same data with the same training."""
+"""Describe the runs of a comparison: methods and settings times seeds, on the same data with the same training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairflare.base.disk.files import safe_name
 from fairflare.cli.options import value_of
 from fairflare.federation.plan.plan import Plan, make_plan
 
-OWN = "own"  # train_like: every method with its own training
+OWN = "own"  # value of train_like: every method has its own training
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Entry:
     """Describe one row of a comparison.
 
     Args:
-        method: of ``fairflare list``.
-        settings: of this row only.
-        label: what the tables call it; two rows have two labels.
+        method: name of a method, from ``fairflare list``.
+        settings: settings of this row only.
+        label: name of the row in tables, different for each row; default: method and settings.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Run:
     entry: Entry
     seed: int
     plan: Mapping[str, Any]
-    held_out: str = ""  # a site that is no part of the run: its model is tested there
+    held_out: str = ""  # site that is left out of the run and tests its model; empty: none
 
     @property
     def name(self) -> str:
@@ -53,10 +53,10 @@ class Run:
         return safe_name(f"{_file_name(self.entry.label)}-seed{self.seed}{without}")
 
     def make(self) -> Plan:
-        """Make the plan.
+        """Return the plan of the run.
 
         Raises:
-            ValueError: there is none of this row (names it).
+            ValueError: the row has no possible plan; the message names the row.
         """
         try:
             return make_plan(**self.plan)
@@ -69,25 +69,26 @@ class Series:
     """Describe the runs that are compared, and their conditions.
 
     Args:
-        entries: the rows; the first one is what the others are compared with unless ``reference`` says otherwise.
-        seeds: every row is run with each; runs of one seed start from the same model.
-        train_like: the method whose task, network, data, local training, rounds and number of sites all rows get;
-            ``""``: that of the first row; ``"own"``: each its own.
-        reference: label of the row that differences are taken to; ``""``: the first.
-        task: kind of task, or ``None``.
-        sites: number or names; 0: as many as the quick job has.
-        rounds: ``None``: as many as the quick job has.
-        settings: of every row; those of a row go before.
+        entries: the rows; other rows are compared with the first one unless ``reference`` names another.
+        seeds: seeds with which every row is run; runs of one seed start from the same model.
+        train_like: method whose task, network, data, local training, rounds and number of sites all rows get;
+            ``""``: the first row's method; ``"own"``: each row's own method.
+        reference: label of the row to which differences are computed; ``""``: the first row.
+        task: kind of task; ``None``: what the method's paper learns.
+        sites: number or names of the sites; 0: as many as the quick job has.
+        rounds: number of rounds; ``None``: as many as the quick job has.
+        settings: settings of every row; a row's own settings override them.
         task_file, monai_bundle: as in :func:`fairflare.federation.plan.plan.make_plan`.
-        small: False: the papers' settings.
-        paper: which paper's (``--paper NAME``): every row as it has it, so that none is trained like another.
-        min_sites: usable results that a round needs.
-        test_last: of so many last models the mean is in the results; ``None``: as the run has it.
-        bootstrap: draws of the test images for the intervals; 0: none, and they are over the seeds alone.
+        small: False: settings that are not given are the papers'.
+        paper: name of the paper's experiment (``--paper NAME``); every row then has its own training of this paper.
+        min_sites: number of usable results that a round needs.
+        test_last: number of last models whose mean metrics are in the results; ``None``: the run's usual number.
+        bootstrap: number of draws of the test images for intervals; 0: intervals are over the seeds alone.
         hold_out: sites that are left out in turn, a run for each; ``sites`` are names then, see :func:`leaving_out`.
 
     Raises:
-        ValueError: no row, two rows of one label or folder, a seed twice, an unknown reference.
+        ValueError: no row is given, two rows have one label or folder, a seed is given twice, or ``reference`` is
+            unknown.
     """
 
     entries: Sequence[Entry]
@@ -119,7 +120,7 @@ class Series:
             checks.choice("reference", self.reference, [entry.label for entry in self.entries])
 
     def runs(self) -> list[Run]:
-        """Return every run, seed by seed, so that an early look finds all rows."""
+        """Return all runs, seed by seed, so that the first results are of all rows."""
         return [
             Run(entry, seed, self._plan(entry, seed, site), site)
             for seed in self.seeds
@@ -128,7 +129,7 @@ class Series:
         ]
 
     def refers_to(self) -> str:
-        """Return the label of the row that differences are taken to."""
+        """Return the label of the row to which differences are computed."""
         return self.reference or self.entries[0].label
 
     def _plan(self, entry: Entry, seed: int, held_out: str) -> dict[str, Any]:
@@ -149,21 +150,21 @@ class Series:
             "min_sites": self.min_sites,
             "bootstrap": self.bootstrap,
             **({} if self.test_last is None else {"test_last": self.test_last}),
-            "experiment": "compare",  # an interrupted run goes on
+            "experiment": "compare",  # an id, so that an interrupted run is resumed
         }
 
 
 def leaving_out(series: Series, told: str) -> Series:
-    """Return the series with a run for each left-out site in place of every run.
+    """Return a series in which each run is replaced by a run for each left-out site.
 
-    Synthetic data stay dealt to all sites, so that every site has the images that it has in a run of all.
+    Synthetic data are still dealt to all sites, so that every site has the same images as in a run of all sites.
 
     Args:
-        series: of all sites.
-        told: ``each``, or names with commas between.
+        series: series of runs with all sites.
+        told: ``each``, or names of sites with commas between them.
 
     Raises:
-        ValueError: no name, a name twice, one that no site has, or fewer than ``min_sites`` sites would be left.
+        ValueError: no name is given, a name is given twice or unknown, or fewer than ``min_sites`` sites would remain.
     """
     plan = series.runs()[0].make()
     sites = list(plan.sites or ())
@@ -182,17 +183,17 @@ def leaving_out(series: Series, told: str) -> Series:
     return replace(series, sites=sites, hold_out=names, settings=settings)
 
 
-# ------------------------------------------------------------------------------------------------ how users say it
+# ------------------------------------------------------------------------------------------------ reading users' input
 
 FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
              "monai_bundle", "paper", "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
 
 
 def read_entry(text: str) -> Entry:
-    """Read ``fed_lwr:preset=authors,mix=0.5`` as a row.
+    """Parse the text of a row, such as ``fed_lwr:preset=authors,mix=0.5``.
 
     Raises:
-        ValueError: no method, or a setting without ``=`` or twice.
+        ValueError: the text has no method, or a setting without ``=``, or a setting twice.
     """
     method, _, rest = text.partition(":")
     if not method:
@@ -215,7 +216,7 @@ def read_file(path: Path) -> dict[str, Any]:
         ``{"entries": [...], ...}``: arguments of :class:`Series`, and ``data``.
 
     Raises:
-        ValueError: not readable, or a key that nothing has (suggests the nearest).
+        ValueError: the file cannot be read, or a key is unknown; the message suggests the nearest key.
     """
     import yaml
 
@@ -240,10 +241,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def seeds_of(given: Any) -> list[int]:
-    """Read ``3`` as ``[0, 1, 2]``; a list stays.
+    """Return a list of seeds: ``3`` as ``[0, 1, 2]``; a list is returned after a check.
 
     Raises:
-        ValueError: neither.
+        ValueError: the value is neither a number nor a list of seeds.
     """
     if isinstance(given, list):
         return [checks.whole("a seed", seed, low=0) for seed in given]
@@ -251,10 +252,10 @@ def seeds_of(given: Any) -> list[int]:
 
 
 def entries_of(path: str, rows: Sequence[Any], sweep: Any = None) -> list[Entry]:
-    """Read the rows of a plan; one with a ``sweep`` (its own, or that of all rows) becomes one for each value.
+    """Parse the rows of a plan; a row with a ``sweep`` (its own, or that of all rows) becomes a row for each value.
 
     Raises:
-        ValueError: a row or a sweep that cannot be read (names the file).
+        ValueError: a row or a sweep cannot be read; the message names the file.
     """
     return [entry for row in rows for entry in _entries(path, row, sweep)]
 
@@ -282,7 +283,7 @@ def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
 
 
 def _mapping(what: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Check that a part of a plan holds names and values; ``keys``: no others than these."""
+    """Return a part of a plan as a dict, after a check that it has names and values; ``keys``: the allowed names."""
     if not isinstance(value, Mapping):
         allowed = f" ({', '.join(keys)})" if keys else ""
         raise ValueError(f"{what} must hold names and values{allowed}, got {value!r:.80}")
@@ -293,7 +294,7 @@ def _mapping(what: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are in no bracket and no quotes."""
+    """Return the parts of a text between commas; commas in brackets or quotes do not split it."""
     parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text)
     return [part for part in parts if part.strip()]
 

@@ -1,4 +1,4 @@
-"""What a comparison says in the end: tables on the screen, as files and as a page."""
+"""Write the tables of a comparison at its end: to the screen, as files and as a page."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 
 
 def command_line() -> list[str]:
-    """Return what was typed."""
+    """Return the command line as the user typed it, as a list of words."""
     return ["fairflare", *sys.argv[1:]]
 
 
 def report(
     runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
 ) -> tuple[int, list[Comparison]]:
-    """Write the tables as files and, where ``tables`` says so, to the screen, at the end in the columns of a paper.
+    """Write a comparison's tables as files, and to the screen where ``tables`` is true.
+
+    With ``paper`` the last table has the columns of this paper's table. With left-out sites the tables show models at
+    seen and unseen sites, and no comparison is returned.
 
     Returns:
-        The exit code; the comparison of the final models, and of the last ones where every run has such. Of left-out
-        sites there is none: what models are worth where they were trained and where they were not.
+        The exit code; the comparison of the final models, and of the last models where every run has them.
     """
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare_lab.cli.compare.page import comparison_page
@@ -83,7 +85,7 @@ def report(
 
 
 def _tables(put: Callable[..., str], found: Comparison, known: str | None) -> tuple[str, str]:
-    """Put the table of rows and, where the reference is ``known``, that of their differences to it."""
+    """Write the table of rows and, where the reference is ``known``, the table of differences to the reference."""
     from fairflare_lab.compare.comparison import row_table
     from fairflare_lab.compare.difference_table import difference_table
 
@@ -102,7 +104,7 @@ def _put(
     before: str = "",
     kinds: Sequence[str] = ("csv", "md"),
 ) -> str:
-    """Show a table on the screen, behind ``before``, and write it as files; return it in Markdown."""
+    """Print a table after the text ``before``, write it as files, and return it in the last of their forms."""
     if shown:
         typer.echo(before + table(width=console.width))
     text = ""

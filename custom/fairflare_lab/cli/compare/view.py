@@ -1,4 +1,4 @@
-"""What ``fairflare compare`` says while it goes: what is to do, each figure as it comes, and the time left."""
+"""Print the progress of ``fairflare compare``: the runs to do, each figure when it is known, and the time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Progress, Runn
 
 
 def plan_in_words(runner: Runner) -> str:
-    """Say ``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
+    """Return a comparison's runs in words: ``2 rows x 3 seeds: 6 runs to do, 4 at once, in comparison; ...``."""
     rows = counted(len({p.run.entry.label for p in runner.all}), "row")
     seeds = counted(len({p.run.seed for p in runner.all}), "seed")
     left_out = len({p.run.held_out for p in runner.all if p.run.held_out})
@@ -25,7 +25,7 @@ def plan_in_words(runner: Runner) -> str:
 
 
 def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
-    """Say that a run began, and where it writes how far it is; or its figure, and that of a row that is complete."""
+    """Print that a run began, with its log; or that it ended, with its figure, and the figure of a completed row."""
     if progress.state == RUNNING:
         say(f"{progress.run.name}: begun, log: {runner.place(progress.run) / 'run.log'}", console)
         return
@@ -40,12 +40,12 @@ def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
         say(f"{line}, {figure}{_left(runner)}", console)
         if len(row) > 1 and all(p.state == DONE and not p.run.held_out for p in row):
             say(f"{progress.run.entry.label}, {len(row)} seeds: {_figure(runner, row, name)[1]}", console)
-    except (ValueError, IndexError) as error:  # such a metric: the table says it with all that there is
+    except (ValueError, IndexError) as error:  # an unknown metric: the table reports it, with the known ones
         say(f"{line}, no figure: {error}{_left(runner)}", console)
 
 
 def _figure(runner: Runner, runs: Sequence[Progress], metric: str | None) -> tuple[str, str]:
-    """Return the metric, and in words the average and the worst site, over some runs of one row."""
+    """Return the metric's name, and words with the average and the worst site over some runs of one row."""
     found = [read_results(find_results(runner.place(one.run))) for one in runs]
     name = metric or metrics_of(found[0])[0]
     over = [summary_of(results, name) for results in found]

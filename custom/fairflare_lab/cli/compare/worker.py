@@ -19,18 +19,18 @@ from fairflare.cli.run.here import Stop, logged, run_plan, stopped_by_signals
 from fairflare.cli.run.simulate import RUN_FOLDER, simulate
 from fairflare.reporting.results import mark_ended
 
-GRACE = 20.0  # seconds to end in good order
+GRACE = 20.0  # seconds that the run has to end by itself
 
 
 def work(given: Mapping[str, Any], parent: Connection) -> None:
-    """Do the run, and end this process with its exit code.
+    """Do one run of a comparison, and end this process with the run's exit code.
 
     Args:
-        given: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`), ``workspace``, ``local``
-            (content of ``local/fairflare.json``), ``log``, ``output`` (file of what is printed), ``simulator``
-            (workers; ``None``: in this process), and ``held_out`` (a site that is no part of the run, or empty: the
-            run's model is tested there in the end).
-        parent: is open as long as the process lives that the run is to end with.
+        given: description of the run: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`),
+            ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``, ``output`` (file for printed
+            output), ``simulator`` (number of the simulator's workers; ``None``: the run is in this process), and
+            ``held_out`` (left-out site that tests the run's model in the end; empty: none).
+        parent: connection that is open as long as the parent process lives; the run ends when it is closed.
     """
     with Path(given["output"]).open("ab") as output:
         for printed in (1, 2):
@@ -45,7 +45,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
         except KeyboardInterrupt:
             code = stop.code
         if stop.why and code == stop.code:
-            mark_ended(place / RUN_FOLDER, stop.why)  # where it was ended at once
+            mark_ended(place / RUN_FOLDER, stop.why)  # for a run that was ended at once, without its own record
     sys.exit(code)
 
 
@@ -53,7 +53,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
     from fairflare_lab.compare.at_left_out import completed, without
 
     local, log = given["local"], Path(given["log"])
-    if given["held_out"] and completed(place):  # only the test is missing
+    if given["held_out"] and completed(place):  # the run is complete, only the test at the left-out site is missing
         return 0
     if given["held_out"]:
         local = without(local, given["held_out"])
@@ -68,7 +68,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
 
 
 def _test_further(given: Mapping[str, Any], place: Path, stop: Stop) -> int:
-    """Test the run's model at the left-out site; return the exit code."""
+    """Test the run's model at the left-out site, and return the exit code."""
     from fairflare_lab.compare.at_left_out import at_unseen
 
     with logged(Path(given["log"]), "a"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pareto(material: Material) -> Section:
-    """Show the average against the worst site, and against the worst decile where that is more than one site."""
+    """Return the section that shows methods by average and worst site, and by worst decile with 20 sites or more."""
     rows = [row for row in material.rows if math.isfinite(row.over("worst").mean)]
     if len(rows) < 2:
         return NOTHING
@@ -58,7 +58,7 @@ def pareto(material: Material) -> Section:
 
 
 def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
-    """Say which rows are not ranked with others, and why: one seed beside rows of several, or fewer sites."""
+    """Return the rows that are not ranked, with the reason: one seed where others have several, or fewer sites."""
     sites = {site for row in rows for values in row.values for site, value in values.items() if math.isfinite(value)}
     seeds = max(len(row.runs) for row in rows)
     single = {row.label: "one seed" for row in rows if len(row.runs) == 1 < seeds}
@@ -66,7 +66,7 @@ def set_apart(rows: Sequence[PageRow]) -> dict[str, str]:
 
 
 def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list[str]:
-    """List the rows that no other is at least as good as in both and better in one."""
+    """Return the labels of rows that no other row dominates, in the average and in the figure ``attribute``."""
     sign = 1 if higher else -1
     points = {row.label: (sign * row.over("mean").mean, sign * row.over(attribute).mean) for row in rows}
     return [
@@ -79,7 +79,7 @@ def not_dominated(rows: Sequence[PageRow], attribute: str, higher: bool) -> list
 def scatter(
     material: Material, rows: Sequence[PageRow], attribute: str, called: str, front: Collection[str]
 ) -> Callable[[], Figure]:
-    """Give a chart with a mark for each of the ``rows`` and a ring around those of the ``front``."""
+    """Return a function that draws a mark for each of ``rows``, and a ring around the rows of ``front``."""
     better = "higher is better" if material.higher else "lower is better"
     return partial(
         chart, partial(_marks, material, rows, attribute, front), 3.3,

@@ -1,4 +1,4 @@
-"""What a page is made of, before it becomes HTML, PNG, SVG or CSV."""
+"""Define the parts of a page, before they become HTML, PNG, SVG or CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def extremes(values: Mapping[str, float | None]) -> str:
-    """Say ``from 0.4 (site-2) to 0.7 (site-1)``; empty: no site has a value."""
+    """Return least and largest value in words, ``from 0.4 (site-2) to 0.7 (site-1)``; empty: no site has a value."""
     known = {site: value for site, value in values.items() if value is not None and math.isfinite(value)}
     low, high = (of(known, key=known.__getitem__, default="") for of in (min, max))
     return f"from {number(known[low])} ({low}) to {number(known[high])} ({high})" if known else ""
@@ -30,10 +30,10 @@ class Picture:
     """Represent a figure that is drawn when it is needed.
 
     Attributes:
-        name: of its files.
-        draw: makes the figure.
-        caption: how to read it, and what it shows.
-        alt: the message in numbers, for who does not see it.
+        name: name of the picture's files.
+        draw: function that draws the figure.
+        caption: text on what the figure shows and how to read it.
+        alt: message of the figure in numbers, for readers who do not see it.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Section:
     parts: Sequence[Picture | Table] = field(default_factory=tuple)
 
 
-NOTHING = Section("", "")  # which the page leaves out
+NOTHING = Section("", "")  # an empty section, which the page leaves out
 
-#: Meanings of the words of a run's page.
+#: Terms on the page of a run, with their meanings.
 OF_RUNS = (
     ("Spread", "The standard deviation of the metric between sites: 0 when all sites get the same."),
     ("Worst site", "The site with the worst value; a fair method has none far behind."),
@@ -69,12 +69,12 @@ OF_RUNS = (
 
 @dataclass(frozen=True)
 class Lead:
-    """A sentence with which a comparison's page begins, and the picture that shows it.
+    """Store a sentence at the top of a comparison's page, with the picture that shows the finding.
 
     Attributes:
-        text: what was found and how sure it is.
-        picture: of it; no other part of the page has it.
-        section: name of the section with more.
+        text: sentence with a finding and its certainty.
+        picture: picture of the finding, which appears nowhere else on the page.
+        section: name of the section with more about the finding.
     """
 
     text: str
@@ -88,12 +88,13 @@ class Page:
 
     Attributes:
         title: heading of the page.
-        facts: below it, what was run: a word and what it is, each.
-        synthetic: which of the data are generated, a sentence; empty: none is known to be.
-        summary: sentences.
-        problems: what was wrong with the files.
-        leads: before all else, three at most: between sites, between groups of people, at unseen sites.
-        terms: words and what they mean.
+        facts: facts about the runs, below the title, each as a word and a text.
+        synthetic: sentence on which data are synthetic; empty: none is known to be.
+        summary: sentences of the summary.
+        sections: sections of the page, in order.
+        problems: lines about problems with the files.
+        leads: sentences at the top, at most three: between sites, between groups of people, at unseen sites.
+        terms: terms with their meanings.
     """
 
     title: str

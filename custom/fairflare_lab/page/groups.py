@@ -35,11 +35,11 @@ CURVES = {
 }
 MEASURES = {"roc": "auc", "calibration": "ece"}
 AXES = {"roc": ("share of false positives", "sensitivity"), "calibration": ("told probability", "share told right")}
-OF_GROUPS = "groups_of_"  # with the attribute: a picture's name
+OF_GROUPS = "groups_of_"  # prefix of a picture's name, followed by the attribute
 
 
 def groups(material: Material) -> Section:
-    """Show the groups by site of the run, or of the reference's first run in a comparison, that asked for them."""
+    """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
     reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
     run = reference.runs[0]
     found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
@@ -51,7 +51,7 @@ def groups(material: Material) -> Section:
     if whose and people:
         rows = material.by_label
         gaps = [worded(gap_table(rows, material.reference))]
-        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # its words lead the page
+        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the lead has the words
     curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
     parts: list[Picture | Table] = [
         Picture(name, _curves(found, name, material.synthetic), whose + told, of_everybody(found, MEASURES[name]))
@@ -65,7 +65,7 @@ def groups(material: Material) -> Section:
 
 
 def worded(table: Table, whose: str = "") -> Table:
-    """Return a table of groups with its metrics in words, which stay as they are in its file; ``whose``: it is."""
+    """Return a table of groups with metrics in words, except in its file; ``whose``: text before the caption."""
     rows = table.rows
     if table.columns[0] == "measure":
         rows = [[Shown(in_words(str(row[0])), [str(row[0])]), *row[1:]] for row in rows]
@@ -78,7 +78,7 @@ def _metric(pooled: Mapping[str, Any]) -> str:
 
 
 def _in_figures(found: Groups, attribute: str) -> str:
-    """Say ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
+    """Return figures in words: ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
     pooled = found["pooled"][attribute]
     metric = _metric(pooled)
     told = []
@@ -90,7 +90,7 @@ def _in_figures(found: Groups, attribute: str) -> str:
 
 
 def _curves(found: Groups, name: str, synthetic: bool) -> Callable[[], Figure]:
-    """Give a chart with a line for each site, and for all together."""
+    """Return a function that draws the ROC or calibration curve of each site and of all sites together."""
     places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
     lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
     across, up = AXES[name]
@@ -109,14 +109,14 @@ def _draw_curves(lines: Mapping[str, Any], marked: bool, axes: Axes) -> None:
 
 
 def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
-    """Draw what each group of an attribute gets at every site.
+    """Return a picture of the metric of each group of an attribute at every site.
 
     Args:
-        found: of :func:`fairflare.reporting.groups.by_group`.
-        attribute: whose groups.
-        synthetic: whether the data are generated.
-        whose: a sentence in front of the caption.
-        before: in front of the picture's name.
+        found: metrics by group, from :func:`fairflare.reporting.groups.by_group`.
+        attribute: name of the attribute.
+        synthetic: whether the data are synthetic.
+        whose: sentence before the caption.
+        before: prefix of the picture's name.
     """
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
@@ -128,7 +128,7 @@ def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, befor
 
 
 def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Axes) -> None:
-    """Draw a row of dots for each group: its value at every site, and pooled."""
+    """Draw a row of dots for each group of people: the group's value at every site, and pooled."""
     for rank, group in enumerate(shown):
         style = look(rank)
         across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]

@@ -1,4 +1,4 @@
-"""With which sentences a comparison's page begins: between sites, between groups of people, at unseen hospitals."""
+"""Choose the sentences at the top of a comparison's page: on sites, on groups of people, on unseen hospitals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fairflare_lab.page.words import answer
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
-    """Give the leads, and the sections without the pictures that stand there.
+    """Return the leads of a page, and the page's sections without the pictures that the leads take.
 
-    What there is no document of has no lead and no word.
+    A topic without results has no lead.
 
     Args:
-        material: of a comparison; of one run there are no leads.
-        sections: of the page.
+        material: material of a comparison; with the material of a single run there are no leads.
+        sections: sections of the page.
     """
     found: list[Lead] = []
     pictures = {part.name: part for section in sections for part in section.parts if isinstance(part, Picture)}

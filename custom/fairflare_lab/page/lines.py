@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_NAMED, NAMED_OF_MANY = 12, 4  # lines that are told apart; of more
-MAX_BANDS = 3  # lines whose deviation over seeds is shown
+MAX_NAMED, NAMED_OF_MANY = 12, 4  # most lines that are all named; number of named lines if there are more
+MAX_BANDS = 3  # largest number of lines whose deviation over seeds is shown
 MAX_PANELS = 12
 COLUMNS = ["row", "name", "round", "value"]
 
 
 def frame(values: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
-    """Build a long table of Python objects; pandas' own texts could not hold every name that JSON holds."""
+    """Return a long table of Python objects; pandas' own string type cannot hold every name that JSON can."""
     return pd.DataFrame(list(values), columns=list(columns), dtype=object)
 
 
 def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
-    """Collect what ``of`` finds by site in each round of each run; a ``None`` is left out."""
+    """Return a long table of the values that ``of`` finds by site in each round of each run, without ``None``."""
     values = (
         (row.label, site, record["current_round"], value, run.name)
         for row in material.rows
@@ -43,7 +43,7 @@ def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) 
 
 
 def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Give for each row a table of :class:`Spread` over its runs, rounds by names in their order; NaN is a gap."""
+    """Return for each row a table (rounds, names in ``order``) of :class:`Spread` over its runs; NaN: no value."""
     panels = {}
     for row, values in found.groupby("row", sort=False):
         cells = values.groupby(["round", "name"]).value.agg(lambda of: spread(of.tolist())).unstack()
@@ -52,12 +52,12 @@ def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFra
 
 
 def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
-    """Take one figure of each :class:`Spread`."""
+    """Return a table of one figure of each :class:`Spread`, such as its mean."""
     return panel.map(lambda cell: getattr(cell, attribute, math.nan)).astype(float)
 
 
 def in_the_end(panel: pd.DataFrame) -> dict[str, float]:
-    """Give the last finite value of each line."""
+    """Return the last finite value of each line in a table of :class:`Spread`."""
     return dict(figures(panel).ffill().iloc[-1])
 
 
@@ -66,20 +66,20 @@ def lines(
     *, worst_first: bool = True, log: bool = False, line_at: float | None = None, final: Collection[str] = (),
     ranks: Sequence[str] = (),
 ) -> Picture:  # fmt: skip
-    """Draw panels of lines over the rounds with one legend.
+    """Return a picture with panels of lines over the rounds, and one legend.
 
     Args:
-        material: whose data they are.
-        name: of the files.
-        title: over the figure.
-        panels: of :func:`panels_of`, by the panel's title.
-        caption, alt: of the picture.
+        material: material of the page.
+        name: name of the picture's files.
+        title: title of the figure.
+        panels: tables from :func:`panels_of`, by the panel's title.
+        caption, alt: see :class:`Picture`.
         unit: label of the vertical axis.
-        worst_first: of many lines the lowest in the end are named; False: the highest.
-        log: logarithmic.
-        line_at: a value to be compared with.
-        final: lines whose last point is no round but the final model, and is marked.
-        ranks: names that decide the looks, where the lines are methods, which may differ in their rounds.
+        worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
+        log: whether the vertical axis is logarithmic.
+        line_at: value at which a horizontal line is drawn for comparison; ``None``: no line.
+        final: names of lines whose last point is the final model in place of a round; the point is marked.
+        ranks: names whose order decides the looks, where lines are methods, which may differ in their rounds.
     """
     most = max(len(of.columns) for of in panels.values())
     if most > MAX_NAMED:
@@ -140,11 +140,11 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) ->
     if log and (means > 0).any(axis=None):
         log_scale(axes)
     axes.grid(axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))  # rounds have no halves
-    if len(means) == 1:  # one point has no scale of its own
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))  # integer ticks, for rounds
+    if len(means) == 1:  # a single point, which has no scale
         axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
     heights = {value for value in means.to_numpy().flat if math.isfinite(value)}
-    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # nor has one value
+    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # a single value has no scale either
         axes.set_ylim(0, 2 * min(heights) or 1)
 
 
@@ -152,14 +152,14 @@ def site_parts(
     material: Material, found: pd.DataFrame, told: Callable[[str, pd.DataFrame], str], name: str, title: str,
     caption: str, alt: str, unit: str, table: str, **more: Any,
 ) -> list[Picture | Table]:  # fmt: skip
-    """Draw and tabulate a value that every site has in every round.
+    """Return a picture and a table of a value that every site has in every round; empty: no values.
 
     Args:
         material, name, title, caption, unit, more: as in :func:`lines`.
-        found: of :func:`by_site`.
-        told: what to say of a row's panel.
-        alt: in front of what ``told`` says of all rows.
-        table: the table's caption.
+        found: long table from :func:`by_site`.
+        told: function from a row's label and panel to a message in words.
+        alt: text before the messages of ``told`` for all rows.
+        table: caption of the table.
     """
     panels = panels_of(found, material.sites)
     if not panels:

@@ -1,4 +1,4 @@
-"""Draw the page of what has ended: of a run with its pictures, or of a statistics job."""
+"""Write the page of a run, with its pictures, or of a statistics job, after it has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page is about: runs found in a folder, read, made tidy, and put in rows."""
+"""Collect the material of a page: find and read the runs in a folder, and put them in rows."""
 
 from __future__ import annotations
 
@@ -47,27 +47,27 @@ class PageRun(Results):
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """Return the run's label and seed, as a name for readers."""
         return label_of(self) + ("" if self.info.seed is None else f", seed {self.info.seed}")
 
 
-PageRow: TypeAlias = Row[PageRun]  # its summaries are empty where there is no test
+PageRow: TypeAlias = Row[PageRun]  # row of runs; its summaries are empty without a test
 
 
 @dataclass(frozen=True)
 class Material:
-    """All of a page.
+    """Store all that a page shows.
 
     Attributes:
-        rows: at least one.
-        metric: of the figures.
-        higher: whether more of it is better.
-        reference: label that others are compared with; empty: one run is shown.
-        notes: what a reader must know.
-        others: runs that did not complete, beside a comparison.
-        problems: lines about files.
-        differences: to the reference.
-        unseen: what runs that leave a site out say, where there are such beside the others.
+        rows: rows of runs; at least one, unless every run leaves a site out.
+        metric: name of the metric of the figures.
+        higher: whether more of the metric is better.
+        reference: label of the row that others are compared with; empty: a single run is shown.
+        notes: sentences that a reader of the figures must know.
+        others: runs of a comparison that did not complete.
+        problems: lines about problems with the files.
+        differences: differences of rows to the reference.
+        unseen: tests at left-out sites; ``None``: no run leaves a site out.
     """
 
     rows: list[PageRow]
@@ -91,7 +91,7 @@ class Material:
 
     @cached_property
     def sites(self) -> list[str]:
-        """Of all runs, in the order of :func:`in_order`."""
+        """Return the sites of all runs, in the order of :func:`in_order`."""
         found = {site for run in self.runs for site in by_site_of(run, self.metric)}
         for run in self.runs:
             found.update(run.layers.site[run.layers.weight.notna()])
@@ -101,12 +101,12 @@ class Material:
 
     @property
     def synthetic(self) -> bool:
-        """Whether any of the shown data are generated."""
+        """Return whether any of the shown data are synthetic."""
         return any(run.info["synthetic"] for run in self.runs)
 
     @property
     def over_seeds(self) -> str:
-        """Return the words that captions add where a figure is of several runs."""
+        """Return words that captions append where figures are means over several runs; else an empty text."""
         return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
 
     @property
@@ -115,7 +115,7 @@ class Material:
 
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
-    """Make a run of a document of :func:`fairflare.reporting.results.read_results`, which is not changed."""
+    """Return a results document from :func:`fairflare.reporting.results.read_document` as a run of a page."""
     import pandas as pd
 
     problems: list[str] = []
@@ -136,7 +136,7 @@ def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
 
 
 def images_of(info: Info) -> list[tuple[str, str, int]]:
-    """List site, split and number of images, as the sites of a run said them."""
+    """Return site, split and number of images of each list that the sites of a run reported."""
     told = ((site, said.get("images")) for site, said in info["said"].items())
     return [
         (site, split, count)
@@ -146,10 +146,10 @@ def images_of(info: Info) -> list[tuple[str, str, int]]:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Find ``results.json`` of a run, or of every run of a comparison (``runs/*``) or of a folder of runs.
+    """Return the paths of ``results.json`` of a run, or of all runs in a comparison (``runs/*``) or a folder of runs.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the folder has no ``results.json``.
     """
     for places in ([folder], (folder / "runs").glob("*"), folder.glob("*")):
         if found := [results for place in sorted(places) if (results := results_in(place)) is not None]:
@@ -158,15 +158,16 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def read_material(folder: Path, *, metric: str | None = None, reference: str | None = None) -> Material:
-    """Read everything that a page about a folder needs; without rows, where every run leaves a site out.
+    """Return the material of a page about a folder; it has no rows where every run leaves a site out.
 
     Args:
-        folder: of a run, a download or a comparison; or a ``results.json``.
-        metric: default: the one of the comparison's table, else the runs' own.
-        reference: label that others are compared with; default: as the comparison had it, else the first.
+        folder: folder of a run, a download or a comparison; or a ``results.json``.
+        metric: name of the metric; default: the metric of the comparison's table, else the runs' primary metric.
+        reference: label of the row that others are compared with; default: the comparison's reference, else the first.
 
     Raises:
-        ValueError: no results, none that can be read, no complete run among several, an unknown metric or reference.
+        ValueError: no results are found or can be read, none of several runs is complete, or the metric or reference
+            is unknown.
     """
     paths = find_runs(folder)
     if results_in(folder):
@@ -180,7 +181,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         try:
             if not _leaves_out(path):
                 runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
-            elif Unseen.is_in(path.parent):  # as a row it would pass for a seed of another set of sites
+            elif Unseen.is_in(path.parent):  # not a row, where it would look like a further seed of all sites
                 left_out.append((page_run(read_document(path)), Unseen.read(path.parent)))
             else:
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
@@ -201,7 +202,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
 
 
 def _leaves_out(results: Path) -> bool:
-    """Tell whether a run is without a site: by its test there, or before that by the plan that ``compare`` wrote."""
+    """Return whether a run leaves a site out, by its test at this site or by the plan that ``compare`` wrote."""
     plans = (parent / "run.json" for parent in results.parents[:6])
     plan = next((path for path in plans if path.is_file()), None)
     try:
@@ -212,30 +213,30 @@ def _leaves_out(results: Path) -> bool:
 
 
 def _run_folder(results: Path) -> str:
-    """Shorten ``runs/x/server/simulate_job/fairflare/results.json`` to ``runs/x``: the rest is the same everywhere."""
+    """Return the run's part of a path, such as ``runs/x`` of ``runs/x/server/simulate_job/fairflare/results.json``."""
     while results.parent != Path() and results.name in BELOW_A_RUN:
         results = results.parent
     return str(results)
 
 
 def of_one(run: PageRun, metric: str | None = None) -> Material:
-    """Give a page's material about one run, whatever became of it.
+    """Return the material of a page about one run, which need not have completed.
 
     Raises:
-        ValueError: a metric that it does not have.
+        ValueError: the run does not have the metric.
     """
     row = PageRow(label_of(run), [run])
     chosen = metric or run.info.primary_metric or "loss"
     if run.test:
         chosen = known_metric(run, metric or metrics_of(run)[0])
         row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
-    told = who_is_behind(run)[:1]  # stands in the summary
+    told = who_is_behind(run)[:1]  # these sentences are in the summary
     notes = [note for note in run_notes(run, chosen if run.test else None) if note not in told]
     return Material([row], chosen, direction_of(run, chosen), "", notes, problems=[*run.problems])
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
-    """Read from a comparison's own tables, by column: the order of the rows, the metric and the reference."""
+    """Return columns of a comparison's own tables, which give the order of rows, the metric and the reference."""
     found: dict[str, list[str]] = {}
     tables = {"unseen.csv": ("method",), "table.csv": ("method", "metric"), "differences.csv": ("reference",)}
     for name, columns in tables.items():
@@ -256,26 +257,26 @@ def of_several(
     told: Mapping[str, Sequence[str]],
     problems: Sequence[str],
 ) -> Material:
-    """Give a page's material that compares runs.
+    """Return the material of a page that compares runs.
 
     Raises:
-        ValueError: none is complete, a run lacks the metric, or no row is called like the reference.
+        ValueError: no run is complete, a run lacks the metric, or no row has the reference's label.
     """
     ranks = {label: rank for rank, label in enumerate(told.get("method", ()))}
     order = sorted(runs, key=lambda run: (ranks.get(label_of(run), len(ranks)), run["started"], run.place))
     complete = {label_of(run) for run in complete_runs(order)}
     reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
     found = comparison_of(order, metric, reference)
-    rows = cast("list[PageRow]", found.rows)  # of the same runs
+    rows = cast("list[PageRow]", found.rows)  # the rows hold the runs that were given
     for row in rows:
         for run in row.runs:
-            run.info.label = row.label  # as the tables have it
+            run.info.label = row.label  # the label of the tables
     return Material(
         rows,
         found.metric,
         found.higher,
         found.reference,
-        notes=found.notes[1:],  # what ± is stands with the tables
+        notes=found.notes[1:],  # without the first note, which the tables' captions have
         others=[run for run in order if run["status"] != "completed"],
         problems=[
             *problems,

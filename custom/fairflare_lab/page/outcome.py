@@ -1,4 +1,4 @@
-"""What every row reached: at each site, on average, at the worst site; and what of it is more than noise."""
+"""Show the results of each row: at each site, on average, at the worst site, and differences beyond noise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fairflare_lab.page.style import INK, chart, label, look, rows_at
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_BAR_SITES = 10  # more become dots
+MAX_BAR_SITES = 10  # with more sites the picture has dots in place of bars
 MAX_BARS = 60
 OF_SITE = {"low": "low", "high": "high", "test_cases": "test cases", "expected": "expected", "p_value": "p"}
 CHANCE = "chance_std"
@@ -45,13 +45,13 @@ SUMMARIES = (
 
 
 def results(material: Material) -> Section:
-    """Show tables and bars of the final test; without one, only what there is to say of it."""
+    """Return the section with tables and bars of the final test; without a test it has notes only."""
     title = "What every site gets"
     if not material.tested:
         return Section("results", title, notes=material.notes)
     rows, metric, one = material.rows, in_words(material.metric), len(material.runs) == 1
     over = "; ± is the population standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
-    entered = {site for row in rows for values in row.values for site in values}  # with a value or none
+    entered = {site for row in rows for values in row.values for site in values}  # with or without a value
     sites = [site for site in material.sites if site in entered]
     own, counts = intervals(material), test_images(material)
     more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
@@ -75,7 +75,7 @@ def results(material: Material) -> Section:
 
 
 def _totals(material: Material, over: str) -> Table:
-    """Summarize every row over the sites."""
+    """Return the table of each row's figures over the sites, such as average and worst site."""
     known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in material.rows)
     shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
     return Table(
@@ -94,7 +94,7 @@ def _totals(material: Material, over: str) -> Table:
 
 
 def _further(material: Material, sites: Sequence[str]) -> Table:
-    """Give the task's other metrics (Dice by structure): of one run by site, else on average over sites."""
+    """Return the table of the task's other metrics: by site for a single run, else on average over sites."""
     one, runs = len(material.runs) == 1, [run for run in material.runs if run["test"]]
     names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
     head, where, raw = "method", ", on average over the sites", [[f"{name} mean", f"{name} sd"] for name in names]
@@ -118,7 +118,7 @@ def _further(material: Material, sites: Sequence[str]) -> Table:
 
 
 def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
-    """Say what the common model is worth on the images of all sites together, where there are such."""
+    """Return the table of the global test: the common model's metrics on images of no single site; may be empty."""
     names = dict.fromkeys(name for row in rows for run in row.runs for name in global_metrics(run, metric))
     cells: list[list[Cell]] = [
         [row.label, *(spread([global_values(run, name)[0] for run in row.runs]) for name in names)] for row in rows
@@ -130,28 +130,28 @@ def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
 def _of_site(
     site: str, rows: Sequence[PageRow], counts: Mapping[str, int], own: Mapping[str, Mapping[str, Any]]
 ) -> list[Cell]:
-    """Give a site's images where any site tells them, its values, and the cells of :data:`OF_SITE` where any has."""
+    """Return the cells of a site: its images where any are known, its values, and :data:`OF_SITE` where known."""
     values, of = [row.cell(site) for row in rows], own.get(site) or {}
-    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # as all its figures are
+    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # like all figures of the site
     further = [kept if of.get(k) is None else int(of[k]) if k == "test_cases" else of[k] for k in OF_SITE]
     return [site, *([counts.get(site, kept)] if counts else []), *values, *(further if own else ())]
 
 
 def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
-    """Give a figure of :data:`SUMMARIES` over a row's runs; NaN where they do not say what equal sites would show."""
+    """Return a figure of :data:`SUMMARIES` over a row's runs; NaN where runs lack the spread of equal sites."""
     if attribute != CHANCE:
         return row.over(attribute)
     return spread([one[CHANCE] for run in row.runs if (one := tested(run, metric))])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:
-    """Give what is known of each site of one run beside its value; of several runs, or another metric, nothing."""
+    """Return a single run's intervals and tests by site; empty for several runs, or a metric that is not tested."""
     found = material.runs[0]["inequality"] if len(material.runs) == 1 else None
     return found["sites"] if found and found["metric"] == material.metric else {}
 
 
 def test_images(material: Material) -> dict[str, int]:
-    """Count each site's test split, where the runs' sites say it; what differs between runs is left out."""
+    """Return the number of test images by site, without sites that do not report it or differ between runs."""
     told = {(site, n): None for run in material.runs for site, split, n in images_of(run.info) if split == "test"}
     times = Counter(site for site, _ in told)
     return {site: count for site, count in told if times[site] == 1}
@@ -204,11 +204,11 @@ def _fill_bars(material: Material, sites: Sequence[str], axes: Axes) -> None:
     axes.set_yticks(range(len(sites)), names)
     axes.invert_yaxis()
     if not any(row.at(site).mean for row in rows for site in sites):
-        axes.set_xlim(0, 1)  # bars of nothing have no scale of their own
+        axes.set_xlim(0, 1)  # all values are 0, which gives no scale
 
 
 def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
-    """Give lengths of the thin lines to both sides: over seeds, or of one run each site's interval."""
+    """Return lengths of error bars to both sides: deviations over seeds, or a single run's intervals by site."""
     if len(row.runs) > 1:
         return [[of.sd if math.isfinite(of.sd) else 0 for of in map(row.at, sites)]] * 2
     own = intervals(material)
@@ -222,7 +222,7 @@ def _errors(material: Material, sites: Sequence[str], row: PageRow) -> Any:
 def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
     for index, row in enumerate(material.rows):
         finite = [mean for site in sites if math.isfinite(mean := row.at(site).mean)]
-        places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # so that dots lie side by side
+        places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # spread, so that dots do not overlap
         axes.scatter(finite, places, s=14, color=look(index).colour, alpha=0.75, linewidths=0)
         if finite:
             mean = statistics.fmean(finite)
@@ -234,13 +234,13 @@ def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
 
 
 def differences(material: Material) -> Section:
-    """Show intervals of every row against the reference; empty: there is none."""
+    """Return the section with differences of every row to the reference; empty: no differences."""
     found, reference = material.differences, material.reference
     if not found:
         return NOTHING
     of = [d for d in found if d.measure in MEASURES]
     told = listed((_in_short([d for d in of if d.label == name]) for name in dict.fromkeys(d.label for d in of)), "; ")
-    notes = notes_of_differences(found, reference)[1:]  # what they are over stands with the table
+    notes = notes_of_differences(found, reference)[1:]  # without the first note, which the table's caption has
     notes.append(
         "They hold for other patients of these hospitals; of other hospitals they say nothing."
         if any(math.isfinite(d.images_sd) for d in of)
@@ -275,7 +275,7 @@ def differences(material: Material) -> Section:
 
 
 def _table(name: str, found: Sequence[Difference], reference: str, caption: str, *, folded: bool = False) -> Table:
-    """Tabulate differences; mean and interval are one cell, whose decimals they decide together."""
+    """Return a table of differences; a difference and its interval share a cell, with common decimals."""
     before, after = ["method", "measure", "seeds"], ["p", "p_holm", "smallest", "sd", "verdict"]
     middle = [Shown(interval(d.low, d.high, d.mean), [d.mean, d.low, d.high]) for d in found]
     sides = (figures_of(found, names, reference) for names in (before, after))
@@ -286,7 +286,7 @@ def _table(name: str, found: Sequence[Difference], reference: str, caption: str,
 
 
 def _in_short(found: Sequence[Difference]) -> str:
-    """Give one row's differences; a verdict that is the same for all is said once."""
+    """Return one row's differences in words; a verdict that all of them share is given once."""
     alike = len({d.verdict for d in found}) == 1
     parts = [f"{d.measure} {number(d.mean, sign='+')}{'' if alike else f' ({d.verdict})'}" for d in found]
     return f"{found[0].label}: {', '.join(parts)}{f', all {found[0].verdict}' if alike else ''}"

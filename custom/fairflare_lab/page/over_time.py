@@ -1,4 +1,4 @@
-"""How it came about: figures over the rounds, who took part when, and what it cost."""
+"""Show how results came about: figures over the rounds, the sites in each round, seconds and bytes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
-#: Split: name, title, and which model's figures those of a round are.
+#: By split: name and title of its section, and words for the model that a round's figures are of.
 SPLITS = {
     "validation": ("rounds", "Over the rounds", "the model received in the round, over the sites that were in it"),
     "test": ("tests", "Tests over the rounds", "the model that the round made; it decided nothing"),
 }
-IN, OUT, AWAY = 2, 1, 0  # a site in a round
+IN, OUT, AWAY = 2, 1, 0  # states of a site in a round
 STATES = ((IN, "#31507a", INK, "", "took part"), (OUT, "#e3a35c", "black", "////", "left out"),
           (AWAY, "white", INK, "", "not asked"))  # fmt: skip
 MAX_GRIDS = 6
@@ -37,9 +37,9 @@ COSTS = ["times", "seconds", "MB out", "MB in"]
 
 
 def rounds(material: Material, split: str = "validation") -> Section:
-    """Show average, standard deviation and worst site of the metric on a split, round by round.
+    """Return the section with average, standard deviation and worst site of the metric on a split, by round.
 
-    That of ``"test"`` is there where models on the way were tested too (``test_every``, ``test_last``).
+    For ``"test"`` it is empty unless models of earlier rounds were tested too (``test_every``, ``test_last``).
     """
     key, title, which = SPLITS[split]
     found = [(row, n, by_site) for row in material.rows for n, by_site in _measured(row, split, material.metric)]
@@ -89,11 +89,11 @@ def rounds(material: Material, split: str = "validation") -> Section:
 
 
 def _measured(row: PageRow, split: str, metric: str) -> list[tuple[int, dict[str, float]]]:
-    """Give the rounds of each run with the sites' values; the model of the last round stands behind it."""
+    """Return the sites' values in each round of each run; for validation the final model follows the last round."""
     found = []
     for run in row.runs:
         measured = {record["current_round"]: record[split] for record in run.rounds}
-        if measured:  # validation is of the received model, and no round received the last one
+        if measured:  # a round validates the model that it received, so no round validated the last one
             measured[max(measured) + (split == "validation")] = run[split] or {}
         for n, by_site in measured.items():
             values = {site: value for site, of in by_site.items() if (value := of.get(metric)) is not None}
@@ -106,11 +106,11 @@ def _from_to(line: pd.Series) -> str:
     return f"{number(known[0])} to {number(known[-1])}"
 
 
-# ------------------------------------------------------------------------------------------------ who was there
+# ------------------------------------------------------------------------------------------------ sites by round
 
 
 def took_part(material: Material) -> Section:
-    """Show who was in which round; pictures only of runs in which somebody was not."""
+    """Return the section on which sites took part in which round; only runs with absent sites have a picture."""
     runs = [run for run in material.runs + material.others if run.rounds]
     states = [_states(run) for run in runs]
     missed = [bool((of < IN).any(axis=None)) for of in states]
@@ -152,7 +152,7 @@ def took_part(material: Material) -> Section:
 
 
 def _states(run: PageRun) -> pd.DataFrame:
-    """Say of each site in each round whether it took part, was left out or was not asked."""
+    """Return a table (sites, rounds) of states: the site took part, was left out, or was not asked."""
     out = [{left["site"] for left in record["left_out"]} for record in run.rounds]
     asked = {site for record, left in zip(run.rounds, out, strict=True)
              for site in (*record["sites"], *record["accepted"], *left)}  # fmt: skip
@@ -180,11 +180,11 @@ def _grid(states: pd.DataFrame, axes: Axes) -> None:
     axes.figure.legend(handles=patches, loc="outside lower center", ncols=3)
 
 
-# ------------------------------------------------------------------------------------------------ what it cost
+# ------------------------------------------------------------------------------------------------ cost
 
 
 def cost(material: Material) -> Section:
-    """Show seconds and bytes by phase."""
+    """Return the section with seconds and bytes of the runs, by phase."""
     found = {row.label: phases(row) for row in material.rows}
     if not any(found.values()):
         return NOTHING
@@ -217,7 +217,7 @@ def cost(material: Material) -> Section:
 
 
 def phases(row: PageRow) -> dict[str, list[float]]:
-    """Give :data:`COSTS` by phase: sums over the rounds, means over the runs."""
+    """Return the values of :data:`COSTS` by phase: sums over the rounds, and means over the row's runs."""
     found: dict[str, np.ndarray] = {}
     for run in row.runs:
         for phase in [one for record in run.rounds for one in record["phases"]] + run["phases"]:

@@ -1,4 +1,4 @@
-"""What was run: seeds, times, settings, versions, and what the sites said of their data."""
+"""Show what was run: seeds, times, settings, versions, and the sites' reports on their data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fairflare.reporting.values import in_words, title_of
 from fairflare_lab.page.content import Cell, Section, Table, listed, printable
 from fairflare_lab.page.material import Material, PageRow, PageRun, images_of
 
-MAX_VALUE = 400  # letters of a setting's value
-MOST = 6  # methods or sites by name in a page's head
+MAX_VALUE = 400  # largest number of characters of a setting's value
+MOST = 6  # largest number of methods or sites that a page's head names
 
 
 def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
-    """Return what was run, in the words and the order of a page's head."""
+    """Return facts about the runs for a page's head, in order, each as a word and a text."""
     infos = [document["info"] for document in documents]
     methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
     kinds = {str(_text(info.get("kind")) or "not recorded") for info in infos}
@@ -42,7 +42,7 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
 
 
 def settings(material: Material) -> Section:
-    """Show runs, settings and versions."""
+    """Return the section on runs, versions, settings and the sites' data."""
     runs = material.runs + material.others
     heads = ["run", "seed", "status", "rounds", "begun", "ended", "taken up again", "id or folder"]
     cells: list[list[Cell]] = [
@@ -57,7 +57,7 @@ def settings(material: Material) -> Section:
 
 
 def _versions(runs: list[PageRun]) -> Table:
-    """Give a row for each software, a column for each set of versions that occurs."""
+    """Return a table of versions: a row for each package, a column for each set of versions that occurs."""
     kinds = {json.dumps(run.info["versions"], sort_keys=True): run.info["versions"] for run in runs}
     several = len(kinds) > 1
     heads = [f"runs of kind {k}" for k in range(1, len(kinds) + 1)] if several else ["version"]
@@ -71,7 +71,7 @@ def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
 
 
 def _settings(rows: list[PageRow]) -> Table:
-    """Give every setting by the name that a person sets, a column for each row of the comparison; the seed apart."""
+    """Return a table of all settings but the seed, by their names for ``--set``, with a column for each row."""
     by_row = []
     for info in (row.runs[0].info for row in rows):
         of_info = [key for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info]
@@ -87,7 +87,7 @@ def _settings(rows: list[PageRow]) -> Table:
 
 
 def _said(runs: list[PageRun]) -> Table:
-    """Give what each site said of its data; of the first run, and of others where they differ."""
+    """Return a table of the sites' reports on their data, for the first run and for runs with other reports."""
     differing: dict[str, PageRun] = {}
     for run in runs:
         differing.setdefault(json.dumps(run.info["said"], sort_keys=True), run)
@@ -99,7 +99,7 @@ def _said(runs: list[PageRun]) -> Table:
 
 
 def _of_site(told: Mapping[str, Any]) -> list[Cell]:
-    """Give a site's images by split, whether they are synthetic, its classes and its device."""
+    """Return a site's images by split, whether they are synthetic, its number of classes and its device."""
     images, made_up = told.get("images"), told.get("synthetic")
     lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
     synthetic = ("no", "SYNTHETIC")[made_up] if isinstance(made_up, bool) else None

@@ -1,4 +1,4 @@
-"""What the sites reported of the method's own: rescue factor, sharpness, mu and the like; FedMRL's map."""
+"""Show the methods' own fields in the sites' reports, such as rescue factor or mu, and FedMRL's map."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: How the page calls a reported field, and what it means; any other field has its own name.
+#: Title and meaning of reported fields on the page; any other field is shown under its own name.
 CALLED = {
     "rescue_factor": (
         "Rescue factor",
@@ -33,12 +33,12 @@ CALLED = {
 }
 MAX_FIELDS = 6
 MAX_MAPS = 6
-MAX_CELL_NAME = 15  # letters of a site's name in a cell of the map
-MAX_CELL_LINES = 4  # of names in a cell of the map
+MAX_CELL_NAME = 15  # largest number of letters of a site's name in a cell of the map
+MAX_CELL_LINES = 4  # largest number of lines of names in a cell of the map
 
 
 def reports(material: Material) -> list[Section]:
-    """Give a section for each of the fields with a name in :data:`CALLED`, one for all others, and one for maps."""
+    """Return a section for each reported field of :data:`CALLED`, one for all other fields, and one for maps."""
     every = (site for run in material.runs for record in run.rounds for site in record["reports"].values())
     fields = dict.fromkeys(name for site in every for name, value in site.items() if finite(value) is not None)
     found = {field: by_site(material, partial(_reported, field)) for field in fields}
@@ -91,7 +91,7 @@ def _parts(material: Material, found: pd.DataFrame, field: str, title: str) -> l
 
 
 def finite(value: Any) -> float | None:
-    """Give a finite number, else None."""
+    """Return a value as a float if it is a finite number, else ``None``."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= sys.float_info.max else None
 
@@ -100,7 +100,7 @@ def finite(value: Any) -> float | None:
 
 
 def maps(material: Material) -> list[Section]:
-    """Show the map of the last round that placed sites on one, of the first runs that have it."""
+    """Return the section with each run's last map of sites; pictures are of the first runs that have a map."""
     found = [(run, *of_run[-1]) for run in material.runs if (of_run := _maps_of(run))]
     if not found:
         return []
@@ -126,7 +126,7 @@ def _maps_of(run: PageRun) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _usable(value: Any) -> dict[str, Any] | None:
-    """Give a map with a rectangle of numbers and the sites within it, else None."""
+    """Return a reported map if its matrix is finite and has sites within it, else ``None``."""
     try:
         matrix = np.array([[finite(of) for of in line] for line in value["u_matrix"]]).astype(float)
         rows, columns = matrix.shape
@@ -141,12 +141,12 @@ def _usable(value: Any) -> dict[str, Any] | None:
 
 
 def draw_map(som: Mapping[str, Any], title: str, synthetic: bool) -> Callable[[], Figure]:
-    """Give a chart of the U-matrix, with the names of the sites at their best matching units.
+    """Return a function that draws the U-matrix, with the sites' names at their best matching units.
 
     Args:
         som: ``u_matrix`` (rows of numbers), ``bmu`` (``{site: [row, column]}``).
-        title: over the picture.
-        synthetic: whether the data are generated.
+        title: title of the picture.
+        synthetic: whether the data are synthetic.
     """
     matrix = pd.DataFrame(som["u_matrix"])
     height, width = max(3.5, 1.05 * len(matrix) + 1.0), max(4.5, 1.25 * len(matrix.columns) + 1.6)

@@ -1,4 +1,4 @@
-"""The page of ``fairflare stats``: histograms by site as small multiples, class mixes, sizes, and the figures."""
+"""Write the page of ``fairflare stats``: histograms by site, class mixes, sizes, and tables of the figures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
-MOST = 24  # sites with a panel of their own
-ROW = 0.75  # inches of one
+MOST = 24  # largest number of sites that have a panel of their own
+ROW = 0.75  # height of a panel in inches
 TERMS = (
     ("Intensity", "The value of a pixel as the network gets it, between 0 and 1."),
     ("Median", "Half of a site's pixels are darker."),
@@ -46,7 +46,7 @@ def write_page(document: StatsDocument, folder: Path) -> Path:
 
 
 def page_of(document: StatsDocument) -> Page:
-    """Give the page's content; a section without figures is left out."""
+    """Return the content of the page about a statistics document; sections without figures are left out."""
     shown = {site: of for site, of in document.sites.items() if "cases" in of.counts}
     sections = [_numbers(document), _intensity(document, shown), _classes(document, shown), _sizes(shown)]
     return Page(
@@ -104,7 +104,7 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
     made = figure(ROW * len(sites) + 0.8, "share of pixels by intensity", bool(document.synthetic))
     panels = made.subplots(len(sites), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     edges = [k * AXES[INTENSITY].width for k in range(AXES[INTENSITY].bins + 1)]
-    top = 1e-3  # of the bins between the ends: black and white would flatten all others
+    top = 1e-3  # highest share in the inner bins; bins of black and white would flatten all others
     for axes, (site, of) in zip(panels, sites.items(), strict=True):
         own, others = of.dense(), others_of(document.sites, site).dense()
         top = max(top, *(n / sum(own) for n in own[1:-1]))

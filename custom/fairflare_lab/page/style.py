@@ -1,4 +1,4 @@
-"""How the page's figures look, and a figure as SVG within the page, as an SVG file and as PNG."""
+"""Define the look of the page's figures, and write figures as inline SVG, as SVG files and as PNG."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# In the page these become CSS variables, so that they follow light and dark; in files they stay.
+# Colours that become CSS variables in the page, so that they follow its light or dark theme; files keep them.
 INK, MUTED, GRID, PAPER = "#1a1d21", "#565d66", "#d5d9de", "#fefefe"
 VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", PAPER: "var(--paper)"}
-IN_PAGE = {"xlink:href": "href", **VARIABLES}  # in the tags of a figure within the page
-#: Each at least 3:1 against the light and the dark page; told apart by markers, dashes and hatches too.
+IN_PAGE = {"xlink:href": "href", **VARIABLES}  # replacements in the tags of an inline figure
+#: Colours of lines and bars, each with a contrast of at least 3:1 to the light and the dark page. Markers, dashes and
+#: hatches distinguish lines and bars too.
 COLOURS = ("#0072b2", "#d55e00", "#008f6b", "#b5619c", "#a87000", "#7a68d8", "#7d858e", "#c0392b")
 MARKERS = "os^DvPX*<>hd"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
-HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # round ones make large files
-COLOUR_MAP = "cividis"  # even in lightness: it reads in grey, and with any colour vision
-WIDTH = 4.4  # inches: letters of 8 points read on a phone 360 pixels wide, where the picture fills the screen
+HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # without round hatches, which make large files
+COLOUR_MAP = "cividis"  # even in lightness: it can be read in grey and with any colour vision
+WIDTH = 4.4  # inches; letters of 8 points are legible where the picture fills a phone of 360 pixels
 PNG_DPI = 220
 MAX_NAME = 28
 
@@ -46,7 +47,7 @@ class Look:
 
 
 def look(index: int) -> Look:
-    """Give the looks of a row or site by its number; the first ``len(COLOURS) * len(DASHES)`` are all different."""
+    """Return the look of a row or site by its number; the first ``len(COLOURS) * len(DASHES)`` looks differ."""
     count = len(COLOURS)
     return Look(
         COLOURS[index % count],
@@ -57,14 +58,14 @@ def look(index: int) -> Look:
 
 
 def label(text: object, most: int = MAX_NAME) -> str:
-    """Give a name for an axis or a legend; one that begins with ``_`` would not be shown there."""
+    """Return a short name for an axis or a legend; matplotlib would hide a name that begins with ``_``."""
     found = short_name(printable(text), most)
     return f"\u200b{found}" if found.startswith("_") else found
 
 
 @contextmanager
 def styled(name: str) -> Iterator[None]:
-    """Set matplotlib's settings while a figure is made and written."""
+    """Set matplotlib's settings during the context, in which a figure is drawn and written."""
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -76,13 +77,13 @@ def styled(name: str) -> Iterator[None]:
         "lines.markersize": 4.5, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     }  # fmt: skip
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of names in other scripts, in PNG only
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in other scripts, in PNG only
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied")
         yield
 
 
 def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> Figure:
-    """Make an empty figure; ``title`` is on it too, since the files go their own ways."""
+    """Return an empty figure with a title, which its files need where they are used without the page."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -95,17 +96,17 @@ def chart(
     fill: Callable[..., None], height: float, title: str, synthetic: bool, *, panels: int = 1, count: int = 0,
     grid: Literal["x", "y", "both"] = "x", width: float = WIDTH, **labels: Any,
 ) -> Figure:  # fmt: skip
-    """Draw panels, one below the other, with a legend below them.
+    """Return a figure with panels, one below the other, and a legend below them.
 
     Args:
-        fill: gets the panels and draws into them.
-        height: in inches, without the legend.
+        fill: function that draws into the panels, which are its arguments.
+        height: height in inches, without the legend.
         title, synthetic: as in :func:`figure`.
-        panels: how many.
-        count: names in the legend; it is that of the first panel.
-        grid: its lines.
-        width: in inches.
-        labels: of every panel, as ``Axes.set`` has them.
+        panels: number of panels.
+        count: number of names in the legend, which is that of the first panel.
+        grid: axes whose grid lines are drawn.
+        width: width in inches.
+        labels: properties of every panel, as in ``Axes.set``.
     """
     made = figure(height + rows_of_legend(count), title, synthetic, width)
     drawn_in = made.subplots(panels, 1, squeeze=False)[:, 0]
@@ -118,7 +119,7 @@ def chart(
 
 
 def log_scale(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers: :func:`styled` turns formulas, the usual ones, off."""
+    """Make the vertical axis logarithmic, with plain numbers as labels, since :func:`styled` turns formulas off."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
@@ -128,7 +129,7 @@ def log_scale(axes: Axes) -> None:
 
 
 def legend(made: Figure, axes: Axes, count: int) -> None:
-    """Put a legend below the panels, in as many columns as fit."""
+    """Draw a legend below the panels of a figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if count > 1 and labels:
         fit = int(made.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
@@ -136,12 +137,12 @@ def legend(made: Figure, axes: Axes, count: int) -> None:
 
 
 def rows_of_legend(count: int) -> float:
-    """Give the inches that :func:`legend` takes."""
+    """Return the height in inches of a legend with ``count`` names, see :func:`legend`."""
     return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
 
 
 def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str = COLOUR_MAP) -> None:
-    """Show values as lightness, with a scale that begins at ``low`` or below; a missing one is light grey."""
+    """Draw a table as a heat map, with a scale from ``low`` or below; missing values are light grey."""
     from matplotlib import colormaps
 
     least, most = min(low, values.min(axis=None)), values.max(axis=None)
@@ -160,20 +161,20 @@ def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str
 
 
 def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Give places and labels of at most so many of the names, evenly."""
+    """Return positions and labels of at most ``most`` of the names, evenly spaced, for the ticks of an axis."""
     step = max(1, math.ceil(len(names) / most))
     places = list(range(0, len(names), step))
     return places, [label(names[place]) for place in places]
 
 
 def rows_at(axes: Axes, names: Sequence[str], above: float = 0.5, below: float = 0.5) -> None:
-    """Name the rows of a panel, the first one at the top."""
+    """Set the names of a panel's rows at its vertical axis, the first row at the top."""
     axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_ylim(len(names) - 1 + below, -above)
 
 
 def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float]]) -> None:
-    """Draw a bar for each row, of parts that have a width in each row."""
+    """Draw a stacked bar for each row; ``widths``: width of each part in each row."""
     lefts = [0.0] * len(rows)
     for index, (name, of) in enumerate(widths.items()):
         style = look(index)
@@ -183,12 +184,12 @@ def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float
     rows_at(axes, rows)
 
 
-# ------------------------------------------------------------------------------------------------ forms
+# ------------------------------------------------------------------------------------------------ files
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: within the page, as a file, and as pixels."""
+    """Store a drawn figure in three forms: SVG within the page, an SVG file, and a PNG file."""
 
     inline: str
     svg: str
@@ -196,12 +197,12 @@ class Drawn:
 
 
 def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn:
-    """Draw a figure.
+    """Draw a figure and return its forms.
 
     Args:
-        name: letters, digits, ``_`` and ``-``; unique in the page.
-        draw: makes it.
-        files: False: only the one within the page.
+        name: name of the figure, unique in the page: letters, digits, ``_`` and ``-``.
+        draw: function that draws the figure.
+        files: whether to make the PNG too, for files beside the page.
     """
     with styled(name):
         made = draw()
@@ -209,14 +210,14 @@ def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn
         made.savefig(text, format="svg", metadata={"Date": None})
         pixels = io.BytesIO()
         if files:
-            made.set_layout_engine("none")  # everything has its place now
+            made.set_layout_engine("none")  # keep the layout that the SVG has
             made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg), svg, pixels.getvalue())
 
 
 def _slim(svg: str) -> str:
-    """Leave out what only the drawing program wants."""
+    """Return an SVG without metadata, comments, unused ids and font names."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
 
@@ -229,7 +230,7 @@ def _slim(svg: str) -> str:
 
 
 def _inline(svg: str) -> str:
-    """Fit it into a page: colours that follow its theme, no name spaces; its ids are its own by their salt."""
+    """Return an SVG for use within a page: with the theme's colours as CSS variables, and without name spaces."""
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
@@ -238,5 +239,5 @@ def _inline(svg: str) -> str:
 
 
 def _in_tags(svg: str, change: Callable[[str], str]) -> str:
-    """Change tags only: between them stand names of sites, in which ``<`` and ``>`` are escaped."""
+    """Return an SVG with changed tags; texts between tags, such as names of sites, are not changed."""
     return re.sub(r"<[^>]*>", lambda tag: change(tag[0]), svg)

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 def unseen(found: UnseenSites | None) -> Section:
-    """Show table and notes; its picture stands at the head of the page. Empty: no site was left out."""
+    """Return the section with the table of unseen sites; its picture is a lead. Empty: no site was left out."""
     if found is None:
         return NOTHING
-    words = [_in_words(row, found) for row in found.rows if row is not _first(found)]  # that one leads the page
+    words = [_in_words(row, found) for row in found.rows if row is not _first(found)]  # the lead has that one
     notes = [*intervals_in_words(found), *(note for note in found.notes if note not in words)]
     return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
 
 
 def of_groups(found: UnseenSites | None) -> Section:
-    """Show groups of people at sites that were left out; empty: nobody asked, or no method hands a model over."""
+    """Return the section on groups of people at left-out sites; empty: no groups, or no method has a common model."""
     if found is None or not (first := first_left_out(found.groups)):
         return NOTHING
     run = found.groups[first][0]
@@ -68,12 +68,12 @@ def of_groups(found: UnseenSites | None) -> Section:
 
 
 def _first(found: UnseenSites) -> UnseenRow | None:
-    """Give the first method with a figure."""
+    """Return the first method's row that has a figure at unseen sites; ``None``: no row has one."""
     return next((row for row in found.rows if math.isfinite(row.figures["unseen"].mean)), None)
 
 
 def lead(found: UnseenSites) -> Lead:
-    """Give the sentence about unseen sites, of the first method with a figure, with the picture of all."""
+    """Return the lead on unseen sites: a sentence on the first method with a figure, and a picture of all methods."""
     first, adapted = _first(found), any(math.isfinite(row.figures["adapted"].mean) for row in found.rows)
     none = "no method has a model to hand over to a hospital that was not there."
     picture = Picture(
@@ -95,7 +95,7 @@ def lead(found: UnseenSites) -> Lead:
 
 
 def unseen_page(found: UnseenSites, problems: Sequence[str]) -> Page:
-    """Give the page of a comparison in which every run leaves a site out."""
+    """Return the page of a comparison in which every run leaves a site out."""
     sections, leads, people = [unseen(found)], [lead(found)], of_groups(found)
     if people.parts:
         if isinstance(picture := people.parts[0], Picture):
@@ -114,7 +114,7 @@ def unseen_page(found: UnseenSites, problems: Sequence[str]) -> Page:
 
 
 def _in_words(row: UnseenRow, found: UnseenSites) -> str:
-    """Say ``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ± 0.02 where it was``, or why it has none."""
+    """Return a sentence: ``fed_avg has 0.66 ± 0.03 where it was not trained and 0.71 ...``, or why it has no figure."""
     return " ".join(say("at_unseen", row, [*nothing_anywhere(row, found.metric, found.higher)], NOT_SURE))
 
 

@@ -1,4 +1,4 @@
-"""How much each site counted: weights by layer and by site, how alike the sites were, and who had most to say."""
+"""Show how much each site counted: weights by layer and site, similarity of sites, and the largest weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EQUAL = 1e-9  # weights that differ by less are equal
 
 
 def layers(material: Material) -> Section:
-    """Show weights by layer and site, of the methods that have them."""
+    """Return the section with weights by layer and site, for methods that weigh by layer."""
     rows = [row for row in material.rows if any(run.layers.weight.notna().any() for run in row.runs)]
     parts: list[Picture | Table] = []
     for index, row in enumerate(rows, 1):
@@ -46,14 +46,14 @@ def layers(material: Material) -> Section:
 
 
 def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
-    """Average the weights over rounds and runs: layers by the ``sites`` that have any, NaN where there is none."""
+    """Return a table (layers, ``sites`` with a weight) of mean weights over rounds and runs; NaN: no weight."""
     of_runs = pd.concat([_means(run, "weight", "layer") for run in row.runs])
     weights = of_runs.groupby(level=["layer", "site"], sort=False).agg(_mean).unstack()
     return weights.reindex(of_runs.index.unique("layer"), columns=[site for site in sites if site in weights])
 
 
 def _means(run: PageRun, name: str, by: str) -> pd.Series:
-    """Average what a run has by layer and site: of each site in each round, or in each layer."""
+    """Return the means of a run's values by layer and site: by ``by`` (``round`` or ``layer``) and site."""
     return run.layers.dropna(subset=name).groupby([by, "site"], sort=False)[name].agg(_mean)
 
 
@@ -82,7 +82,7 @@ def _farthest(row: str, of: pd.DataFrame) -> str:
 
 
 def site_weights(material: Material) -> Section:
-    """Show one weight for a whole model, over the rounds."""
+    """Return the section with each site's weight over the rounds, for methods with one weight for a whole model."""
     parts = site_parts(
         material, by_site(material, lambda record: record["site_weights"] or {}), _most_and_least, "site_weights",
         "Weight of each site in the average", f"A line for each site{material.over_seeds}.",
@@ -102,7 +102,7 @@ def _most_and_least(row: str, of: pd.DataFrame) -> str:
 
 
 def influence(material: Material) -> Section:
-    """Show the largest weight that one site had, round by round, and where bounds were at work."""
+    """Return the section with the largest weight of one site in each round, and with warnings about bounds."""
     runs = material.runs + material.others
     by_run = [(run, found) for run in runs if len(found := largest(run))]
     if not by_run:
@@ -143,7 +143,7 @@ def influence(material: Material) -> Section:
             "largest weight", line_at=HALF, ranks=labels,
         )  # fmt: skip
         parts = [picture, *parts]
-    if material.reference:  # of one run they stand among its notes
+    if material.reference:  # a single run has its warnings among its notes
         parts.append(
             Table(
                 "warnings",
@@ -161,7 +161,7 @@ def influence(material: Material) -> Section:
 
 
 def largest(run: PageRun) -> pd.DataFrame:
-    """Find each round's largest weight, of the whole model or of a layer, whose it is and in which layer."""
+    """Return each round's largest weight, of a whole model or a layer, with its site and layer."""
     columns = ["round", "layer", "site", "weight"]
     whole = [(r.current_round, "", *of) for r in run.rounds for of in (r.site_weights or {}).items()]
     found = frame([*run.layers[columns].itertuples(index=False), *whole], columns).astype({"weight": float})

@@ -1,4 +1,4 @@
-"""The page's summary: sentences that say no more than the intervals do, from ``templates/words.txt``."""
+"""Write the page's summary from ``templates/words.txt``, in sentences that claim no more than the intervals show."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from fairflare_lab.page.outcome import intervals, test_images
 if TYPE_CHECKING:
     import jinja2
 
-VISIBLE = 0.005  # a smaller gap would be shown as 0.00
+VISIBLE = 0.005  # least gap that is reported; a smaller gap would be shown as 0.00
 ENOUGH_SEEDS = 5
 CALLED = {"average": "The average", "std": "The spread (std)", "worst": "The worst site"}
 
 
 def templates(**more: Any) -> jinja2.Environment:
-    """Give the page's templates; a misspelt name in one of them is an error."""
+    """Return the environment of the page's templates; an undefined name in a template is an error."""
     import jinja2
 
     loader = jinja2.PackageLoader("fairflare_lab.page", "templates")
@@ -55,20 +55,20 @@ def _macros() -> object:
 
 
 def say(macro: str, *given: Any) -> list[str]:
-    """Render a macro of ``words.txt``: one text for each of its paragraphs that has any."""
+    """Return the texts that a macro of ``words.txt`` renders, one for each paragraph that is not empty."""
     text = str(getattr(_macros(), macro)(*given))
     paragraphs = (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n"))
     return [part for part in paragraphs if part]
 
 
 def synthetic(material: Material) -> str:
-    """Say which of the data are generated; empty: none is known to be."""
+    """Return a sentence on which data are synthetic; empty: none is known to be."""
     runs = material.runs + material.others
     return "".join(say("synthetic", sum(run.info["synthetic"] for run in runs), len(runs)))
 
 
 def answer(material: Material) -> str:
-    """Say in one sentence what was found: who was fairer than the reference, and which site is behind."""
+    """Return the main finding in words: which methods are fairer than the reference, and which site is behind."""
     if not material.tested:
         return "There are no test results, so nothing is said of fairness."
     label = material.reference or material.rows[0].label
@@ -88,7 +88,7 @@ def _fairer(material: Material, reference: str) -> list[str]:
 
 
 def _behind(row: PageRow, material: Material) -> str:
-    """Say which site is last, by how much, and whether chance explains that; or that nothing was learnt."""
+    """Return words on the last site, its gap and whether chance explains it; or that nothing was learnt."""
     metric = in_words(material.metric)
     nothing = [text for run in row.runs for text in nothing_learnt(run, material.metric)]
     if len(nothing) == len(row.runs):
@@ -117,7 +117,7 @@ def _behind(row: PageRow, material: Material) -> str:
 
 
 def of_run(material: Material) -> list[str]:
-    """Say what one run reached."""
+    """Return the summary of a page about one run, as sentences."""
     (row,), (run,) = material.rows, material.runs
     more = _measured_on(material) + who_is_behind(run)[:1] if material.metric == run.info.primary_metric else []
     return say(
@@ -127,7 +127,7 @@ def of_run(material: Material) -> list[str]:
 
 
 def _measured_on(material: Material) -> list[str]:
-    """Say how many independent cases and images the figures are of."""
+    """Return a sentence on the number of test cases and images that the figures rest on; may be empty."""
     cases = [of["test_cases"] for of in intervals(material).values()]
     counts = {
         "cases": [int(count) for count in cases if count is not None],
@@ -139,7 +139,7 @@ def _measured_on(material: Material) -> list[str]:
 
 
 def of_comparison(material: Material) -> list[str]:
-    """Say who is better than the reference, beyond noise."""
+    """Return the summary of a comparison's page, as sentences on which methods differ beyond noise."""
     found, metric = material.differences, in_words(material.metric)
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.info.seed for run in material.runs if run.info.seed is not None})
@@ -156,7 +156,7 @@ def of_comparison(material: Material) -> list[str]:
 
 def _measure_in_words(measure: str, found: list[Difference], reference: str, metric: str) -> str:
     more = f" (use {ENOUGH_SEEDS} seeds or more)" if all(len(d.values) < ENOUGH_SEEDS for d in found) else ""
-    verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # how it is said, and what behind each row
+    verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # words for the verdict, and words after each row
         BETTER: (f"better than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
         WORSE: (f"worse than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
         NOISE: (NOISE, lambda d: f" (a difference of {number(d.smallest)} would have been seen)"),

@@ -1,4 +1,4 @@
-"""Write the page: of a folder with pictures and tables beside it, or of one run alone."""
+"""Write the page about a folder, with pictures and tables beside it, or about a single run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fairflare_lab.page.style import Drawn, drawn
 P = TypeVar("P", Picture, Table)
 INDEX_FILE = "index.html"
 FIGURES, TABLES = "figures", "tables"
-LONG = 34  # letters of a cell that is broken into lines
-GENERATOR = "FairFlare report"  # by which a folder is known to be one of ours
-OFF = "FAIRFLARE_REPORT"  # an environment variable: 0 leaves the page of a run and its pictures out
-#: Pictures that stand beside the page of a run, too: FedMRL's map of the last round, and every site's mu.
+LONG = 34  # cells with more letters are broken into lines
+GENERATOR = "FairFlare report"  # mark in the page by which a folder is recognised as a report
+OFF = "FAIRFLARE_REPORT"  # name of an environment variable; its value 0 turns a run's page and pictures off
+#: Files for pictures that a run also gets beside its page: FedMRL's map of the last round, and every site's mu.
 BESIDE = {"map_1": "som_map.png", "report_mu": "mu.png"}
 
 
@@ -41,17 +41,17 @@ def write_report(
     """Write ``index.html``, ``figures/*.png``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
 
     Args:
-        folder: of a run, a FLARE download or a comparison; or a ``results.json``.
-        out: made; when something is in it, it must be an earlier report, and ``overwrite`` given.
-        metric: default: the comparison's or the run's own.
-        reference: of a comparison, the label that others are compared with.
-        overwrite: replace an earlier report.
+        folder: folder of a run, a FLARE download or a comparison; or a ``results.json``.
+        out: folder of the report, created if needed; if it is not empty, it must hold an earlier report.
+        metric: name of the metric; default: the comparison's or the run's own.
+        reference: label of the comparison's row that others are compared with; default: the comparison's own.
+        overwrite: whether to replace an earlier report in ``out``.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        ValueError: nothing that can be reported, or ``out`` may not be written.
+        ValueError: the folder has nothing to report, or ``out`` may not be written.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give another --out")
@@ -74,14 +74,16 @@ def write_report(
 
 
 def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
-    """Write ``report.html`` of one run into its folder, and beside it the pictures of :data:`BESIDE` that it has.
+    """Write ``report.html`` of a run into its folder, and beside it those pictures of :data:`BESIDE` that it has.
+
+    Errors are never raised, as a run must not fail because of its page.
 
     Args:
-        results: of :func:`fairflare.reporting.results.read_document`.
-        folder: where ``results.json`` is.
+        results: document from :func:`fairflare.reporting.results.read_document`.
+        folder: folder of ``results.json``.
 
     Returns:
-        Lines for the log: the files and the seconds, or why there are none. Never raises: a page must not cost a run.
+        Lines for the log: the files and the seconds, or why no page was written.
     """
     if os.environ.get(OFF) == "0":
         return []
@@ -113,7 +115,7 @@ def _put(folder: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
 
 
 def build(material: Material) -> Page:
-    """Give the page's content; sections without anything in them are left out."""
+    """Return the content of the page about some material; empty sections are left out."""
     if material.unseen and not material.rows:
         return unseen.unseen_page(material.unseen, material.problems)
     from fairflare_lab.page import against, over_time, reports, weights  # which import pandas
@@ -154,16 +156,16 @@ def build(material: Material) -> Page:
     )
 
 
-# ------------------------------------------------------------------------------------------------ form
+# ------------------------------------------------------------------------------------------------ HTML
 
 
 def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
-    """Give HTML in one piece.
+    """Return a page as one HTML text.
 
     Args:
-        page: content.
-        pictures: by name.
-        files: whether pictures and tables lie beside it, so that links to them make sense.
+        page: content of the page.
+        pictures: drawn pictures by name.
+        files: whether pictures and tables are files beside the page, to which it links.
     """
     environment = words.templates(autoescape=True)
     environment.filters.update(shown=shown, printable=partial(printable, most=None))
@@ -186,13 +188,13 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
 
 
 def draw_and_render(page: Page) -> str:
-    """Give HTML that stands alone, without files beside it."""
+    """Return a page as HTML that needs no files beside it, after drawing its pictures."""
     pictures = {part.name: drawn(part.name, part.draw, files=False) for part in parts_of(page, Picture)}
     return render(page, pictures, files=False)
 
 
 def parts_of(page: Page, kind: type[P]) -> list[P]:
-    """List its pictures, or its tables."""
+    """Return the pictures, or the tables, of a page."""
     parts = [*(one.picture for one in page.leads), *(part for section in page.sections for part in section.parts)]
     return [part for part in parts if isinstance(part, kind)]
 
@@ -206,7 +208,7 @@ def _is_report(folder: Path) -> bool:
 
 
 def _clear(out: Path) -> None:
-    """Remove an earlier report's files, and nothing else."""
+    """Remove the pictures and tables of an earlier report, and nothing else."""
     for pattern in (f"{FIGURES}/*.png", f"{FIGURES}/*.svg", f"{TABLES}/*.csv"):
         for path in filter(Path.is_file, out.glob(pattern)):
             path.unlink()

@@ -52,7 +52,7 @@ class Journal:
         self.metric = metric
         self.synthetic = False
         self._classes_at_home: set[str] = set()
-        self._parts: list[list[str]] = []  # sites that structures link with each other
+        self._parts: list[list[str]] = []  # groups of sites that shared structures link
 
     @property
     def info(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Journal:
         about = {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []}
         further = {
             "validation": last.validation,
-            "best": None if best.made is None else about,  # a given model is compared with no other
+            "best": None if best.made is None else about,  # a given model is not compared with other models
             "test_best": told.test if told else None,
             "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
             "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),

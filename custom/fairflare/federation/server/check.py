@@ -29,7 +29,7 @@ from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
 
-NUMBERED = re.compile(r"class_\d+")  # name of a class that nobody named
+NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
 MAX_WORDS = 100_000  # largest number of characters of all names in a report together
 #: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
@@ -123,7 +123,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     for key in (NAMES, ACTED_ON, ANNOTATED, MARKED, MARKED_CASES):
-        if found[key] is None:  # the run did not ask for groups, the site says nothing of its labels
+        if found[key] is None:  # not asked for, or the site reports nothing about its labels
             del found[key]
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -311,7 +311,7 @@ class Check:
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
     def _silent(self, phase: Phase) -> Iterator[str]:
-        """Yield a question where only other sites' labels have a structure or class, and a site's file says nothing."""
+        """Yield a question where a site's labels lack a structure or class of other sites for no declared reason."""
         told = {site: found[MARKED] for site, found in self.facts.items() if MARKED in found}
         lacking = unexplained(told, [site for site, found in self.facts.items() if ANNOTATED in found])
         if lacking and self.settings.require_all_sites:
@@ -351,7 +351,7 @@ class Check:
             )
 
     def _like_the_model(self, phase: Phase, sites: Sequence[str]) -> Iterator[str]:
-        """Yield each site that names other classes than the given model was trained with; or leave the site out."""
+        """Yield a problem for each site that names other classes than the given model has; or leave the site out."""
         wanted = [*(getattr(self.task, "class_names", None) or ())]
         named = {site: [*(self.facts[site]["class_names"] or wanted)] for site in sites}
         for site in (site for site, own in named.items() if own != wanted and not all(map(NUMBERED.fullmatch, wanted))):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TABLE = "clinical_table"  # key in a reply's stats at the site; the gate replaces the table by its figures
 OVER_ALL, OF_CLASSES = "clinical_calibration", "clinical_classes"  # names of the fields
-BINS = 15  # of the told class's probability
+BINS = 15  # number of bins of the told class's probability
 DIGITS = 3  # decimals of a threshold, which is the score of a validation image
 COUNTS = ("tp", "fp", "fn", "tn")
 #: Figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over cases of the
@@ -68,10 +68,10 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class ClinicalTable:
-    """Hold the outcomes of a site's images; the gate sends only figures of them.
+    """Hold the classes and probabilities of a site's images, of which the gate sends only figures.
 
     Attributes:
-        splits: of ``test`` and ``validation`` the class (n,) and the probabilities (n, classes) of the images, and the
+        splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
             number of each image's case (n,).
     """
 
@@ -81,7 +81,7 @@ class ClinicalTable:
         """Return the declared fields, and the names of the classes that are withheld.
 
         Args:
-            least: least number of cases with and without a class, in a split, that its figures must be made of.
+            least: least number of cases with and without a class, in a split, below which its figures are withheld.
             by_class: whether figures by class may be sent.
         """
         labels, scores, cases = self.splits["test"]
@@ -118,7 +118,7 @@ class ClinicalTable:
 
 
 def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.device) -> ClinicalTable:
-    """Compute the outcomes of a site's test and validation images, of a task whose images have one class each."""
+    """Return classes and probabilities of a site's test and validation images, for a task with one class an image."""
     told: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
     return ClinicalTable({split: (*of, numbered(len(of[0]), data.cases(split))[1]) for split, of in told.items()})
 

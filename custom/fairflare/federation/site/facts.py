@@ -55,11 +55,11 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
 
 
 def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """Return which structures or classes a site's file says are annotated, and in how many cases its labels have each.
+    """Return the structures or classes that a site's file calls annotated, and the number of cases with each label.
 
     Args:
         task: the task as the site learns it, with the names of structures or classes.
-        data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes tells of none.
+        data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes reports none.
     """
     names, counted = task.outcome_names(), data.census()
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}

@@ -1,4 +1,4 @@
-"""The test of given models, without training, as a FLARE job: the models travel to the server alone."""
+"""Export the test of given models, without training, as a FLARE job that carries the models to the server alone."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ APP, SERVER_APP = "app", "app_server"
 
 
 class EvaluateRecipe(Recipe):
-    """The job of ``fairflare evaluate``: sites are asked to check their data and to test, and nothing else.
+    """Make the job of ``fairflare evaluate``, which asks sites to check their data and to test, and nothing else.
 
     Args:
         models: plan of the test and tensors of each model, see :mod:`fairflare.prediction.evaluating`; the plans have
             the model's name as label, and the same task and training.
-        name: of the job.
+        name: name of the job.
         packaging: ``"preinstalled"``: no custom code, sites have the package and its classes in their allow list;
             ``"bundle"``: the job carries the package and the task's file.
 
     Raises:
-        ValueError: an unknown packaging, or one that cannot carry the task's own code; or models of different tasks.
+        ValueError: the packaging is unknown or cannot carry the task's own code, or the models have different tasks.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EvaluateRecipe(Recipe):
 
 
 class _WithModels(JobConfig):
-    """Give the server an app of its own, with the models."""
+    """Configure a job in which the server has an app of its own, with the models."""
 
     def __init__(self, models: Mapping[str, Mapping[str, torch.Tensor]], *plan: Any, **arguments: Any) -> None:
         super().__init__(*plan, **arguments)

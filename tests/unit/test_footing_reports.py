@@ -14,9 +14,10 @@ from fairflare.core.statistics.footing import Footing
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.standing import ERRORS, standing, who_is_behind
 from fairflare.reporting.table import fairness_table, summary_of, table_of
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build
-from tests.unit.report_runs import document, read
+from tests.unit.report_runs import document, read, read_all
 
 #: The model finds cellavision's nucleus, which that site did not annotate: as zeros it would be the worst.
 CELLS = {
@@ -30,10 +31,15 @@ ABC = {
 }  # fmt: skip
 
 
-def run(metrics: dict[str, dict[str, float]], support: dict[str, dict[str, int]] | None = None, cases: int = 30) -> Any:
+def run(
+    metrics: dict[str, dict[str, float]],
+    support: dict[str, dict[str, int]] | None = None,
+    label: str = "fed_avg",
+    cases: int = 30,
+) -> Any:
     structures = {site: frozenset(n.removeprefix("dice_") for n in of if "_" in n) for site, of in metrics.items()}
     footing = Footing(structures, "dice").without(support or {})
-    made = document("fed_avg", 0, {site: of["dice"] for site, of in metrics.items()})
+    made = document(label, 0, {site: of["dice"] for site, of in metrics.items()})
     made["test"] = footing.on_one(metrics)
     said = {
         site: {"images": cases, "test_cases": cases, "standard_error": 0.02, "case_scores": [0] * (BINS - 1) + [cases],
@@ -105,6 +111,16 @@ def test_sites_that_nothing_links_are_ranked_within() -> None:
     assert "worst site -" in said
     assert "No structure links B, C with other sites; ranked within: C 0.500, B 0.600." in said
     assert "No structure links A with other sites; ranked within: A 0.200." in said
+
+
+def test_a_comparison_of_methods_says_it_and_has_no_worst_site_over_unlinked_ones() -> None:
+    values = {"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}
+    runs = read_all([run(values), run(values, label="q_fed_avg")])
+    text = " ".join(compare(runs).split())
+    assert "The sites annotate, or mark, different structures (A: s1; B: s2)" in text
+    made = comparison_of(runs)
+    assert {d.measure for d in made.differences} == {"average", "A", "B"}
+    assert all(row.over("worst").mean != row.over("worst").mean for row in made.rows)
 
 
 def test_equal_sets_say_nothing_new() -> None:

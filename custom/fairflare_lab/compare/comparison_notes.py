@@ -12,7 +12,7 @@ from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.no_effect import faults_of
 from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes
-from fairflare.reporting.standing import tested
+from fairflare.reporting.standing import of_footing, tested
 from fairflare.reporting.values import label_of
 from fairflare_lab.compare.rows import Row, named, settings_of
 
@@ -50,6 +50,7 @@ def notes_of(
         f"{metric} on the test splits{_over(complete, last)}.",
         *dict.fromkeys(note for run in complete for note in global_notes(run)),
         *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
+        *dict.fromkeys(note for run in complete for note in of_footing(run)[:1]),
         *_without_sites(rows),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
         *([] if last else _by_chance(rows, metric)),  # which concerns the final model alone

@@ -15,7 +15,7 @@ from fairflare.base import checks
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
-from fairflare.reporting.values import measured
+from fairflare.reporting.values import linked, measured
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 from fairflare_lab.statistics.seed_intervals import Estimate, holm, of_sites
 
@@ -201,7 +201,8 @@ def _against(
     ends = first["info"].get("metric_range") if metric == first.info.primary_metric else None
     bound = ends[1] - ends[0] if ends and None not in ends else math.inf
     found = []
-    for name in (*MEASURES, *runs.sites):
+    measures = MEASURES if linked(first, metric) else MEASURES[:1]
+    for name in (*measures, *runs.sites):
         total, half = name in MEASURES, 2 if name == "std" else 1
         over = runs if total else runs.at(name)
 

@@ -18,6 +18,7 @@ from fairflare.reporting.values import (
     global_metrics,
     global_values,
     label_of,
+    linked,
     measured,
     suppressed_of,
 )
@@ -116,7 +117,10 @@ def row_of(label: str, runs: Sequence[Results], metric: str, last: bool) -> Row[
     """Return a row of the given runs; ``last``: with values of each of their last models."""
     tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
     higher = direction_of(runs[0], metric)
-    summaries = [summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric)) for run, v in tested]
+    summaries = [
+        summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric), linked=linked(run, metric))
+        for run, v in tested
+    ]
     which = (runs[0]["info"] or {}).get("measured") or ""
     return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
 

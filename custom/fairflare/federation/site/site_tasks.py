@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -184,9 +185,11 @@ def _comparing(worker: SiteWorker, request: SiteTask) -> Task:
 
     Of a single structure an interval would be a metric by class, so a site that withholds these has its own mean's.
     """
-    names, compared = worker.task.outcome_names(), {*request.directives.get(COMPARED, ())}
-    numbers = tuple(number for number, name in enumerate(names) if name in compared)
-    return worker.task.annotating(numbers) if numbers and worker.sends_classes else worker.task
+    compared = request.directives.get(COMPARED, {}).get(worker.site, ())
+    numbers = tuple(number for number, name in enumerate(worker.task.outcome_names()) if name in compared)
+    with suppress(ValueError):  # a task with its own loss or metrics
+        return worker.task.annotating(numbers) if numbers and worker.sends_classes else worker.task
+    return worker.task
 
 
 #: The function that performs a task at a site, by the task's name.

@@ -1,0 +1,96 @@
+"""Sites that annotate different structures: a run from their files to the table, in one process."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.reporting.results import read_results
+from fairflare.reporting.table import fairness_table
+from tests.tiny import document
+from tests.unit.test_census import masks_site
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS: dict[str, Any] = {
+    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "local_epochs": 10, "batch_size": 4,
+    "learning_rate": 0.05,
+}  # fmt: skip
+ONE, TWO = "class_1", "class_2"
+DICE, LOSS = "dice", "loss"
+
+
+def run(
+    folder: Path, structures: dict[str, Any], method: str = "fed_avg", own: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Three sites whose masks mark what their files say; ``own``: further settings of site B."""
+    local = {
+        site: masks_site(folder / site, (1, 2) if said == "all" else tuple(said), 4, structures=said)
+        | (own or {} if site == "B" else {})
+        for site, said in structures.items()
+    }
+    made = make_plan(method, task="segmentation", sites=list(structures), settings=SETTINGS, num_rounds=2, bootstrap=5)
+    results = run_local(made, folder / "run", {"sites": local})
+    return document(results), fairness_table(read_results(results))
+
+
+def test_what_all_have_is_compared(tmp_path: Path) -> None:
+    """The model has learnt structure 1, and hardly 2, which B alone annotates: B's plain Dice is by far the lowest."""
+    found, text = run(tmp_path, {"A": [1], "B": "all", "C": [1]})
+    assert (found["footing"]["how"], found["footing"]["shared"]) == ("shared", [ONE])
+    test, validation = found["test"], [record["validation"] for record in found["rounds"]] + [found["validation"]]
+    for of in (test, *validation):
+        for site in "ABC":
+            assert of[site][DICE] == of[site][f"{DICE}_{ONE}"]
+            assert of[site][LOSS] == of[site][f"{LOSS}_{ONE}"]
+            assert (f"{DICE}_{TWO}" in of[site]) == (site == "B")
+    own = statistics.fmean(test["B"][f"{DICE}_{name}"] for name in (ONE, TWO))
+    assert test["B"]["own/dice"] == pytest.approx(own)
+    assert own < 0.8 < test["B"][DICE]
+    assert found["fairness"][DICE]["std"] < 0.05
+    assert found["fairness"]["own/dice"]["worst_site"] == ""
+    made = found["best"]["round"] + 1  # the round that received the best model, if it is not the last
+    assert found["best"]["value"] == pytest.approx(statistics.fmean(of[DICE] for of in validation[made].values()))
+    standing = found["inequality"]["sites"]["B"]  # intervals and draws are of what is compared
+    assert abs(statistics.fmean(found["resampled"]["B"]) - test["B"][DICE]) < 0.05
+    assert standing["value"] == test["B"][DICE]
+    assert standing["low"] is None or standing["low"] <= test["B"][DICE] <= standing["high"]
+    assert sum(standing["case_scores"][10:]) == 4
+    assert "rest on those that all have: class_1." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "q_fed_avg", "fair_fed"])
+def test_without_a_common_structure_figures_are_adjusted(tmp_path: Path, method: str) -> None:
+    found, text = run(tmp_path, {"A": [1], "B": [2], "C": "all"}, method)
+    assert (found["footing"]["how"], found["footing"]["bridges"]) == ("adjusted", ["C"])
+    for of in (found["test"], found["validation"], found["rounds"][1]["validation"]):
+        for name in (DICE, LOSS):
+            away = (of["C"][f"{name}_{ONE}"] - of["C"][f"{name}_{TWO}"]) / 2  # C alone tells structures 1 and 2 apart
+            assert of["A"][name] == pytest.approx(of["A"][f"{name}_{ONE}"] - away, abs=1e-6)
+            assert of["B"][name] == pytest.approx(of["B"][f"{name}_{TWO}"] + away, abs=1e-6)
+            assert of["C"][name] == pytest.approx(of["C"][f"own/{name}"], abs=1e-6)
+    assert "dice, adjusted" in text
+    if method == "q_fed_avg":  # relative to the mean of the sites that have a structure
+        losses = [report["probe_loss"] for report in found["rounds"][1]["reports"].values()]
+        assert all(0.5 < loss < 2 for loss in losses)
+
+
+def test_a_site_whose_figures_by_structure_stay_there_is_in_no_comparison(tmp_path: Path) -> None:
+    found, text = run(tmp_path, {"A": [1], "B": "all", "C": [1]}, own={"metrics_by_class": False})
+    assert found["test"]["B"][DICE] is None
+    assert found["fairness"][DICE]["excluded"] == ["B"]
+    assert "B (its figures by structure are not known)" in " ".join(text.split())
+    assert found["inequality"]["sites"].keys() == {"A", "C"}
+
+
+def test_equal_sets_are_plain_to_the_bit(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, dict.fromkeys("ABC", "all"), "q_fed_avg")
+    assert found["footing"] is None
+    for of in found["test"].values():
+        assert of[DICE] == pytest.approx((of[f"{DICE}_{ONE}"] + of[f"{DICE}_{TWO}"]) / 2, abs=1e-12)
+        assert not any(name.startswith("own/") for name in of)

@@ -1,4 +1,4 @@
-"""Small MONAI bundles and volumes of our own for tests; nothing is downloaded."""
+"""Provide small MONAI bundles and volumes for tests; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def net(dims: int, classes: int) -> dict[str, Any]:
 
 
 def train_config(dims: int = 3, classes: int = 2, patch: int = 16, patches: int = 2) -> dict[str, Any]:
-    """In the way of the model zoo: deterministic and random transforms, a dataset that is not there, handlers."""
+    """Return a training configuration in the form of the model zoo, with transforms, a missing dataset and handlers."""
     roi = [patch] * dims
     return {
         "imports": ["$import glob", "$import os"],
@@ -109,7 +109,7 @@ def write_volumes(
     folder: Path, *, size: tuple[int, ...] = (20, 18, 17), counts: tuple[int, int, int] = (3, 2, 2), seed: int = 0,
     classes: int = 2, **extra: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Bright balls in noise as NIfTI, of slightly different sizes; the settings of a site."""
+    """Write bright balls in noise as NIfTI volumes of slightly different sizes, and return the site's settings."""
     import nibabel
 
     rng = np.random.default_rng(seed)
@@ -135,7 +135,7 @@ def write_volumes(
 
 
 def two_sites(folder: Path, **more: Any) -> dict[str, Any]:
-    """``local/fairflare.json`` of two sites."""
+    """Return the content of ``local/fairflare.json`` for two sites."""
     return {
         "sites": {
             site: write_volumes(folder / site, seed=seed, counts=(2 + seed, 1, 1), **more)

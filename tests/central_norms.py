@@ -1,4 +1,4 @@
-"""The reference for recalibrated statistics: all images in one place, in float64, one norm after the other."""
+"""Compute the reference for recalibrated statistics: all images in one place, in float64, one norm after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def central_statistics(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """``running_mean`` and ``running_var`` by name, of the norms that the images reach.
+    """Return ``running_mean`` and ``running_var`` by name, for the norms that the images reach.
 
     Definition: in evaluation mode, each batch norm's statistics are mean and unbiased variance of its own input over
     all images, given those of the norms before it. So: in the order of execution, the whole network for each.
@@ -38,7 +38,7 @@ def central_statistics(model: torch.nn.Module, images: torch.Tensor) -> dict[str
 
 
 def differing(state: torch.nn.Module | Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference: of a mean in standard deviations, of a variance as a share."""
+    """Return the largest difference: of means in standard deviations, of variances as a share."""
     own = state.state_dict() if isinstance(state, torch.nn.Module) else state
     worst = 0.0
     for name, tensor in wanted.items():

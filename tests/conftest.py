@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Provide fixtures and hooks of pytest that all tests share."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is not walked again at each collection of garbage: a third of a second each time."""
+    """Exclude imported objects from garbage collection, which saves a third of a second in each collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small networks are slower with two threads than with one."""
+    """Use one thread, as small networks are slower with two threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -59,7 +59,7 @@ NO_REAL_DATA = f"no real images: {REAL_DATA} names no folder"
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real images skip where nobody says where these are; a folder that is not there is an error.
+    """Skip tests of real images unless their folder is named; a folder that does not exist is an error.
 
     Of a test with the mark ``many`` the first case is of the first tier, or those of ``many(KEY, ...)``: the numbers of
     cases, or words of which one stands in a case's name. The others are ``long``.
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests of real images did not run, in one line."""
+    """Report in one line how many tests of real images did not run."""
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_REAL_DATA in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests of real images skipped: {NO_REAL_DATA}", yellow=True)
@@ -90,5 +90,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of the real images."""
+    """Return the folder of the real images."""
     return Path(os.environ[REAL_DATA])

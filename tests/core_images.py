@@ -69,11 +69,11 @@ PHANTOMS = {
 
 
 class PhantomPlan(SimpleNamespace):
-    """Settings of a federation; nothing is checked."""
+    """Hold settings of a synthetic federation, without checks."""
 
     @property
     def kind(self) -> SimpleNamespace:
-        """Classes of the phantom."""
+        """Return the phantom's description of its classes."""
         return PHANTOMS[self.phantom]
 
     def has_label_noise(self, index: int) -> bool:
@@ -82,7 +82,7 @@ class PhantomPlan(SimpleNamespace):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Lists that every site has."""
+        """Return the lists that every site has."""
         more = [f"test_{name}" for name in self.kind.attributes] if self.attributes else []
         corrupted = ["test_clean", "test_corrupted"] if self.corrupted_sites else []
         return ("training", "validation", "test", "test_common", *corrupted, *more)

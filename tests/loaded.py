@@ -1,4 +1,4 @@
-"""A script of the repository, which is in no package, as a module."""
+"""Load a script of the repository, which is in no package, as a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def loaded(script: str) -> Any:
-    """The module of a script, by its path in the repository; it is found under its name, as dataclasses look it up."""
+    """Return the module of a script, by its path in the repository; it is registered, as dataclasses need it."""
     path = ROOT / script
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

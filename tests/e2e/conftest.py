@@ -1,4 +1,4 @@
-"""Running FLARE from tests: own folders, own process group, everything stopped also on failure."""
+"""Run FLARE in tests, in separate folders and process groups that are ended even when a test fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TINY = {  # a network and data that one core trains in a blink
 
 @dataclass
 class SimulatorRun:
-    """What a finished simulator left."""
+    """Hold the files and the output that a finished simulator left."""
 
     code: int
     log: str
@@ -51,7 +51,7 @@ class SimulatorRun:
 def run_group(
     command: Sequence[str], *, timeout: float, cwd: Path, env: dict[str, str], unless: re.Pattern[bytes] | None = None
 ) -> tuple[int, str]:
-    """Runs a command in a process group of its own and ends the whole group afterwards.
+    """Run a command in a process group of its own, and end the whole group afterwards.
 
     Args:
         unless: what ends it at once when it is printed, as after the timeout.
@@ -91,7 +91,7 @@ def run_simulator(
     timeout: float = 480,
     env: dict[str, str] | None = None,
 ) -> SimulatorRun:
-    """The published command in a folder of its own; in a new folder, once, where FLARE lost its race for a port."""
+    """Run the published command in a folder of its own; repeat it once where FLARE lost its race for a port."""
     home = root / "home"
     home.mkdir(exist_ok=True)
     given = {**os.environ, "HOME": str(home), **(env or {})}
@@ -111,19 +111,19 @@ def run_simulator(
 
 
 def tiny_recipe(method: str, *, settings: dict[str, Any] | None = None, **arguments: Any) -> FairRecipe:
-    """Three sites, two rounds, in seconds."""
+    """Return a recipe of three sites and two rounds that runs in seconds."""
     return FairRecipe(method, settings={**TINY, **(settings or {})}, **{"sites": 3, "num_rounds": 2, **arguments})
 
 
 @pytest.fixture
 def simulate(tmp_path):
-    """``simulate(job_folder, threads=..., local=...)`` -> :class:`SimulatorRun`, by the published command."""
+    """Return ``simulate(job_folder, threads=..., local=...)`` -> :class:`SimulatorRun`, by the published command."""
     return partial(run_simulator, tmp_path)
 
 
 @pytest.fixture
 def job(tmp_path):
-    """``job(method, **recipe_arguments)`` -> path of an exported tiny job folder."""
+    """Return ``job(method, **recipe_arguments)`` -> path of an exported tiny job folder."""
 
     def make(method: str, *, folder: str = "jobs", **arguments: Any) -> Path:
         recipe = tiny_recipe(method, **arguments)

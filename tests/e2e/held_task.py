@@ -1,4 +1,4 @@
-"""Task file for tests that pull the plug: a site's own setting ``hold`` stops it in the middle of a phase.
+"""Define a task for tests that kill processes: a site's own setting ``hold`` stops it in the middle of a phase.
 
 ``{"hold": {"folder": ..., "phase": "train" or "anchor", "times": n}}``: when the site begins its n-th training (or the
 anchor report after it), it writes its process id to ``reached`` in the folder and sleeps, once. The job must train one

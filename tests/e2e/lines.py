@@ -1,4 +1,4 @@
-"""A line between a site and its server that is slow or is cut: a TCP proxy on loopback, in threads of this process."""
+"""Simulate a slow or broken line between a site and its server, by a TCP proxy on loopback in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIECE = 1 << 16
 
 
 class Line:
-    """Listens on a free port and passes on what comes, both ways.
+    """Listen on a free port, and pass on all data both ways.
 
     Args:
         port: of the server, on loopback.
@@ -37,7 +37,7 @@ class Line:
         self._threads[0].start()
 
     def cut(self) -> None:
-        """Breaks all connections off; new ones are refused until :meth:`mend`."""
+        """Break all connections off; new connections are refused until :meth:`mend`."""
         self._whole.clear()
         with self._lock:
             ends, self._open = self._open, set()

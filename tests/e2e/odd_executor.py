@@ -1,4 +1,4 @@
-"""An executor for tests whose site-2 says nonsense about its training; the others are as they should be."""
+"""Define an executor whose site-2 reports nonsense about its training; the other sites are healthy."""
 
 from fairflare.flare.executor import SiteExecutor
 

@@ -1,4 +1,4 @@
-"""A FLARE POC system for tests: own HOME, folders and free loopback ports; every process of it can be found and ended.
+"""Run a FLARE POC system in tests, with its own HOME, folders and free loopback ports; all its processes can be ended.
 
 Every process that the system starts inherits a mark in its environment, so that the tests end these and no others,
 whatever process group or parent FLARE has given them.
@@ -30,7 +30,7 @@ SERVER = "localhost"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for s in sockets:
@@ -42,7 +42,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for(what: str, look: Callable[[], Any], timeout: float, period: float = 0.1) -> Any:
-    """The first true answer of ``look``.
+    """Return the first true answer of ``look``.
 
     Raises:
         TimeoutError: none in time (says ``what`` was waited for).
@@ -58,7 +58,7 @@ def wait_for(what: str, look: Callable[[], Any], timeout: float, period: float =
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Process id -> command line of the live processes that carry the mark."""
+    """Return the live processes that carry the mark, process id -> command line."""
     wanted = f"{MARK}={mark}".encode()
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -76,7 +76,7 @@ def processes(mark: str) -> dict[int, str]:
 
 
 def end_processes(mark: str, only: Callable[[str], bool] = lambda command: True) -> list[str]:
-    """Kills the processes with the mark, one by one, until none is left; their command lines."""
+    """Kill the processes with the mark, one by one, until none is left; return their command lines."""
     ended: list[str] = []
     for _ in range(50):
         now = {pid: command for pid, command in processes(mark).items() if only(command)}
@@ -94,7 +94,7 @@ def end_processes(mark: str, only: Callable[[str], bool] = lambda command: True)
 
 
 class PocSystem:
-    """``nvflare poc`` with one server and named sites.
+    """Run ``nvflare poc`` with one server and named sites.
 
     Args:
         root: an empty folder; everything is kept in it.
@@ -122,7 +122,7 @@ class PocSystem:
     # -- commands
 
     def nvflare(self, *arguments: str, timeout: float = 120, check: bool = True) -> str:
-        """Runs ``nvflare ...`` and returns what it printed."""
+        """Run ``nvflare ...`` and return its output."""
         # Services that `poc start` leaves behind inherit the streams, so these are a file and no pipe.
         log = self.root / "commands.log"
         with log.open("ab") as out:
@@ -144,7 +144,7 @@ class PocSystem:
         return text
 
     def write_project(self) -> Path:
-        """The project file, with free ports."""
+        """Write the project file, with free ports."""
         service, admin = free_ports(2)
         participants: list[dict[str, Any]] = [
             {"name": SERVER, "type": "server", "org": "test", "default_host": "localhost",
@@ -174,11 +174,11 @@ class PocSystem:
         self.nvflare("poc", "start", "--timeout", str(timeout), timeout=timeout + 60)
 
     def stop(self) -> str:
-        """By FLARE's own command; what it printed."""
+        """Stop the system by FLARE's own command, and return its output."""
         return self.nvflare("poc", "stop", timeout=90, check=False)
 
     def start_site(self, site: str, timeout: float = 120) -> None:
-        """Starts one site again, as its administrator would, and waits until the server has taken it in.
+        """Start one site again, as its administrator would, and wait until the server has accepted it.
 
         ``nvflare poc start`` waits for a site that the server lists, and after a kill it still lists the dead one, so
         the new process's own word counts.
@@ -201,20 +201,20 @@ class PocSystem:
         wait_for(f"registration of {site}", registered, timeout)
 
     def abort_jobs(self) -> None:
-        """Ends what a failed test left running, so that the next test's job is scheduled."""
+        """End jobs that a failed test left running, so that the next test's job is scheduled."""
         for folder in self.kit(SERVER).iterdir():
             if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", folder.name):
                 self.nvflare("job", "abort", folder.name, "--force", check=False)
 
     def end_site(self, site: str) -> list[str]:
-        """Pulls the plug of one site: the wrapper that restarts it, its parent process, and all its job processes."""
+        """Kill one site: the wrapper that restarts it, its parent process, and all its job processes."""
         folder = str(self.kit(site))
         return end_processes(self.mark, lambda command: re.search(re.escape(folder) + r"(/|\s|$)", command) is not None)
 
     # -- settings of a participant
 
     def edit_local(self, name: str, file: str, change: Callable[[dict[str, Any]], None]) -> None:
-        """Changes ``local/<file>`` of a participant, which starts as FLARE's default file."""
+        """Change ``local/<file>`` of a participant, which is at first FLARE's default file."""
         path = self.kit(name) / "local" / file
         default = path.with_name(file + ".default")
         source = path if path.exists() else default
@@ -223,7 +223,7 @@ class PocSystem:
         path.write_text(json.dumps(content, indent=2))
 
     def allow(self, name: str, *, yes: bool = True) -> None:
-        """Adds our jobs' classes to the class allow list of a participant, or takes them off."""
+        """Add our jobs' classes to a participant's class allow list, or remove them."""
         ours = job_classes()
 
         def change(resources: dict[str, Any]) -> None:
@@ -245,11 +245,11 @@ class PocSystem:
         return self.nvflare("job", "wait", job, "--timeout", str(int(timeout)), timeout=timeout + 30, check=False)
 
     def run_dir(self, job: str) -> Path:
-        """Of the job at the server, while it runs."""
+        """Return the run directory of the job at the server, while the job runs."""
         return self.kit(SERVER) / job
 
     def download(self, job: str) -> Path:
-        """The server's run directory, as FLARE hands it out after the job."""
+        """Return the server's run directory, as FLARE delivers it after the job."""
         out = self.root / "downloads"
         out.mkdir(exist_ok=True)
         self.nvflare("job", "download", job, "-o", str(out))
@@ -258,13 +258,13 @@ class PocSystem:
     # -- cleaning up
 
     def close(self) -> None:
-        """Ends whatever is left."""
+        """End all processes that are left."""
         end_processes(self.mark)
 
 
 @contextmanager
 def poc_system(root: Path, sites: Sequence[str]) -> Iterator[PocSystem]:
-    """A prepared system; all its processes are gone afterwards."""
+    """Yield a prepared POC system; all its processes are ended afterwards."""
     system = PocSystem(root, sites)
     try:
         system.prepare()

@@ -1,4 +1,4 @@
-"""Adapters alone through FLARE's simulator: the bits of one process in which the whole network travels."""
+"""Test adapters alone through FLARE's simulator: the bits equal those of one process that sends the whole network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW = {**CLASSES, **TONES, "phantom_samples": 100, "phantom_test": 64, "phantom_
 def in_both(
     simulate: Callable[..., SimulatorRun], folder: Path, method: str, local: dict[str, Any] | None = None, **more: Any
 ) -> tuple[SimulatorRun, Path]:
-    """What is trained alone through the simulator, and all of it in one process."""
+    """Return a run in the simulator that sends trained tensors alone, and one in this process that sends all."""
 
     def recipe(exchange: str) -> FairRecipe:
         return FairRecipe(method, sites=2, num_rounds=2, task="classification", exchange=exchange, **more)

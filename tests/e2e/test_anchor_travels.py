@@ -1,4 +1,4 @@
-"""The anchor in half the bytes through FLARE's simulator."""
+"""Test the anchor in half the bytes through FLARE's simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .test_simulator import global_model
 @pytest.mark.e2e
 @pytest.mark.long
 def test_the_anchor_as_a_difference_gives_the_bits_of_one_process(simulate, tmp_path):
-    """In bfloat16 through FLARE; one site asks child processes, which find what was kept for them."""
+    """Check the anchor in bfloat16 through FLARE; one site's child processes find the state saved for them."""
     settings = {**TINY, "local_epochs": 1, "anchor_as": "difference"}
     recipe = FairRecipe("fed_lwr", sites=2, num_rounds=1, settings=settings)
     recipe.export(str(tmp_path / "jobs"))

@@ -1,4 +1,4 @@
-"""What goes wrong in real jobs: one clear message, a failed job, no result that looks complete."""
+"""Test bad input in real jobs: it gives one clear message and a failed job, and no result that looks complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def site_folder(root, name, cases=6, size=32):
-    """A folder of PNG discs with a datalist."""
+    """Make a site's folder of PNG discs with a datalist."""
     folder = root / name
     folder.mkdir(parents=True)
     rng = np.random.default_rng(len(name))
@@ -64,7 +64,7 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
 
 
 def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(job, simulate, tmp_path):
-    """Named with the nearest right key; so is a site without a block, with the name that it may have meant."""
+    """Check that the message names the nearest right key; for a site without a block, the name it may have meant."""
     good = {"data_root": str(site_folder(tmp_path / "data", "good"))}
     sites = {"site-1": good, "site-2": {"data_rot": good["data_root"]}, "site3": good}
     run = simulate(job("fed_lwr", sites=3, num_rounds=1, min_sites=1), threads=3, local={"sites": sites})
@@ -81,7 +81,7 @@ def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(job, simul
 
 
 def test_a_site_that_says_nonsense_is_left_out_of_every_round(job, simulate):
-    """Once one message like this ended the run for all."""
+    """Check that such a message costs that site its rounds only; once it ended the run for all sites."""
     folder = job("fed_avg", num_rounds=2, min_sites=2)
     shutil.copy(Path(__file__).with_name("odd_executor.py"), folder / "app" / "custom")
     config = folder / "app" / "config" / "config_fed_client.json"

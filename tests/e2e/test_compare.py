@@ -1,4 +1,4 @@
-"""``fairflare compare`` as users call it: whole, killed, gone on with."""
+"""Test ``fairflare compare`` as users call it: uninterrupted, killed, and resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compare(folder: Path, rows: list[str], *options: str, code: int = 0) -> str:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Of runs that work in ``folder``: they hold its logs open."""
+    """Return the processes of runs that work in ``folder``, which hold its logs open."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -93,7 +93,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path: Path) -
 
 
 def test_a_comparison_in_the_simulator_goes_on_where_it_was_killed(tmp_path: Path) -> None:
-    """FLARE empties the simulator's folder when it starts: what is needed to go on lies beside it."""
+    """Check the resume: FLARE empties the simulator's folder at its start, so state for the resume is beside it."""
     folder = tmp_path / "c"
     options = ["--seeds", "1", "--rounds", "4", "--simulator", "2"]
     place = folder / "runs" / "fed_avg-seed0"
@@ -117,7 +117,7 @@ def read(path: Path) -> str:
 
 
 def kill(folder: Path, rows: list[str], options: list[str], when: Callable[[], bool]) -> None:
-    """Starts a comparison, kills it, and waits until its runs have ended."""
+    """Start a comparison, kill it, and wait until its runs have ended."""
     log = folder.with_name("killed.log")
     with log.open("ab") as output:
         process = subprocess.Popen(command(folder, rows, *options), stdout=output, stderr=output)

@@ -1,4 +1,4 @@
-"""Every method's job through FLARE's simulator: three rounds, nobody left out, the bits of a run in one process."""
+"""Test every method's job through FLARE's simulator: three rounds, all sites, the bits of a run in one process."""
 
 from __future__ import annotations
 

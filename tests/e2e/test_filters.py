@@ -1,4 +1,4 @@
-"""FLARE's own filters in the simulator, each at one site: the run goes on with what they left, and says it."""
+"""Test FLARE's own filters in the simulator, each at one site: the run continues with their output and reports it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL_FILTERS: dict[str, list[dict[str, Any]]] = {
 
 
 def put_filters(job: Path, filters: dict[str, list[dict[str, Any]]]) -> None:
-    """An app of its own for each of these sites, as the simulator has no site with a privacy policy."""
+    """Give each of these sites an app of its own, as the simulator has no site with a privacy policy."""
     meta = json.loads((job / "meta.json").read_text())
     for site, chain in filters.items():
         app = job / f"app_{site}"
@@ -65,7 +65,7 @@ def test_svt_privacy_at_one_of_three(job, simulate):
 
 @pytest.mark.walk
 def test_every_filter_at_a_site_of_its_own(job, simulate):
-    """Two-phase method: models and reports about the anchor go through the filters, each by its kind."""
+    """Check with a two-phase method that models and reports about the anchor go through the filters of their kind."""
     folder = job("fed_lwr", sites=6, min_sites=5, settings={"local_epochs": 1})
     put_filters(folder, ALL_FILTERS)
     run = simulate(folder, threads=6)

@@ -1,4 +1,4 @@
-"""A site with ``"isolate": true``: the death of the process that trains costs one task, not the job."""
+"""Test a site with ``"isolate": true``: the death of the process that trains costs one task, not the job."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ if __name__ == "__main__":
 
 
 def test_child_does_not_outlive_its_parent(tmp_path):
-    """A killed client must not leave a process behind that trains on, for nobody, with the site's memory."""
+    """Check that a killed client leaves no process behind that trains on with the site's memory."""
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     mark = uuid.uuid4().hex

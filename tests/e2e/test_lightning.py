@@ -1,4 +1,4 @@
-"""PyTorch Lightning itself, which is in none of the other tests' environments (extra `lightning`)."""
+"""Test PyTorch Lightning itself, which no other test's environment has (extra `lightning`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = "        print(f'made {trainer.global_step - before} steps', flush=True)
 
 
 def simulated(folder: Path, method: str, text: str, **settings: object) -> tuple[list[int], dict]:
-    """Optimizer steps that Lightning counted, and the results, of three rounds at two sites."""
+    """Return the optimizer steps that Lightning counted, and the results, of three rounds at two sites."""
     fit = "        trainer.fit(module, train)\n"
     text = text.replace(fit, f"        before = trainer.global_step\n{fit}").replace("        site.send()\n", SHOWN)
     (folder / "train_lightning.py").write_text(text)
@@ -35,7 +35,7 @@ def simulated(folder: Path, method: str, text: str, **settings: object) -> tuple
 
 @pytest.mark.parametrize("method", ["fed_avg", "fed_prox"])
 def test_the_documented_loop_trains_in_every_round(method: str, tmp_path: Path) -> None:
-    """32 images in batches of 8 are 4 steps."""
+    """Check the number of steps: 32 images in batches of 8 are 4 steps."""
     assert TRAINER is not None
     made, results = simulated(tmp_path, method, EXAMPLE)
     assert made == [4] * 6
@@ -104,7 +104,7 @@ recipe.execute(SimEnv(num_clients=2, workspace_root={sim!r}))
 
 
 def test_flares_patched_trainer_with_our_aggregator(tmp_path: Path) -> None:
-    """As in FLARE's hello-lightning: its callback counts the steps, and our aggregator weighs by them, 4 to 2."""
+    """Check FLARE's hello-lightning: its callback counts steps, by which our aggregator weighs the sites, 4 to 2."""
     (tmp_path / "hello.py").write_text(HELLO)
     script = tmp_path / "job.py"
     script.write_text(JOB.format(folder=str(tmp_path), sim=str(tmp_path / "sim")))

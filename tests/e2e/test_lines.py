@@ -1,4 +1,4 @@
-"""A site with a line of 1 MB/s, and one that loses its line in mid-round, in FLARE's POC mode with real processes."""
+"""Test a site with a line of 1 MB/s, and a site that loses its line within a round, in FLARE's POC mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODEL = {**TINY, "features": [16, 16, 32, 64, 128, 16], "phantom_cases": 0.1, "b
 
 
 def through(poc: PocSystem, site: str, rate: float | None) -> Line:
-    """Leads a site's traffic over a line of its own."""
+    """Lead a site's traffic over a line of its own."""
     path = poc.kit(site) / "startup" / "fed_client.json"
     content = json.loads(path.read_text())
     service = content["servers"][0]["service"]
@@ -56,7 +56,7 @@ def phase_of(results: dict[str, Any], number: int, name: str) -> dict[str, Any]:
 
 
 def test_a_slow_and_a_cut_line(lines: tuple[PocSystem, Line, Line], tmp_path: Path) -> None:
-    """Nobody waits longer for the cut one than the grace; it is back with its line, and the slow one in each round."""
+    """Check that the wait for the cut site ends with the grace, that it returns, and that the slow one never misses."""
     poc, slow, cut = lines
     hold = tmp_path / "hold"
     hold.mkdir()

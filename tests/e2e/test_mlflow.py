@@ -1,4 +1,4 @@
-"""MLflow through the real simulator: every curve that TensorBoard has, with the same values."""
+"""Test MLflow through the real simulator: it has every curve of TensorBoard, with the same values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_curves_are_those_of_tensorboard(tmp_path: Path) -> None:
 
 
 def of_mlflow(uri: str) -> dict[str, list[tuple[int, float]]]:
-    """The one run's curves."""
+    """Return the curves of the only run in MLflow."""
     import os
 
     from mlflow.tracking import MlflowClient

@@ -1,4 +1,4 @@
-"""A trainer of FLARE's own introduction: as it is with our aggregator, and with few new lines in a two-phase method."""
+"""Test a trainer of FLARE's introduction: unchanged with our aggregator, and little changed in a two-phase method."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OURS = (
 
 
 def changed(before: str, after: str) -> tuple[list[str], list[str]]:
-    """Lines that are new, and lines that are gone; empty ones and the docstring at the top do not count."""
+    """Return added and removed lines; empty lines and the docstring at the top do not count."""
     found = list(difflib.ndiff(before.splitlines()[1:], after.splitlines()[1:]))
     new, gone = ([line[2:] for line in found if line.startswith(mark) and line[2:].strip()] for mark in ("+ ", "- "))
     return new, gone
@@ -59,7 +59,7 @@ def test_few_lines_are_new() -> None:
 @pytest.mark.e2e
 @pytest.mark.long
 def test_the_trainer_as_it_is_with_our_aggregator(tmp_path: Path) -> None:
-    """FLARE's own mean and ours are the same: both sites have as many images."""
+    """Check that FLARE's own mean and ours are equal, as both sites have as many images."""
     models = {}
     for name, (imports, more) in {"stock": ("", ""), "ours": OURS}.items():
         sim, script = tmp_path / name, tmp_path / f"{name}.py"
@@ -80,7 +80,7 @@ def test_the_trainer_as_it_is_with_our_aggregator(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fed_lwr", "fed_ism"])
 def test_in_our_rounds(method: str, tmp_path: Path) -> None:
-    """Fed-LWR asks twice a round; FedISM has a loss and a step of its own."""
+    """Check two methods in our rounds: Fed-LWR asks sites twice a round, FedISM has its own loss and step."""
     recipe = ScriptRecipe(method, train_script=EXAMPLES / FAIR, model="Net", sites=2, num_rounds=6)
     recipe.export(str(tmp_path / "jobs"))
     run = run_simulator(tmp_path, tmp_path / "jobs" / method, threads=2, timeout=200)

@@ -1,4 +1,4 @@
-"""A user's own Client API script with our aggregator under FLARE's stock FedAvg controller and recipe."""
+"""Test a user's own Client API script with our aggregator under FLARE's stock FedAvg controller and recipe."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ recipe.execute(SimEnv(num_clients=2, workspace_root={sim!r}))
 
 
 def test_flares_recipe_stops_by_the_metrics_of_our_aggregator(tmp_path: Path) -> None:
-    """``stop_cond`` sees the mean over the sites: 0.55, 0.65, 0.75."""
+    """Check that ``stop_cond`` sees the mean over the sites: 0.55, 0.65, 0.75."""
     (tmp_path / "constant.py").write_text(SCRIPT)
     script = tmp_path / "job.py"
     script.write_text(STOPPED.format(folder=str(tmp_path), sim=str(tmp_path / "sim")))

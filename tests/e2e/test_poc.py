@@ -1,4 +1,4 @@
-"""Jobs in FLARE's POC mode: one server, three sites, each in processes of their own; and what happens when one dies."""
+"""Test jobs in FLARE's POC mode with one server and three sites as processes, and the death of one of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def poc(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_job_left(poc):
-    """A failed test must not take the next one with it."""
+    """End the job of a failed test, so that the next test does not fail too."""
     poc.abort_jobs()
 
 
@@ -50,7 +50,7 @@ def results_of(workspace: Path) -> dict[str, Any]:
 
 
 def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: float) -> tuple[dict[str, Any], str, str]:
-    """Submits, pulls the plug of site-3 when it is where its setting holds it; (results, log, what FLARE says)."""
+    """Submit a job, kill site-3 where its setting holds it, and return (results, log, FLARE's output)."""
     job = poc.submit(folder)
     wait_for("site-3 in the middle of its task", (hold / "reached").exists, 240)
     killed = poc.end_site("site-3")
@@ -72,7 +72,7 @@ def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: floa
 
 
 def test_published_job_runs_to_the_end(poc, job):
-    """Prepare, start, submit, wait, download (stop: the fixture), with the package installed and no custom code."""
+    """Prepare, start, submit, wait and download, with the package installed and no custom code."""
     job_id = poc.submit(job("fed_lwr", packaging="preinstalled", min_sites=3))
     said = poc.wait(job_id, 300)
     assert "FINISHED:COMPLETED" in said
@@ -94,7 +94,7 @@ def test_published_job_runs_to_the_end(poc, job):
 
 
 def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
-    """Round 0 with three sites; site-3 dies in train of round 1; the phase's timeout ends the wait, two go on."""
+    """Kill site-3 in train of round 1, after a round of three sites: the timeout ends the wait, two sites continue."""
     hold = tmp_path / "hold"
     hold.mkdir()
     poc.edit_local(
@@ -124,7 +124,7 @@ def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
 
 
 def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
-    """Site-3, back after the last test, dies in anchor of round 0; the grace ends the wait, two go on."""
+    """Kill site-3, restarted after the last test, in anchor of round 0: the grace ends the wait, two continue."""
     hold = tmp_path / "hold"
     hold.mkdir()
     poc.edit_local(
@@ -153,7 +153,7 @@ def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
 
 
 def test_site_that_does_not_allow_the_package(poc, job):
-    """The allow list of one site lacks our classes: the job fails, and the site's log says which class."""
+    """Remove our classes from the allow list of one site: the job fails, and the site's log names the class."""
     poc.start_site("site-3")
     poc.edit_local("site-3", "fairflare.json", lambda c: c.clear())
     poc.allow("site-3", yes=False)

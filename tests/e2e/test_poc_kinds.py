@@ -43,7 +43,7 @@ def settings_of(method: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Networks of another training; ``wrong``: of yet another."""
+    """Write networks of another training for all participants; ``wrong``: a network of a third training."""
     folder, found = tmp_path_factory.mktemp("encoders"), {}
     tasks = {"wrong": SegmentationTask(**TINY), "segmentation": SegmentationTask(**TINY)}
     of_classes = {name: CLASSES[name] for name in ("image_size", "features", "max_pool")}
@@ -70,7 +70,7 @@ def poc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PocSystem]:
 
 
 def give(poc: PocSystem, **by_name: str) -> None:
-    """The encoder's file of each participant; of one that is not named: that of ``all``."""
+    """Give each participant the encoder's file; a participant that is not named gets the file of ``all``."""
     for name in (SERVER, *SITES):
         path = by_name.get(name.replace("-", "_"), by_name["all"])
         poc.edit_local(name, "fairflare.json", lambda c, path=path: c.update(initial_weights=path))
@@ -88,7 +88,7 @@ def results_of(workspace: Path) -> dict[str, Any]:
 
 
 def killed(poc: PocSystem, folder: Path, phase: tuple[str, int]) -> None:
-    """Submits a job and ends its processes, at the server and at the sites, when the sites are asked in a phase."""
+    """Submit a job, and kill its processes at the server and at the sites when the sites are asked in a phase."""
     job = poc.submit(folder)
     events = poc.run_dir(job) / "fairflare" / "progress.jsonl"
 
@@ -145,7 +145,7 @@ def test_every_method_with_what_is_trained_alone(
 
 @pytest.mark.parametrize("kind", ["wrong", "absent"])
 def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
-    """It is out by name: of the whole run, which ends, or, where the job says so, of a run without it."""
+    """Check that the site is named, and that the run ends, or continues without the site where the job allows it."""
     theirs = files["wrong"] if kind == "wrong" else str(tmp_path / "absent.pt")
     give(poc, all=files["segmentation"], site_2=theirs)
     goes_on = {"require_all_sites": False, "min_sites": 1} if kind == "wrong" else {}

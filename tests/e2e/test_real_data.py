@@ -1,4 +1,4 @@
-"""Real multi-site images: segmentation through the simulator, classification in one process."""
+"""Test real multi-site images: segmentation through the simulator, classification in one process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_per_site_folders_train_end_to_end(job, simulate, real_data, tmp_path, d
 
 @pytest.mark.parametrize(("dataset", "classes"), [("red-cells", 12), ("cell-types", 5)])
 def test_long_tailed_cells_with_fed_mas(real_data, tmp_path, dataset, classes):
-    """Classes instead of masks; some of them lack at most sites. In one process, which gives the simulator's bits."""
+    """Run classification in one process, which gives the simulator's bits; most sites lack some of the classes."""
     out = tmp_path / dataset
     command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(real_data), "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)

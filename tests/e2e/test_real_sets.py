@@ -1,4 +1,4 @@
-"""Real images as a user has them: folders or a table, through the generic preparers, check-data and a few rounds."""
+"""Test real images as a user has them: folders or a table, through the preparers, check-data and a few rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def arrays(real_data: Path, name: str) -> Mapping[str, Any]:
 
 
 def run(data: Path, tmp_path: Path, method: str, *settings: str) -> dict[str, Any]:
-    """Two rounds in one process, which gives the simulator's bits."""
+    """Run two rounds in one process, which gives the simulator's bits."""
     out = tmp_path / "run"
     given = [part for setting in ("local_epochs=1", "image_size=[32,32]", *settings) for part in ("--set", setting)]
     fairflare("run", method, "--data", data / "fairflare.json", "--rounds", "2", "--in-process", "-w", out, *given)
@@ -121,7 +121,7 @@ def test_red_cells_dealt_to_sites_some_of_them_corrupted(real_data: Path, tmp_pa
 
 
 def test_pneumonia_has_copies_that_check_data_finds(real_data: Path, tmp_path: Path) -> None:
-    """Seven images are there more than once, three of them in training and in validation."""
+    """Check that seven duplicate images are found, three of which are in training and in validation."""
     found = arrays(real_data, "pneumoniamnist_subset.npz")
     rows, first = ["image,label,split"], {}
     for split in ("train", "val", "test"):

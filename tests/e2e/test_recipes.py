@@ -1,4 +1,4 @@
-"""Our recipes with FLARE's own helpers and environments."""
+"""Test our recipes with FLARE's own helpers and environments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own_home(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_cross_site_evaluation_has_the_numbers_of_our_own_test(tmp_path):
-    """FLARE's ``validate`` of the stored models, and ``submit_model`` of the one site that allows it."""
+    """Check FLARE's ``validate`` of the stored models, and ``submit_model`` of the one site that allows it."""
     recipe = FedAvgRecipe(sites=2, num_rounds=2, local_epochs=1, **TINY)
     add_cross_site_evaluation(recipe)
     add_experiment_tracking(recipe, "tensorboard")

@@ -1,4 +1,4 @@
-"""A site's own training script in our rounds, behind FLARE's own executors."""
+"""Test a site's own training script in our rounds, with FLARE's own executors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 
 def run_script(root: Path, method: str, *, outside: bool = False, name: str = "ws", **more: Any) -> SimulatorRun:
-    """Two sites and rounds of the example, by the published command."""
+    """Run the example with two sites and two rounds, by the published command."""
     script = "train_fair_mas.py" if method == "fed_mas" else "train_fair.py"
     recipe = ScriptRecipe(
         method,
@@ -38,7 +38,7 @@ def run_script(root: Path, method: str, *, outside: bool = False, name: str = "w
 
 
 def complete(run: SimulatorRun) -> list[dict[str, Any]]:
-    """The rounds of a run in which every site was there all the time."""
+    """Return the rounds of a run in which every site took part from beginning to end."""
     results = run.results
     assert results["status"] == "completed", results
     assert sorted(results["test"]) == ["site-1", "site-2"]
@@ -58,7 +58,7 @@ def local_models(run: SimulatorRun, number: int) -> dict[str, dict[str, torch.Te
 
 
 def check_model(run: SimulatorRun, weights: dict[str, dict[str, float]]) -> None:
-    """The last model is the local models' sum with these weights (by layer and site)."""
+    """Check that the last model is the sum of the local models with these weights (by layer and site)."""
     path = run.workspace / "server" / "simulate_job" / "FL_global_model.pt"
     model = torch.load(path, weights_only=True)["model"]
     local = local_models(run, 1)
@@ -71,7 +71,7 @@ def check_model(run: SimulatorRun, weights: dict[str, dict[str, float]]) -> None
 
 
 def lwr_weights(run: SimulatorRun) -> dict[tuple[int, str], dict[str, float]]:
-    """Eq. 5 from the reported scores, after a look at what was recorded."""
+    """Return the weights of Eq. 5 from the reported scores, after a check of the records."""
     with bz2.open(run.folder / "layers.csv.bz2", "rt") as file:
         rows = list(csv.DictReader(file))
     found: dict[tuple[int, str], dict[str, float]] = {}
@@ -143,7 +143,7 @@ def test_fed_mrl_in_the_sites_process(tmp_path: Path) -> None:
 
 @pytest.mark.walk
 def test_a_script_that_ends_costs_only_its_site(tmp_path: Path) -> None:
-    """Whatever is behind the loop at one site; the other one goes on."""
+    """Check that a script that ends at one site costs only that site; the other site continues."""
     text = (EXAMPLES / "train_fair.py").read_text()
     line = "        model.train()\n"
     assert text.count(line) == 1

@@ -1,4 +1,4 @@
-"""The server's memory hardly grows with the number of sites that fetch and answer at once, over a real network.
+"""Test that the server's memory hardly grows with the number of sites that answer at once, over a real network.
 
 Beyond the budget of ``models_in_memory``, that is; here it is 0.
 """

@@ -1,4 +1,4 @@
-"""Real signals to real runs: what is in the results, what the exit code is, and what is left behind."""
+"""Test real signals to real runs: the results, the exit code, and the files that are left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIGTERM = "the run was ended by SIGTERM (`kill`, a scheduler's time limit, a con
 
 
 class Running:
-    """A command of ours in a process group, with a place for temporary files of its own."""
+    """Run a command in a process group, with a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Running:
             time.sleep(0.05)
 
     def end(self, number: int, *, group: bool = False, timeout: float = 60) -> int:
-        """Sends a signal; the exit code."""
+        """Send a signal, and return the exit code."""
         (os.killpg if group else os.kill)(self.process.pid, number)
         return self.process.wait(timeout)
 
@@ -62,12 +62,12 @@ class Running:
 
     @property
     def left(self) -> list[str]:
-        """Temporary files, but for what libraries keep for the next process."""
+        """Return temporary files, except those that libraries keep for the next process."""
         found = [path.name for path in self.temporary.iterdir()]
         return sorted(name for name in found if name.startswith(("fairflare", "nvflare", "pymp", "tmp")))
 
     def alive(self) -> list[int]:
-        """Processes of the group."""
+        """Return the live processes of the group."""
         found = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -116,7 +116,7 @@ def check_ended(run: Running, results: Mapping[str, Any], code: int, reason: str
 
 
 def check_gone(run: Running) -> None:
-    """Also Python's own helper process, which ends when it hears that its parent has."""
+    """Check that no process is left, not even Python's helper process, which ends after its parent."""
     end = time.monotonic() + 20
     while run.alive() and time.monotonic() < end:
         time.sleep(0.1)
@@ -146,7 +146,7 @@ def test_a_run_in_one_process(
 
 @pytest.mark.long
 def test_an_experiment_goes_on_after_sigterm(start: Callable[..., Running]) -> None:
-    """The same command; what was done is there."""
+    """Check that the same command resumes the experiment and keeps the finished rounds."""
     arguments = [*TRAINS, "--in-process", "--experiment", "e", "-w", "run"]
     arguments[arguments.index("5000")] = "3"
     first = start(*arguments)
@@ -199,7 +199,7 @@ def test_a_run_in_flares_simulator(start: Callable[..., Running], number: int, c
 
 @pytest.mark.long
 def test_a_simulator_that_is_killed_is_in_the_results(start: Callable[..., Running]) -> None:
-    """By the kernel for memory, say: the command line is still there."""
+    """Check a simulator that is killed, for instance by the kernel for memory, while the command line survives."""
     run = start(*TRAINS, "-w", "run")
     workspace = run.folder / "run"
     run.wait_for("a round", lambda: rounds_done(workspace) > 0, 240)

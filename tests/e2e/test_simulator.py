@@ -1,4 +1,4 @@
-"""Jobs through the real FLARE simulator."""
+"""Test jobs through the real FLARE simulator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def lwr(tmp_path_factory):
-    """One run of two rounds with a worker for each of two sites, which several tests look at."""
+    """Run two rounds with a worker for each of two sites, for several tests."""
     root = tmp_path_factory.mktemp("lwr")
     tiny_recipe("fed_lwr", settings={"local_epochs": 2}, sites=2, keep_local_models=True).export(str(root))
     run = run_simulator(root, root / "fed_lwr", threads=2)
@@ -56,7 +56,7 @@ def test_the_bits_of_one_process(lwr, tmp_path):
 
 @pytest.mark.long
 def test_the_same_bits_with_a_process_for_each_task(job, simulate, tmp_path):
-    """FLARE starts a process per task when workers are fewer than sites: what must survive is on disk.
+    """Check state on disk: FLARE starts a process for each task when workers are fewer than sites.
 
     One of the sites wants example pictures; the other, the server and the run's own folders have none.
     """
@@ -110,7 +110,7 @@ def test_table_results_and_curves(lwr):
 
 @pytest.mark.long
 def test_stopped_and_resubmitted_run_gives_the_same_bits(job, simulate, tmp_path):
-    """One round, then a new job of the same experiment that does the rest; and three rounds at once, in one process."""
+    """Do one round, then the rest in a new job of the same experiment; compare with three rounds in one process."""
     local = {"state_root": str(tmp_path / "sites"), "checkpoint_root": str(tmp_path / "server")}
     first = simulate(job("fed_lwr", num_rounds=1, folder="a", experiment="parts"), threads=3, name="p1", local=local)
     rest = simulate(job("fed_lwr", num_rounds=3, folder="b", experiment="parts"), threads=3, name="p2", local=local)
@@ -168,7 +168,7 @@ class Task(SegmentationTask):
 
 @pytest.mark.long
 def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
-    """The published job folder with another ``task.py``, nothing else changed but the number of rounds to save time."""
+    """Replace ``task.py`` in the published job folder, and change only the number of rounds besides."""
     folder = tmp_path / "jobs" / "fed_lwr"
     shutil.copytree(ROOT / "jobs" / "fed_lwr", folder)
     (folder / "app" / "custom" / "task.py").write_text(OWN_TASK)
@@ -181,7 +181,7 @@ def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
 
 @pytest.mark.long
 def test_preinstalled_job_needs_no_custom_code(simulate, tmp_path):
-    """And tells of groups of people what one process tells."""
+    """Check also that figures by group of people equal those of one process."""
     recipe = FairRecipe(
         "fed_avg", task="classification", sites=3, num_rounds=1, packaging="preinstalled",
         settings={**CLASSES, **TONES, "local_epochs": 1},
@@ -206,7 +206,7 @@ def test_preinstalled_job_needs_no_custom_code(simulate, tmp_path):
 
 @pytest.mark.long
 def test_recipe_runs_in_flares_own_environment(tmp_path, monkeypatch):
-    """``recipe.execute(SimEnv(...))``, as FLARE's own recipes are run."""
+    """Call ``recipe.execute(SimEnv(...))``, as FLARE's own recipes are run."""
     from nvflare.recipe.sim_env import SimEnv
 
     from fairflare.recipes import FedLWRRecipe
@@ -245,7 +245,7 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
 
 @pytest.mark.long
 def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
-    """Carried in the job, with volumes of the sites' own; Fed-LWR, two rounds."""
+    """Check a bundle that the job carries, with volumes of the sites' own; Fed-LWR, two rounds."""
     local = two_sites(tmp_path / "sites")
     recipe = FairRecipe("fed_lwr", monai_bundle=write_bundle(tmp_path / "bundle"), sites=2, num_rounds=2)
     recipe.export(str(tmp_path / "jobs"))

@@ -1,4 +1,4 @@
-"""The statistics job in FLARE's simulator tells what the command tells in one process."""
+"""Test that the statistics job in FLARE's simulator gives the figures of the command in one process."""
 
 from __future__ import annotations
 

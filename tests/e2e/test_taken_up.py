@@ -1,4 +1,4 @@
-"""A site's process that is killed in the middle of an epoch: the round goes on in another one, with the same bits."""
+"""Test a site's process that is killed within an epoch: another process continues the round with the same bits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_killed_within_an_epoch(isolate: bool, tmp_path: Path) -> None:
 
 
 def test_a_child_that_gets_no_further_is_not_started_again(tmp_path: Path) -> None:
-    """Killed at the same batch again and again: when nothing new was kept, the site is left out."""
+    """Check that a site that is killed at the same batch repeatedly, without new saved state, is left out."""
     mark = uuid.uuid4().hex
     hold = {"folder": str(tmp_path), "batch": 4, "always": True}
     killed: list[int] = []
@@ -128,7 +128,7 @@ def test_a_child_that_gets_no_further_is_not_started_again(tmp_path: Path) -> No
 
 
 def test_killed_among_the_processes_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--jobs``: another process goes on with the site's round, and nobody is left out."""
+    """Check with ``--jobs`` that another process continues the site's round, and no site is left out."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     settings = {**TINY, "local_epochs": 2, "batch_size": 2}
     plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=settings, task_file=ROOT / "tests/e2e/waiting_task.py")

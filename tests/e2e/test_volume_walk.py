@@ -1,4 +1,4 @@
-"""From NIfTI folders of three sites to the page of a comparison: the commands of docs/volumes.md, in small."""
+"""Test the commands of docs/volumes.md on a small scale, from NIfTI folders of three sites to a comparison's page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk-throughs of ``poc/`` and of ``docs/install.md``, as a person would go through them."""
+"""Test the walk-throughs of ``poc/`` and of ``docs/install.md`` as a person would follow them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(temporary: Path) -> dict[str, str]:
-    """With this Python's environment active."""
+    """Return environment variables with this Python's environment active."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": sys.prefix, "TMPDIR": str(temporary)}
 
 
 def run_script(name: str, tmp_path: Path) -> str:
-    """Runs a script of ``poc/`` in an environment of its own; it has to end by itself and clean up."""
+    """Run a script of ``poc/`` in an environment of its own; it has to end by itself and clean up."""
     out = tmp_path / "out.txt"
     # What FLARE's start scripts leave behind inherits the streams, so these are a file and no pipe.
     with out.open("wb") as log:
@@ -71,7 +71,7 @@ def test_a_walk_that_fails_cleans_up(tmp_path: Path) -> None:
 
 
 def test_the_wheel_works_outside_of_the_repository(tmp_path: Path) -> None:
-    """As on a hospital's machine; the dependencies are those of this environment, offline."""
+    """Check the wheel as on a hospital's machine; the dependencies are those of this environment, offline."""
     pip = [sys.executable, "-m", "pip"]
     build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "wheels"), str(ROOT)]
     subprocess.run(build, check=True, cwd=tmp_path, timeout=300)

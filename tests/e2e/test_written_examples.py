@@ -1,4 +1,4 @@
-"""Each example of ``fairflare examples`` runs as it is written, from the sources and as a wheel has it."""
+"""Test that each example of ``fairflare examples`` runs as written, from the sources and from a wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task file for tests that break a training off within an epoch: a site's own setting ``wait`` holds it at a batch.
+"""Define a task for tests that stop a training within an epoch: a site's own setting ``wait`` holds it at a batch.
 
 ``{"wait": {"folder": ..., "batch": n}}``: when training has read its n-th batch (from 0), it writes its process id to
 ``reached`` in the folder, and waits until a file ``go_on`` is there, or is killed. Once, or with ``always`` at every

@@ -1,4 +1,4 @@
-"""What the tests of server halves share: small states, and legal answers made from the fields that a rule declares."""
+"""Provide small states, and legal answers made from a rule's declared fields, for tests of server halves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SITES = ("a", "b", "c")
 
 
 def net_state(seed: int) -> dict[str, torch.Tensor]:
-    """With the layer that Fed-LWR-v2 looks at."""
+    """Return a network's state with the layer that Fed-LWR-v2 looks at."""
     extra = torch.randn(2, 2, generator=torch.Generator().manual_seed(seed + 1000))
     return {**small_state(seed), "down_3.conv.weight": extra}
 
@@ -32,7 +32,7 @@ LAYERS = list(dict.fromkeys(layers_of(RECEIVED).values()))
 
 
 def example_report(fields: Iterable[Field], index: int, layers: Sequence[str] = LAYERS) -> dict[str, Any]:
-    """A legal value for every declared field; numbers differ from site to site."""
+    """Return a legal value for every declared field; numbers differ from site to site."""
     report: dict[str, Any] = {}
     for field in fields:
         length = 1 if field.name.startswith("group_") else len(layers)  # a site is one group, unless told otherwise
@@ -63,7 +63,7 @@ def train_message(
     current_round: Any = 0,
     **meta: Any,
 ) -> Message:
-    """A site's update from :data:`RECEIVED` to ``state``."""
+    """Return a site's update from :data:`RECEIVED` to ``state``."""
     index = SITES.index(site)
     state = net_state(index) if state is None else state
     report = example_report(rule.report_fields, index) if rule is not None else {}
@@ -91,7 +91,7 @@ def begun(
     bounds: Bounds | None = None,
     memory: float | None = None,
 ) -> Collector:
-    """A collector at the start of a round of :data:`RECEIVED`."""
+    """Return a collector at the start of a round of :data:`RECEIVED`."""
     rule.directives(current_round, 4, sites)
     collector = Collector(rule, folder, bounds, memory=memory)
     start(collector, current_round, sites)
@@ -107,7 +107,7 @@ def take(collector: Collector, site: str, message: Message) -> None:
 
 
 def finish(collector: Collector, order: Sequence[str] | None = None) -> tuple[dict[str, torch.Tensor], Weighing]:
-    """What does not go together is out; the anchor's reports, if the rule wants them, and the sum."""
+    """Finish a round: drop misfits, add reports about the anchor if the rule wants them, and aggregate."""
     rule = collector.rule
     collector.screen()
     if isinstance(rule, TwoPhase) and len(collector.accepted) > 1:
@@ -126,7 +126,7 @@ def whole_round(
     bounds: Bounds | None = None,
     memory: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], Weighing]:
-    """One round in which the sites of ``order`` answer, in that order."""
+    """Do one round in which the sites of ``order`` answer, in that order."""
     collector = begun(rule, folder, current_round, bounds=bounds, memory=memory)
     for site in order:
         take(collector, site, train_message(site, rule=rule, current_round=current_round))
@@ -136,7 +136,7 @@ def whole_round(
 def naive_average(
     states: dict[str, dict[str, torch.Tensor]], weights: dict[str, dict[str, float]], step: float = 1.0
 ) -> dict[str, torch.Tensor]:
-    """Float64 loops over tensors and sites; ``weights``: by tensor name and site; ``step``: from :data:`RECEIVED`."""
+    """Average by float64 loops; ``weights``: by tensor name and site; ``step``: from :data:`RECEIVED`."""
     result = {}
     for name, first in next(iter(states.values())).items():
         if first.is_floating_point():

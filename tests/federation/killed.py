@@ -1,4 +1,4 @@
-"""Runs of a small federation that die by SIGKILL at a chosen file operation; see ``test_kills.py``.
+"""Run a small federation that dies by SIGKILL at a chosen file operation; see ``test_kills.py``.
 
     python -m tests.federation.killed METHOD FOLDER SEED KILLS
 
@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Dying:
-    """Counts the operations that change files, and kills the process at the n-th.
+    """Count the operations that change files, and kill the process at the n-th.
 
     At a flush to disk the file that is being written loses half of its content first, as when the power goes: nothing
     of it was promised yet.
@@ -80,7 +80,7 @@ class Dying:
 
 
 def run(method: str, folder: Path, dies_at: int = 0) -> int:
-    """The number of file operations of a run in a process of its own; 0: it was killed."""
+    """Do a run in a process of its own, and return its number of file operations; 0: the process was killed."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,7 +106,7 @@ def run(method: str, folder: Path, dies_at: int = 0) -> int:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must be the same whether or not a run was killed on its way."""
+    """Return the facts of a run that must be the same whether or not it was killed."""
     place = folder / "server" / "simulate_job"
     models = {}
     for name in ("FL_global_model.pt", "best_FL_global_model.pt"):

@@ -1,4 +1,4 @@
-"""A pretended network for the tests of a run: sites are threads that say what a test wants them to say."""
+"""Provide a pretended network for the tests of a run: sites are threads that answer as a test wants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Behaviour = Callable[[str, str, Message], Any]
 
 
 class Line(Task):
-    """One linear layer; nothing is trained here."""
+    """Define a network of one linear layer, which nobody trains."""
 
     primary_metric: ClassVar[str] = "dice"
 
@@ -53,7 +53,7 @@ def number(site: str) -> int:
 
 
 def good(site: str, name: str, task: Message) -> Message:
-    """What a healthy site says; its update depends on its number."""
+    """Return a healthy site's answer; its update depends on the site's number."""
     k = number(site)
     meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {"train_loss": 1.0 / k, "seconds": 0.5}}
     reply = Message(meta=meta, current_round=task.current_round)
@@ -72,7 +72,7 @@ def good(site: str, name: str, task: Message) -> Message:
 
 
 def misbehave(site: str, name: str, what: Any) -> Behaviour:
-    """Everyone is healthy but one site in one task; ``what``: its answer, or a function that makes it."""
+    """Make all sites healthy except one site in one task; ``what``: its answer, or a function that makes the answer."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         if (s, n) != (site, name):
@@ -83,7 +83,7 @@ def misbehave(site: str, name: str, what: Any) -> Behaviour:
 
 
 class Network:
-    """The transport: every site of a task gets a thread, which calls back or does not."""
+    """Stand in for the transport: every site of a task is a thread, which calls back or does not."""
 
     def __init__(self, behaviour: Behaviour, sites: Sequence[str] = SITES) -> None:
         self.behaviour, self.names = behaviour, list(sites)
@@ -145,7 +145,7 @@ class Network:
 
 
 class Run:
-    """One run over a pretended network, in a folder."""
+    """Do one run over a pretended network, in a folder."""
 
     def __init__(
         self,
@@ -191,12 +191,12 @@ class Run:
         return torch.load(self.folder / name, weights_only=True)
 
     def left_out(self, current_round: int = 0) -> dict[str, tuple[str, str]]:
-        """``{site: (phase, reason)}`` of a round."""
+        """Return ``{site: (phase, reason)}`` of a round."""
         return {x["site"]: (x["phase"], x["reason"]) for x in self.results["rounds"][current_round]["left_out"]}
 
 
 class Heard(Listener):
-    """Writes down what it is told."""
+    """Record all calls of a listener."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""Task file for tests of the stop: a site whose batches take long, or that hears nothing for a while.
+"""Define a task for tests of the stop: a site whose batches take long, or that ignores signals for a while.
 
 The site's own setting ``slow`` is ``{"folder": ..., "seconds": ..., "deaf": ...}``: at its first training batch the
 site writes its process id to ``reached`` there; then every batch takes so many seconds. With ``deaf`` the first one

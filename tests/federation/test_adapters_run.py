@@ -1,4 +1,4 @@
-"""Whole runs with adapters: what the server makes of the sites' models is computed again from the kept ones."""
+"""Test whole runs with adapters: the server's averages are computed again from the saved local models."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_
 def test_a_site_without_peft_is_out_by_name_and_the_run_goes_on(
     exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package cannot be imported while that site works; it can at the server and at the others."""
+    """Check a site at which the package cannot be imported; the server and the other sites can import it."""
     perform = SiteWorker.perform
 
     def without_peft(self: SiteWorker, *arguments: Any) -> Any:

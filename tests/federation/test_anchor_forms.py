@@ -1,4 +1,4 @@
-"""The anchor in half the bytes: what is sent, what a site makes of it, and what becomes of the weights."""
+"""Test the anchor in half the bytes: the messages, the sites' reading of them, and the effect on the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXACT = 2.0**-8  # of bfloat16
 
 
 def models() -> tuple[State, State]:
-    """A received model and an anchor near it; a variance has shrunk from 1 to 0.002."""
+    """Return a received model and an anchor near it; one variance has shrunk from 1 to 0.002."""
     received = {**net_state(0), "half": torch.ones(2, 2, dtype=torch.float16)}
     anchor = {k: v + 0.01 * torch.randn(v.shape) if v.is_floating_point() else v + 3 for k, v in received.items()}
     received["bn.running_var"], anchor["bn.running_var"] = torch.ones(3), torch.full((3,), 0.002)
@@ -112,7 +112,7 @@ def test_only_the_last_received_model_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_the_server_sends(tmp_path: Path) -> None:
-    """Warm-up rounds have no anchor: nobody keeps a model for it."""
+    """Check also that warm-up rounds, which have no anchor, make no site save a model for it."""
     sent: dict[tuple[str, int], Message] = {}
 
     def behaviour(site: str, name: str, task: Message) -> Message:

@@ -1,4 +1,4 @@
-"""Federations that learn a MONAI bundle: 3D volumes of two sites, in one process."""
+"""Test federations that learn a MONAI bundle: 3D volumes of two sites, in one process."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def outputs(network: torch.nn.Module, images: torch.Tensor) -> dict[str, np.ndar
 
 
 def plain_cka(first: torch.nn.Module, second: torch.nn.Module, images: torch.Tensor) -> dict[str, float]:
-    """Of every layer, with whole Gram matrices in float64."""
+    """Compute CKA of every layer with whole Gram matrices in float64."""
     features = [outputs(copy.deepcopy(network), images) for network in (first, second)]
     scores = {}
     centre = np.eye(len(images)) - 1 / len(images)
@@ -178,7 +178,7 @@ def plain_cka(first: torch.nn.Module, second: torch.nn.Module, images: torch.Ten
 
 
 def test_cka_of_3d_features_is_that_of_plain_gram_matrices(bundle: Path, local: dict[str, Any], tmp_path: Path) -> None:
-    """By the report that Fed-LWR's sites send, of two models that a site trained."""
+    """Check the report that Fed-LWR's sites send, for two models that a site trained."""
     plan = make_plan("fed_lwr", monai_bundle=bundle, sites=2)
     task, half = plan.task, plan.training
     assert isinstance(half, LayerSimilarityReport)

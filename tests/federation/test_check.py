@@ -1,4 +1,4 @@
-"""The first exchange of a job: every site says what it has, and what cannot work ends the run before any training."""
+"""Test the first exchange of a job: sites report on their data, and impossible combinations end the run early."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CLASSES = [f"c{number}" for number in range(3)]
 
 
 def says(**report: Any) -> Message:
-    """A site's answer to ``check``."""
+    """Return a site's answer to ``check``."""
     message = says_nothing()
     message.meta["report"] = report
     return message
 
 
 def own_images(folder: Path, labels: int = 3, **more: Any) -> dict[str, str]:
-    """A folder of grey images of so many classes; the site's block."""
+    """Make a folder of grey images with so many classes, and return the site's block."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng([labels, *folder.name.encode()])  # no two sites have the same images
     splits: dict[str, Any] = {"training": [], "validation": [], "test": []}
@@ -58,7 +58,7 @@ def results_of(folder: Path) -> Path:
 
 
 def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_avg", **options: Any) -> dict[str, Any]:
-    """A run in one process, as ``fairflare run --in-process``; its results, also of one that failed."""
+    """Do a run in one process, as ``fairflare run --in-process``; return its results, also those of a failed run."""
     settings = {**TINY, **options.pop("settings", {})}
     plan = make_plan(method, task="classification", sites=sites, settings=settings, **{"num_rounds": 1, **options})
     results = results_of(folder)
@@ -74,7 +74,7 @@ def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_
 
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever trains fails the test."""
+    """Make the test fail if any site trains."""
     monkeypatch.setattr(LocalTraining, "train", lambda *rest: pytest.fail("a site has trained"))
 
 
@@ -92,7 +92,7 @@ def refused(results: dict[str, Any]) -> str:
 @pytest.mark.parametrize("asked_for", [True, None])
 @pytest.mark.usefixtures("untrained")
 def test_made_up_data_never_go_beside_real_ones(tmp_path: Path, real: set[str], asked_for: bool | None) -> None:
-    """Whether a site's file says nothing at all (each hospital has its own), or that it wants them."""
+    """Check sites whose file says nothing, as each hospital has its own, and sites whose file wants synthetic data."""
     run = Run(tmp_path, num_rounds=1)
     run.net.ready = lambda site, task: says(synthetic=site not in real)
     with pytest.raises(RoundFailed) as failed:
@@ -127,7 +127,7 @@ def run_of(folder: Path, local: dict[str, Any], **options: Any) -> dict[str, Any
     ],
 )
 def test_a_mistake_in_a_site_file_ends_the_job(tmp_path: Path, block: dict[str, Any], why: str) -> None:
-    """By default, and named; the site does not quietly train on a phantom, nor is it quietly left out."""
+    """Check the default: the site is named, does not train on synthetic data, and is not left out without a message."""
     local = {"sites": {f"hospital-{x}": own_images(tmp_path / x, 5) for x in "ab"} | block}
     results = run(tmp_path / "run", local, ["hospital-a", "hospital-b", "hospital-c"])
     reason = refused(results)
@@ -166,7 +166,7 @@ def test_a_site_may_ask_for_made_up_data_where_the_job_allows_none(tmp_path: Pat
 
 
 def test_a_late_site_of_another_kind_is_left_out(tmp_path: Path) -> None:
-    """It was silent when it was asked what it has."""
+    """Check a site that was silent in the first exchange and trains later."""
 
     def other(site: str, name: str, task: Message) -> Message:
         reply = good(site, name, task)
@@ -197,7 +197,7 @@ def test_a_resumed_run_keeps_to_its_kind_of_data(tmp_path: Path) -> None:
 
 
 class Three(Line):
-    """Of three classes."""
+    """Define a task of three classes."""
 
     classes = 3  # type: ignore[assignment]
 
@@ -214,7 +214,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def with_odd(folder: Path, odd: dict[str, dict[str, Any]], usual: dict[str, Any] = REAL, **more: Any) -> Run:
-    """A run that may go on without a site, some of which say something else than the others."""
+    """Do a run that may continue without a site, in which some sites report other facts than the rest."""
     run = Run(folder, task=Three(), **{"num_rounds": 2, "require_all_sites": False, **more})
     run.net.ready = lambda site, task: says(**{**usual, **odd.get(site, {})})
     return run
@@ -278,7 +278,7 @@ def test_without_a_majority_the_run_ends_and_says_so(tmp_path: Path, odd: str) -
 
 
 def test_most_of_those_that_say_decide(tmp_path: Path) -> None:
-    """A site that says nothing is on no side; two liars of five are out, each with its reason."""
+    """Check that silent sites are on no side, and that two liars of five are left out, each with its reason."""
     five = [*SITES, "site-4", "site-5", "site-6"]
     odd = {"site-1": ODD["names"][0], "site-4": {"class_names": ["x", "y", "z"]}, "site-6": {"class_names": None}}
     run = with_odd(tmp_path, odd, sites=five)
@@ -359,7 +359,7 @@ def test_nothing_but_a_small_message_is_sent(tmp_path: Path) -> None:
 
 
 def test_a_site_joins_and_another_comes_back_with_other_images(tmp_path: Path) -> None:
-    """Both go on with the experiment; a setting that only follows the number of sites forbids nothing."""
+    """Check that both continue the experiment; a setting that only follows the number of sites may change."""
     local: dict[str, Any] = {name: str(tmp_path / name) for name in ("state_root", "checkpoint_root")}
     local["sites"] = {site: own_images(tmp_path / site) for site in SITES[:2]}
     options: dict[str, Any] = {"settings": {"num_classes": 3}, "experiment": "study"}
@@ -382,7 +382,7 @@ def test_a_site_joins_and_another_comes_back_with_other_images(tmp_path: Path) -
 
 @pytest.mark.parametrize("where", [0, 5000, 9999])
 def test_one_byte_of_a_file_changes_its_list(tmp_path: Path, where: int) -> None:
-    """At its beginning, in its middle and at its end, with the same size; also of one file of a series."""
+    """Check changes at the beginning, middle and end of a file of the same size; also in one file of a series."""
     found = []
     for number in range(2):
         content = bytearray(10_000)
@@ -415,7 +415,7 @@ def test_what_a_site_says(tmp_path: Path) -> None:
 
 
 def test_metrics_of_any_class_names_travel_under_safe_names(tmp_path: Path) -> None:
-    """Blanks, accents, other scripts: readable where they can be, apart from each other, the same at every site."""
+    """Check blanks, accents and other scripts: names stay readable, distinct, and the same at every site."""
     names = ["bone loss", "Caf\u00e9 (1)", "\u80ba", "\u8111"]
     groups = {"very rare": [1, 2]}
     local = {"sites": {s: own_images(tmp_path / s, 4, class_names=names, class_groups=groups) for s in SITES[:2]}}
@@ -437,7 +437,7 @@ def test_metrics_of_any_class_names_travel_under_safe_names(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -> None:
-    """Of as many classes as the phantom has, too."""
+    """Check also images with as many classes as the phantom has."""
     local = {"sites": {s: own_images(tmp_path / s, 23) for s in SITES[:2]}}
     results = run(
         tmp_path / "run", local, settings={"phantom": "endoscopy", "phantom_samples": 200, "phantom_test": 200}
@@ -450,7 +450,7 @@ def test_own_images_have_neither_names_nor_groups_of_a_phantom(tmp_path: Path) -
 
 @pytest.mark.usefixtures("untrained")
 def test_another_number_of_classes_than_the_jobs(tmp_path: Path) -> None:
-    """A folder of three does not train the phantom's five outputs."""
+    """Check that a folder of three classes does not train the phantom's five outputs."""
     local = {"sites": {s: own_images(tmp_path / s) for s in SITES[:2]}}
     reason = refused(run(tmp_path / "run", local))
     assert "the job has num_classes=5, the sites have 3 classes at most (site-1: 3, site-2: 3)" in reason

@@ -1,4 +1,4 @@
-"""Checkpoints: complete at every instant, whatever the process dies of."""
+"""Test that checkpoints are complete at every instant, however the process dies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def made(next_round: int, **extra: Any) -> Checkpoint:
 
 
 class Kept(CheckpointFolder):
-    """A folder with the results' log beside it."""
+    """Hold a checkpoint folder with the results' log beside it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -88,11 +88,11 @@ def test_round_trip_and_the_last_two_are_kept(tmp_path: Path) -> None:
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Signal that the process dies here."""
 
 
 class Doomed:
-    """Dies at the n-th file operation; a write leaves half of the file."""
+    """Die at the n-th file operation; a write leaves half of the file."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dies_at: int) -> None:
         self.dies_at, self.count = dies_at, 0
@@ -152,7 +152,7 @@ def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(tmp_path: Path)
 
 
 def flip(path: Path) -> None:
-    """One bit in the middle."""
+    """Flip one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -196,7 +196,7 @@ def test_a_damaged_file_is_named_and_the_round_before_is_taken(
 
 
 def spoil_record(path: Path, number: int) -> None:
-    """One bit in the middle of a record."""
+    """Flip one bit in the middle of a record."""
     data = bytearray(path.read_bytes())
     starts = [i for i in range(len(data)) if data[i : i + 4] == b"BZh9"]
     ends = [*starts[1:], len(data)]
@@ -217,7 +217,7 @@ def spoil_record(path: Path, number: int) -> None:
 def test_a_damaged_log_costs_its_rounds_and_not_the_experiment(
     tmp_path: Path, spoil: Callable[[Path], Any], left: list[int]
 ) -> None:
-    """Both checkpoints need it; models, rules and states are whole."""
+    """Check a log that both checkpoints need; models, rules and states are whole."""
     folder = Kept(tmp_path / "e")
     for number in (1, 2, 3):
         folder.keep(number)
@@ -268,7 +268,7 @@ def test_two_damaged_checkpoints_are_an_error(tmp_path: Path, name: str) -> None
 
 
 def rewrite(folder: Path, number: int, **changes: Any) -> None:
-    """Other values in a state, with the checksum that belongs to them."""
+    """Change values in a state, with the checksum that belongs to them."""
     path = folder / f"state-{number:06d}.json"
     content = {**json.loads(path.read_text())["content"], **changes}
     path.write_text(json.dumps({"sha256": module._sum_of(content), "content": content}))
@@ -356,7 +356,7 @@ def test_going_back_makes_the_round_before_the_newest(tmp_path: Path) -> None:
 
 
 def test_going_back_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The later checkpoint is gone from the folder on disk, before anybody goes on from the one before."""
+    """Check that the later checkpoint is removed from the disk before the run continues from the one before."""
     folder = Kept(tmp_path / "e")
     for number in (0, 1, 2):
         folder.keep(number)

@@ -1,4 +1,4 @@
-"""Clinical figures of a classifier: made at a site, kept at home, checked, in the results, in tables, on the page."""
+"""Test the clinical figures of a classifier: at a site, withheld, checked, in results, in tables and on the page."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_many_rows_are_left_to_the_report() -> None:
 
 
 def test_hidden_classes_are_those_of_groups() -> None:
-    """The floor is the one that ``groups`` has, of one group that holds everybody."""
+    """Check that the floor is that of ``groups``, for one group of all people."""
     labels, _, whose = table([20, 12, 9, 3]).splits["test"]
     cases: list[Hashable] = whose.tolist()
     assert hidden_parts(cases, labels, 0 * labels, frozenset(), 5, 4) == {2, 3}

@@ -1,4 +1,4 @@
-"""The path of a reply at the server: every word of a site checked, the models staged, summed once."""
+"""Test the path of a reply at the server: checked field by field, staged, and summed once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .examples import (
 
 @settings
 class Asking(Rule):
-    """Wants one of everything.
+    """Define a rule that asks for one field of each kind.
 
     Args:
         x: nothing.
@@ -65,7 +65,7 @@ class Asking(Rule):
 
 
 def refusal(message: Message, rule: Rule | None = None, site: str = "b") -> str:
-    """Why a collector will not have it; nothing else may come out of one."""
+    """Return why a collector refuses an answer; no other error may be raised."""
     collector = begun(rule or Asking())
     with pytest.raises(ReportError) as caught:
         collector.read_training(site, message)
@@ -257,7 +257,7 @@ def test_another_patch_version_is_understood() -> None:
 
 
 def test_a_reason_is_shown_as_a_terminal_may() -> None:
-    """Two megabytes with escape sequences: nothing of it may forge a log line."""
+    """Check two megabytes with escape sequences, none of which may forge a line of the log."""
     reason = "a\nround 1: site 'a' left out\x1b[2J\x00\u202e" + "x" * 2 * 10**6
     text = refusal(train_message("b", rule=Asking(), status="failed", reason=reason))
     assert text.startswith("site 'b' says: a round 1: site 'a' left out [2J  xxx")
@@ -470,7 +470,7 @@ def test_values_are_shortened(value: Any) -> None:
 
 
 class Sly:
-    """Neither tensor nor array."""
+    """Define an object that is neither a tensor nor an array."""
 
     nbytes = "many"
 
@@ -596,7 +596,7 @@ def test_a_number_that_no_counter_can_be(value: float) -> None:
 
 @pytest.mark.parametrize("memory", [0, None])
 def test_only_one_tensor_is_made_at_a_time(memory: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What FLARE left on disk is read twice, to look at it and to keep it, and not held; in memory once, and held."""
+    """Check that a tensor on FLARE's disk is read twice and not held; one in memory is made once and held."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most, read = [0], []
     make = incoming.local_tensor
@@ -702,7 +702,7 @@ def test_models_wait_on_disk_and_go() -> None:
 
 
 def test_a_disk_that_cannot_be_read_is_no_refusal() -> None:
-    """A tensor that FLARE left on disk: that it is gone is not the site's doing."""
+    """Check that a tensor that is gone from FLARE's disk is not blamed on the site."""
 
     class Lost:
         def materialize(self) -> torch.Tensor:
@@ -744,7 +744,7 @@ def test_too_few_give_every_reason() -> None:
 @pytest.mark.parametrize("is_update", [True, False])
 @pytest.mark.parametrize("num_steps", [None, 0])
 def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool, num_steps: Any) -> None:
-    """Statistics and counters may have moved: a pass without a step."""
+    """Check a pass without a step, in which statistics and counters may have moved."""
     collector = begun(FedAvg())
     state = {**RECEIVED, "bn.running_var": RECEIVED["bn.running_var"] + 1}
     message = train_message("a", state, num_steps=num_steps)
@@ -774,7 +774,7 @@ def test_a_report_of_more_images_than_the_site_has_is_refused() -> None:
 
 
 def test_counted_steps_that_change_nothing_are_said() -> None:
-    """At a learning rate of 0: a warning by name, in every kind of run's results."""
+    """Check a learning rate of 0: every kind of run has a warning that names the site."""
     collector = begun(FedAvg())
     take(collector, "a", train_message("a", RECEIVED, num_steps=7))
     take(collector, "b", train_message("b", net_state(1), num_steps=7))

@@ -1,4 +1,4 @@
-"""Mixed precision and channels last through whole runs: who chooses, what the results say, what stays float32."""
+"""Test mixed precision and channels last through whole runs: settings, results, and tensors that stay float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(results: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s", "fed_lwr", "moon", "fed_mas"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -> None:
-    """Near the run in float32, not the same, and every tensor is float32."""
+    """Check that the model is near the float32 run's but not equal, and that every tensor is float32."""
     plain, wanted = run(tmp_path / "plain", method)
     results, state = run(tmp_path / "lower", method, precision=precision, channels_last=True)
     assert said(plain) == [None, None]
@@ -107,7 +107,7 @@ def test_a_site_file_that_cannot_be_meant(key: str, value: Any, text: str, tmp_p
 def test_steps_that_overflow_are_left_out_and_not_counted(
     method: str, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    """At a scale of 2^34 the first gradients overflow; each time it is halved, until they do not."""
+    """Check a scale of 2^34, at which gradients overflow until it was halved often enough."""
     monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**34)
     halved: list[int] = []
     backward = computing.LossScale.backward
@@ -140,7 +140,7 @@ def test_gradients_that_overflow_at_any_scale_end_the_sites_round(tmp_path: Path
 
 
 def test_a_round_of_which_every_step_overflows_is_no_result(tmp_path: Path, monkeypatch: Any) -> None:
-    """The scale has not come down far enough in so few steps; an unchanged model must not count as trained."""
+    """Check that an unchanged model does not count as trained when the scale has not come down enough."""
     monkeypatch.setattr(computing, "FIRST_SCALE", 2.0**100)
     with pytest.raises(RoundFailed, match="4 of 4 steps of round 0 overflowed in float16, so nothing was learned"):
         run(tmp_path, precision="fp16")

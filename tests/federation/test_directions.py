@@ -1,4 +1,4 @@
-"""Which way a metric is better, and in which range it lies: declared by the task, never guessed from a name."""
+"""Test a metric's direction and range: the task declares them, they are never guessed from a name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Task(ClassificationTask):
 
 
 def site_folder(folder: Path, wrong: int) -> str:
-    """A site whose images are told by their brightness, but for ``wrong`` of four of each diseased class."""
+    """Make a site whose classes differ in brightness, except ``wrong`` of four images of each diseased class."""
     (folder / "images").mkdir(parents=True)
     entries = []
     for label, level in enumerate((25, 128, 230)):
@@ -77,7 +77,7 @@ def plan_of(file: Path, **settings: Any) -> Plan:
 
 @pytest.mark.parametrize("by_job", [False, True])
 def test_classes_called_like_losses_and_errors_through_a_whole_run(by_job: bool, tmp_path: Path) -> None:
-    """Names of the job's own, and those that only the sites' datalists have."""
+    """Check names of the job's own classes, and names that only the sites' datalists have."""
     file = tmp_path / "task.py"
     file.write_text(BY_INTENSITY)
     local = {

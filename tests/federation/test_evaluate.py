@@ -1,4 +1,4 @@
-"""``fairflare evaluate``: given models get the figures of the final test, to the bit, and differences by patient."""
+"""Test ``fairflare evaluate``: given models get the final test's figures, bit by bit, and differences by patient."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refused(*arguments: Any) -> str:
 
 
 def pictures(root: Path, names: list[str] = CLASSES) -> Path:
-    """Images of two sites, several of each patient, and all of one list in the global test."""
+    """Write images of two sites, several for each patient, and one list in the global test."""
     sites = {}
     for number, site in enumerate(("north", "south")):
         random, folder = np.random.default_rng(number), root / site
@@ -72,7 +72,7 @@ def pictures(root: Path, names: list[str] = CLASSES) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, ``one`` and ``two``, on the images in ``data``."""
+    """Do two runs, ``one`` and ``two``, on the images in ``data``."""
     root = tmp_path_factory.mktemp("runs")
     local = json.loads((pictures(root / "data") / "fairflare.json").read_text())
     for name, rate in (("one", 1e-3), ("two", 3e-2)):
@@ -86,7 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tested(runs: Path) -> dict[str, Any]:
-    """What ``--json`` prints of both models; results in ``evaluated``."""
+    """Return the document that ``--json`` prints about both models; results are in ``evaluated``."""
     out = runs / "evaluated"
     ran = evaluate(
         runs / "one", runs / "two", "--last", "-d", runs / "data", "-o", out, "--set", 'groups=["sex"]', "--json"
@@ -159,7 +159,7 @@ def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["classes", "no test"])
 def test_sites_that_do_not_fit_the_model(wrong: str, runs: Path, tmp_path: Path) -> None:
-    """The run ends by name, or goes on without the site."""
+    """Check that the run ends with the site's name, or continues without the site."""
     data = pictures(tmp_path / "data")
     file = data / "south" / "datalist.json"
     content = json.loads(file.read_text())

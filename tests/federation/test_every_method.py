@@ -1,4 +1,4 @@
-"""The battery that a method inherits by being listed: its server half with example answers made from its own fields."""
+"""Test every listed method: its server half with example answers made from its own declared fields."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def weights_of(weighing: Weighing) -> list[Mapping[str, float]]:
 
 
 def step_of(weighing: Weighing) -> float:
-    """As those rules record it that make one."""
+    """Return the step as the rules record it that make one."""
     return weighing.values.get("step", 1.0)
 
 
@@ -107,7 +107,7 @@ def test_one_site_alone_is_the_result(method: Any, tmp_path: Path) -> None:
 
 
 def test_models_may_wait_in_memory_or_on_disk(method: Any, tmp_path: Path) -> None:
-    """The same bits, and nobody changes what waits in memory."""
+    """Check that the bits are equal, and that models in memory are not changed while they wait."""
     found = []
     size = sum(tensor.nbytes for tensor in RECEIVED.values())
     for memory, on_disk in ((None, 0), (0, 3), (2 * size, 1)):
@@ -149,7 +149,7 @@ def test_a_restart_gives_the_same_bits(method: Any, tmp_path: Path) -> None:
 
 
 def test_a_refused_site_leaves_no_trace(method: Any, tmp_path: Path) -> None:
-    """The bits of the round are those of a round in which it was silent."""
+    """Check that a round has the bits of a round in which the refused site was silent."""
     results = []
     for number, bad in enumerate(
         (None, {"conv.weight": torch.full((3, 2), math.nan)}, {"conv.weight": torch.zeros(2, 3)}, {"x": torch.zeros(1)})
@@ -170,7 +170,7 @@ def test_a_refused_site_leaves_no_trace(method: Any, tmp_path: Path) -> None:
 
 
 def hostile(field: Field) -> list[Any]:
-    """Values that no honest site sends. Another text than the others', or none, may be legal and mean something."""
+    """Return values that no honest site sends; another text than the other sites', or none, may be legal."""
     wrong = [True, "x" * 10**5, b"\x00" * 300, 10**400, {}, [[]], {"a": 1}, torch.ones(3), object(), ["\x1b[2J"]]
     if field.kind == "text":
         return [value for value in wrong if value is not True] + [True, 7]
@@ -243,7 +243,7 @@ def test_another_text_than_the_others_costs_one_site_at_most(method: Any, tmp_pa
 
 
 def check_round_with(rule: Rule, folder: Path, report: Any) -> None:
-    """A round in which site b reports this."""
+    """Do a round in which site b reports this value."""
     collector = begun(rule, folder)
     for site in ("a", "c"):
         take(collector, site, train_message(site, rule=rule))
@@ -299,7 +299,7 @@ def test_the_state_of_a_new_rule_can_be_taken_back(method: Any) -> None:
 
 
 def test_the_rule_does_not_hold_on_to_models(method: Any, tmp_path: Path) -> None:
-    """What is kept between rounds goes to the state or the memory folder, and the staging may go."""
+    """Check that state between rounds is in the rule's state or memory folder, so that the staging may go."""
     rule = make(method)
     rule.memory_folder = tmp_path / "memory"
     whole_round(rule, tmp_path / "staging")

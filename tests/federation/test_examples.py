@@ -1,4 +1,4 @@
-"""Pictures of a site's best, median and worst test image: only where the site wants them, and none of them leaves."""
+"""Test pictures of a site's best, median and worst test image: made only where allowed, and never sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("task", [SegmentationTask(**SEGMENTATION), ClassificationTask(**CLASSES)])
 def test_the_reply_is_the_same_with_and_without(tmp_path: Path, task: Task) -> None:
-    """All of it but the seconds, which the drawing takes part of."""
+    """Check that all of the reply is equal except the seconds, which include the drawing."""
     asked = request("validate", initial(task), 3, **FINAL, resample=20)
     plain = at_site(tmp_path / "a", task=task).perform(asked)
     shown = at_site(tmp_path / "b", task=task, settings={"examples_folder": str(tmp_path / "ex")}).perform(asked)
@@ -103,7 +103,7 @@ def test_a_wrong_value_ends_the_run_before_training(tmp_path: Path) -> None:
 
 
 def test_best_median_and_worst_are_those_of_the_evaluation(tmp_path: Path) -> None:
-    """Each image evaluated by itself has the Dice that the table says, and that is the rank it is shown for."""
+    """Check that each image, evaluated by itself, has the Dice and rank that the pictures show."""
     task = SegmentationTask(**SEGMENTATION)
     state = initial(seed=3)
     at_site(tmp_path / "s", settings={"examples_folder": str(tmp_path / "ex")}).perform(
@@ -178,7 +178,7 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", ["network", "image"])
 def test_own_images_with_pixels_that_do_not_count(tmp_path: Path, size: str) -> None:
-    """Two structures in a site's own files of another size; what is ignored is neither truth nor found."""
+    """Check two structures in a site's files of another size; ignored pixels are neither truth nor prediction."""
     rng = np.random.default_rng(0)
     root = tmp_path / "data"
     entries = {}
@@ -212,7 +212,7 @@ def test_own_images_with_pixels_that_do_not_count(tmp_path: Path, size: str) -> 
 
 
 def test_the_model_that_was_measured_is_shown(tmp_path: Path) -> None:
-    """Of Ditto it is the site's own, which stays there; it is not the one that came."""
+    """Check that with Ditto the pictures show the site's own model, not the received one."""
     training = DittoTraining(batch_size=4, local_epochs=3)
     site = at_site(tmp_path / "s", training, {"examples_folder": str(tmp_path / "ex")})
     site.perform(request("train", initial(), 0))
@@ -270,7 +270,7 @@ def test_a_stop_is_heard_while_it_draws(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class Mute(SegmentationTask):
-    """A task that draws nothing."""
+    """Define a task that draws nothing."""
 
     write_examples = Task.write_examples
 
@@ -286,7 +286,7 @@ def test_a_task_that_draws_none_says_so(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_only_sites_that_allow_it_in_a_run(tmp_path: Path) -> None:
-    """One of two sites; models and results are those of a run without."""
+    """Check one of two sites; models and results equal those of a run without pictures."""
     plan = make_plan("fed_avg", sites=2, num_rounds=1, settings={**SEGMENTATION, "local_epochs": 1})
     run_local(plan, tmp_path / "plain")
     local = {"sites": {"site-2": {"examples_folder": str(tmp_path / "ex")}}}

@@ -1,4 +1,4 @@
-"""``exchange``: what is frozen stays, what is trained travels, and the model is the same to the bit."""
+"""Test ``exchange``: frozen tensors stay, trained ones travel, and the model is the same to the bit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FROZEN = re.compile(rf"({'|'.join(ENCODER)}).*conv\d(\.base_layer)?\.weight")
 
 
 def half_frozen(model: nn.Module, encoder: tuple[str, ...] = ENCODER) -> nn.Module:
-    """The encoder's parameters are frozen; its last norms stay in evaluation mode, the others go on counting."""
+    """Freeze the encoder's parameters; its last norms stay in evaluation mode, the other norms go on counting."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(encoder))
     norms = [m for n, m in model.named_modules() if n.startswith(encoder) and isinstance(m, nn.BatchNorm2d)]
@@ -111,7 +111,7 @@ def test_the_same_bits_of_every_method(method: str, tmp_path: Path) -> None:
 
 
 class Net(nn.Module):
-    """Everything that a rule must decide about."""
+    """Define a network with every kind of tensor that the rule must decide about."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_trainable_is_what_training_changes() -> None:
 
 
 def test_training_changes_nothing_else() -> None:
-    """The rule against what torch does in a step."""
+    """Compare the rule with the tensors that a step in torch changes."""
     torch.manual_seed(0)
     model = Net().train()
     sent, before = SentTensors(model, "trainable"), {n: t.clone() for n, t in model.state_dict().items()}
@@ -181,7 +181,7 @@ def test_everything_frozen_is_refused() -> None:
 
 
 def test_the_fingerprint_is_of_names_types_shapes_and_bytes() -> None:
-    """Against hashlib over NumPy's bytes."""
+    """Compare the fingerprint with hashlib over NumPy's bytes."""
     tensors = {"b": torch.tensor([[1.5, 2.0]]), "a": torch.tensor(3), "h": torch.tensor([1.0], dtype=torch.bfloat16)}
     digest = hashlib.sha256()
     for name, head in (("a", "torch.int64\0()"), ("b", "torch.float32\0(1, 2)")):
@@ -223,7 +223,7 @@ def seeded_network(plan: Plan) -> nn.Module:
 
 
 def test_predict_builds_what_the_file_lacks(tmp_path: Path) -> None:
-    """The network of ``fairflare predict`` is that of a run in which everything travelled."""
+    """Check that the network of ``fairflare predict`` is that of a run in which all tensors travelled."""
     file = tmp_path / "task.py"
     file.write_text("from tests.federation.test_exchange import FrozenClassifier\nclass Task(FrozenClassifier): ...\n")
     whole = run_local(plan_of("fed_avg", "all"), tmp_path / "all")
@@ -242,7 +242,7 @@ def test_predict_builds_what_the_file_lacks(tmp_path: Path) -> None:
 
 
 class Killed(Listener):
-    """Ends the process without a word when a round's model is made and not kept yet."""
+    """End the process silently when a round's model is made and not saved yet."""
 
     def __init__(self, current_round: int) -> None:
         self.left = current_round
@@ -273,7 +273,7 @@ def test_killed_and_resumed(method: str, tmp_path: Path) -> None:
 
 
 def test_half_the_bytes_up(tmp_path: Path) -> None:
-    """An update in bfloat16: the model differs by at most 2**-8 of what changed, and vectors by nothing."""
+    """Check an update in bfloat16: the model differs by at most 2**-8 of the change, and vectors do not differ."""
     exact = run_local(plan_of("fed_avg", "trainable", num_rounds=1), tmp_path / "float")
     half = run_local(plan_of("fed_avg", "trainable", num_rounds=1, update_dtype="bfloat16"), tmp_path / "half")
     start = seeded_network(plan_of("fed_avg", "all")).state_dict()
@@ -324,7 +324,7 @@ def replace_rule(plan: Plan, settings: dict[str, Any]) -> Any:
 
 
 class HalfPlane(Plane):
-    """The first layer is frozen."""
+    """Define a network whose first layer is frozen."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -345,7 +345,7 @@ class Absent(HalfPlane):
 
 
 class Mixed(Sites):
-    """One of the sites has another task than the others."""
+    """Give one of the sites another task than the other sites."""
 
     other: Any = None
 
@@ -402,7 +402,7 @@ def test_it_is_out_in_a_run_that_goes_on(tmp_path: Path) -> None:
 
 
 def encoder_file(path: Path, seed: int) -> str:
-    """The encoder of another training, as a file that each participant has."""
+    """Write the encoder of another training to a file for all participants."""
     torch.manual_seed(seed)
     state = plan_of("fed_avg", "all").task.build_model().state_dict()
     torch.save({name: tensor for name, tensor in state.items() if name.startswith("encoder.")}, path)
@@ -410,7 +410,7 @@ def encoder_file(path: Path, seed: int) -> str:
 
 
 def fitted(exchange: str, **more: Any) -> Plan:
-    """The encoder is frozen by a setting; every participant loads it from a file."""
+    """Freeze the encoder by a setting; every participant loads it from a file."""
     settings = {**CLASSES, "freeze": "encoder", "initial_keys": {}, **more.pop("settings", {})}
     options = {"sites": 3, "num_rounds": 2, "min_sites": 2, **more}
     return make_plan("fed_avg", task="classification", settings=settings, exchange=exchange, **options)

@@ -1,4 +1,4 @@
-"""An experiment over several jobs: who may have it, what must be the same, going back a round, a disk that fails."""
+"""Test an experiment over several jobs: its lock, its fixed settings, going back a round, and a full disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same_model(first: Run, second: Run, name: str = "FL_global_model.pt") -> boo
 
 
 def figures(run: Run) -> Any:
-    """The results' rounds and test without what a clock wrote."""
+    """Return the results' rounds and test without values of a clock."""
     document = read_document(run.folder / "fairflare")
     for record in document["rounds"]:
         for phase in record["phases"]:
@@ -296,7 +296,7 @@ def test_the_best_model_is_there_in_a_job_that_goes_on(tmp_path: Path) -> None:
 
 
 class Poisoned:
-    """Sites that all fail at a round's model, the first ``times`` times."""
+    """Make all sites fail at a round's model, the first ``times`` times."""
 
     def __init__(self, current_round: int, times: int = 1, name: str = "train", how: Any = "poison") -> None:
         self.at, self.left, self.name, self.how = current_round, dict.fromkeys(SITES, times), name, how
@@ -312,7 +312,7 @@ class Poisoned:
 
 @settings
 class Counting(FedAvg):
-    """FedAvg with a state: weights that depend on how often it weighed."""
+    """Define a FedAvg with state: its weights depend on how often it weighed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -351,7 +351,7 @@ def test_going_back_one_round(tmp_path: Path, at: int, name: str) -> None:
 
 
 def test_going_back_on_resume(tmp_path: Path) -> None:
-    """The run stopped, and the model that it left is poison."""
+    """Check a run that stopped and left a model at which all sites fail."""
     whole = Run(tmp_path / "a", num_rounds=3, rule=Counting())()
     Run(tmp_path, num_rounds=2, rule=Counting(), experiment="e")()
     rest = Run(tmp_path, Poisoned(2), num_rounds=3, rule=Counting(), experiment="e", job="second")()
@@ -419,7 +419,7 @@ def test_abort_in_each_phase_leaves_what_a_new_job_goes_on_with(tmp_path: Path, 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own with 2 MB."""
+    """Mount a disk of its own with 2 MB."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)], capture_output=True)
@@ -430,7 +430,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave: int) -> None:
-    """Takes all of a disk but ``leave`` bytes; other sites' threads may write meanwhile."""
+    """Fill a disk up to ``leave`` bytes; threads of other sites may write meanwhile."""
     with (folder / "filler").open("wb") as file:
         while True:
             status = os.statvfs(folder)
@@ -451,7 +451,7 @@ def filling(folder: Path, at: int, leave: int = 0) -> Callable[[str, str, Messag
 
 @settings
 class Large(Counting):
-    """Keeps much more than a model."""
+    """Define a rule that saves much more than a model."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "ballast": torch.zeros(60_000)}
@@ -512,7 +512,7 @@ def test_a_checkpoint_disk_that_became_read_only(small_disk: Path) -> None:
 
 
 def test_a_limit_on_the_size_of_a_file(tmp_path: Path) -> None:
-    """Where no disk can be mounted: the system refuses to write on, as for a full disk, within a real write."""
+    """Check a write that the system refuses as on a full disk, where no disk can be mounted."""
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

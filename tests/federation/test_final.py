@@ -1,4 +1,4 @@
-"""The end of a run on a pretended network: the final test, the best model, the last models, both halves' settings."""
+"""Test the end of a run on a pretended network: final test, best model, last models, and both halves' settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def table(run: Run) -> str:
 
 
 def undefined(*names: str) -> Behaviour:
-    """As a site's half says that metrics are not finite."""
+    """Return the answer of a site whose metrics are not finite."""
 
     def answer(s: str, n: str, task: Message) -> Message:
         measured = {**good(s, n, task).metrics, "loss": 1.0, **dict.fromkeys(names, math.nan)}
@@ -88,7 +88,7 @@ def test_a_metric_that_is_not_finite_in_training(tmp_path: Path) -> None:
 
 
 def once(answer: Any) -> Any:
-    """The first time this, then as a healthy site."""
+    """Answer the first time with this, then as a healthy site."""
     given: list[str] = []
 
     def behaviour(s: str, n: str, task: Message) -> Any:
@@ -233,12 +233,12 @@ START = start_bias()
 
 
 def made_by(task: Message) -> int:
-    """The round that made the model of a message: each one adds 0.2 to the bias; -1: none."""
+    """Return the round that made the model of a message, as each round adds 0.2 to the bias; -1: none."""
     return round((float(task.params["0.bias"][0]) - START) / 0.2) - 1
 
 
 def of_model(validation: list[float], test: list[float]) -> Behaviour:
-    """Each model is measured by the round that made it, from -1."""
+    """Measure each model by the round that made it, from -1."""
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply, made = good(s, n, task), made_by(task) + 1
@@ -304,7 +304,7 @@ def test_when_the_best_model_is_the_last_it_is_tested_once(tmp_path: Path) -> No
 
 
 def test_sites_that_measure_no_validation_split(tmp_path: Path) -> None:
-    """As scripts of a site's own may do: the last model is what there is."""
+    """Check that the last model is used, as with scripts of a site's own that validate nothing."""
 
     def bare(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
@@ -330,7 +330,7 @@ def test_the_initial_model_says_what_it_is(tmp_path: Path) -> None:
 
 
 class Error(Line):
-    """A task whose metric is better when small, though its name does not say so."""
+    """Define a task whose metric is better when small, though its name does not say so."""
 
     primary_metric: ClassVar[str] = "calibration"
 

@@ -1,4 +1,4 @@
-"""Of too few cases nothing leaves a site: every byte of every reply is read, and what stays has a state of its own."""
+"""Test that a site sends no value of too few cases: every byte of every reply is read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SiteReply, bytes]]:
-    """Site, task, what was measured there, and the bytes that left but for the update, of an in-process run."""
+    """Yield site, task, measured values and sent bytes without the update, for all replies of an in-process run."""
     found: list[tuple[str, str, SiteReply, bytes]] = []
     gate, answer = SiteWorker._keep_home, LocalTransport._answer
 
@@ -87,7 +87,7 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SiteReply, 
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number in something that was measured, but for those that anybody could name."""
+    """Return every number in measured values, except numbers that anybody could name."""
     if isinstance(value, Mapping):
         for name, own in value.items():
             yield from () if name in OF_NO_IMAGE else numbers(own)
@@ -102,7 +102,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def found_in(secrets: list[float], carried: bytes) -> list[float]:
-    """Those that stand there: as a double or a float in either order of bytes, or as many digits."""
+    """Return the numbers that occur in bytes: as double or float in either byte order, or as digits."""
     forms = ("<d", ">d", "<f", ">f")
     return [
         secret
@@ -113,7 +113,7 @@ def found_in(secrets: list[float], carried: bytes) -> list[float]:
 
 
 def reporting() -> list[str]:
-    """One method for each pair of halves that reports something, and one that does not."""
+    """Return one method for each pair of halves that reports something, and one that reports nothing."""
     kinds = {
         (m.rule, m.training): m.name
         for m in all_methods().values()
@@ -125,7 +125,7 @@ def reporting() -> list[str]:
 @pytest.mark.many
 @pytest.mark.parametrize("name", reporting())
 def test_nothing_of_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
-    """Of a site whose every list is below the floor; the run goes on with it, and by its name."""
+    """Check a site whose every list is below the floor; the run continues with the site, and names it."""
     plan = plan_of(name)
     plan = replace(plan, run=replace(plan.run, bootstrap=5))
     run_local(plan, tmp_path, HOME)
@@ -161,7 +161,7 @@ def test_moments_of_norms_stay_too(tmp_path: Path, replies: list[Any]) -> None:
 
 
 def classes_of(folder: Path, counts: tuple[int, ...] = (6, 5, FEW), **keys: Any) -> dict[str, str]:
-    """A site's folder with so many images of each class in each list."""
+    """Make a site's folder with so many images of each class in each list."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng([len(counts), *folder.name.encode()])
     splits: dict[str, Any] = {"training": [], "validation": [], "test": []}
@@ -186,7 +186,7 @@ def of_classes(name: str, **settings: Any) -> Plan:
 
 @pytest.mark.parametrize("name", ["creff", "fed_mas", "fed_mrl", "fed_avg"])
 def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
-    """Class 2 has two images; with it goes class 1, or the mean over the classes would tell what it has."""
+    """Check class 2 with two images; class 1 is withheld too, as the mean over classes would reveal its value."""
     local = {"sites": {site: {**classes_of(tmp_path / site), "min_cases": 3} for site in SITES}}
     run_local(of_classes(name), tmp_path / "run", local)
     for _, task, measured, carried in replies:
@@ -221,7 +221,7 @@ def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_pat
 
 
 def test_a_class_without_cases_looks_like_one_with_few(tmp_path: Path) -> None:
-    """Else the name of what stays, or its absence, would tell whether the site has the class."""
+    """Check that neither names of withheld values nor their absence reveal whether the site has the class."""
     told = []
     for place, counts in (("few", (6, 5, 1)), ("none", (6, 5, 0))):
         local = {"sites": {s: {**classes_of(tmp_path / place / s, counts), "min_cases": 3} for s in SITES}}
@@ -233,7 +233,7 @@ def test_a_class_without_cases_looks_like_one_with_few(tmp_path: Path) -> None:
 
 
 def test_the_rescue_factor_leaves_out_classes_with_few_cases(tmp_path: Path, replies: list[Any]) -> None:
-    """Against the sum over the other classes of what the site keeps; without a floor it is over all."""
+    """Compare with the sum over the other classes of the site's own values; without a floor it is over all classes."""
     factors = {}
     for least in (1, 3):
         local = {"sites": {s: {**classes_of(tmp_path / f"{least}{s}"), "min_cases": least} for s in SITES}}
@@ -281,7 +281,7 @@ def test_a_site_may_stay_out_of_the_training_then(tmp_path: Path) -> None:
 
 
 def test_cases_are_patients_where_the_list_names_them(tmp_path: Path) -> None:
-    """Ten images of two patients are two cases; of two volumes, too; of nothing else ten."""
+    """Check that ten images of two patients, or of two volumes, are two cases; otherwise they are ten."""
     task = of_classes("fed_avg").task
     keys = {
         "patient": lambda label, number: f"p{label}{number % 2}", "volume": lambda label, number: f"v{label}",
@@ -306,7 +306,7 @@ def test_cases_of_classes_counts_a_patient_once_in_each_class() -> None:
 
 @pytest.mark.parametrize("least", [1, 2, 5])
 def test_no_hidden_class_can_be_solved_for(least: int) -> None:
-    """Over all small tables: the mean and the values that leave give the sum over the hidden ones, and no more."""
+    """Check all small tables: mean and sent values determine the sum over hidden classes, and nothing more."""
     for counts in itertools.product(range(7), repeat=4):
         cases = dict(enumerate(counts))
         hidden, few = hidden_classes(cases, least)
@@ -347,7 +347,7 @@ def test_every_field_of_the_package_says_what_it_is_made_of() -> None:
 def test_what_was_drawn_goes_with_the_draws(
     counts: tuple[int, ...], leave: bool, tmp_path: Path, replies: list[Any]
 ) -> None:
-    """Of a metric over classes: neither draws, nor their units, nor its error, where a class has few cases."""
+    """Check a metric over classes: draws, their units and its error are withheld where a class has few cases."""
     local = {"sites": {site: {**classes_of(tmp_path / site, counts), "min_cases": 3} for site in SITES}}
     run_local(of_classes("fed_avg"), tmp_path / "run", local)
     names = {"resampled", "drawn_units", "num_units", "standard_error", "class_support", "classes"}
@@ -361,7 +361,7 @@ def test_what_was_drawn_goes_with_the_draws(
 
 
 def test_the_units_of_draws_do_not_hang_on_other_splits(tmp_path: Path) -> None:
-    """A validation split with too few cases keeps nothing of the test split back."""
+    """Check that a validation split with too few cases withholds nothing of the test split."""
     local: dict[str, Any] = {"sites": {}}
     for site in SITES:
         own = classes_of(tmp_path / site, (6, 5, 4))
@@ -390,7 +390,7 @@ def data(**cases: int) -> Any:
 
 
 def test_what_was_drawn_leaves_where_the_draws_do() -> None:
-    """Not from a task of which nobody knows how many images a class has; else whatever the other lists have."""
+    """Check that draws are withheld for a task with unknown classes, and else sent whatever the other lists have."""
     drawn = {"resampled": [0.5], "drawn_units": "patients", "num_units": 9}
     for classes, kept in ((None, set()), (False, {*drawn})):
         task, own = Own(), data(validation=1)
@@ -403,7 +403,7 @@ def test_what_was_drawn_leaves_where_the_draws_do() -> None:
 
 
 def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
-    """Fields of a rule, numbers beside them and metrics of somebody else's method or task."""
+    """Check fields of a rule, numbers beside them, and metrics of an unknown method or task."""
     for cases, kept in (({}, []), ({"test_light": 1}, ["report/mine", "stats/mine"])):
         reply = SiteReply(
             "ok", metrics={"dice": 0.3, "of_a": 0.4, "odd": 0.5}, report={"mine": 1.25}, stats={"mine": 2}
@@ -421,7 +421,7 @@ def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
     ("name", "split"), [("validate", "test"), ("norms", "training"), ("train", "training"), ("validate", "validation")]
 )
 def test_the_number_of_images_stays_where_it_is_below_the_floor(name: str, split: str) -> None:
-    """Of the split that a task counts: those of the test, or of the training for the norms; `train` counts none."""
+    """Check the split that a task counts: test images, or training images for the norms; `train` counts none."""
     own = data(**{split: 1})
     reply = SiteReply("ok", num_samples=1)
     Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
@@ -544,7 +544,7 @@ def test_the_entropy_that_leaves_is_the_same_to_an_agent_up_to_its_digit() -> No
 
 
 def test_the_entropy_that_leaves_does_not_tell_the_counts() -> None:
-    """Of two classes and 60 or 500 images: how many counts give what leaves; exactly, each gives another."""
+    """Check two classes and 60 or 500 images: many counts give the sent value, though each exact value differs."""
     for total, most in ((60, 0.05), (500, 0.0)):
         tables = [(total - k, k) for k in range(total // 2 + 1)]
         exact = [round(label_entropy(table), 12) for table in tables]

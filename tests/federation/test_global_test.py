@@ -1,4 +1,4 @@
-"""The global test: images that belong to no site alone, measured once, on the model that all share."""
+"""Test the global test: images of no single site, measured once, on the model that all sites share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
 
 
 def site_with(root: Path, site: str, lists: dict[str, list[int]], seed: int, **more: Any) -> None:
-    """A site's folder with images of these classes by list; a list named like another's is made of the same images."""
+    """Make a site's folder with images of these classes by list; lists of the same name have the same images."""
     content: dict[str, Any] = {"class_names": NAMES, "class_groups": GROUPS, **more}
     for split, labels in lists.items():
         content[split] = []
@@ -58,7 +58,7 @@ def own_lists(number: int) -> dict[str, list[int]]:
 
 
 def federation(root: Path, of_all: dict[str, tuple[list[int], int]], **more: Any) -> dict[str, Any]:
-    """``of_all``: of each site that has one, the classes of its global list, and the seed of its images."""
+    """Make sites; ``of_all``: for each site with a global list, its classes and the seed of its images."""
     for number, site in enumerate(SITES):
         lists = own_lists(number)
         site_with(root, site, lists, number, **more)
@@ -100,7 +100,7 @@ SHARES = {"site-1": ([0] * 9 + [1] * 3, 7), "site-2": ([0] * 2 + [1] * 5 + [2] *
 
 
 def test_lists_of_several_sites_are_pooled_as_one(tmp_path: Path) -> None:
-    """scikit-learn on all images together; a mean over the sites would be another number."""
+    """Compare with scikit-learn on all images together; a mean over the sites would be another number."""
     local = federation(tmp_path / "data", SHARES)
     made = plan(num_rounds=2, test_last=2)
     results, model = done(made, tmp_path / "run", local)

@@ -1,4 +1,4 @@
-"""Groups of people in a run: what leaves a site, what stays, gaps that were put in, and errors."""
+"""Test groups of people in a run: sent and withheld values, known gaps, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TEST = 24
 
 
 def federation(root: Path, declared: Any = None, change: Any = None) -> dict[str, Any]:
-    """Two sites with images of two classes, and attributes; ``change`` edits the content of the second one."""
+    """Make two sites with images of two classes, and attributes; ``change`` edits the content of the second site."""
     blocks = {}
     for number, site in enumerate(SITES):
         rng = np.random.default_rng(number)
@@ -83,7 +83,7 @@ def done(made: Plan, folder: Path, local: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Message]]:
-    """Site, task and answer of every exchange, as it leaves the site."""
+    """Return site, task and answer of every exchange, as the answer leaves the site."""
     found: list[tuple[str, str, Message]] = []
     answer = LocalTransport._answer
 
@@ -97,7 +97,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Message]]:
 
 
 def bytes_of(message: Message) -> bytes:
-    """All that leaves but the tensors of the update and a time, as FLARE and pickle write it."""
+    """Return all sent bytes except the update's tensors and a time, as FLARE and pickle write them."""
     stats = {key: value for key, value in message.meta.get("stats", {}).items() if key != "seconds"}
     told = [{**message.meta, "stats": stats}, message.metrics]
     return bytes(fobs.dumps(told)) + pickle.dumps(told) + json.dumps(told).encode()
@@ -298,7 +298,7 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
 
 
 def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:
-    """``unknown`` has one image; alone it could be solved for, so the smallest of the others stays with it."""
+    """Check ``unknown`` with one image: it could be solved for alone, so the smallest other group is withheld too."""
     local = federation(tmp_path / "data")
     local["sites"]["site-2"]["min_cases"] = 5
     results = done(plan("sex", "scanner"), tmp_path / "run", local)
@@ -366,7 +366,7 @@ def test_segmentation_has_dice_by_group() -> None:
 
 
 def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
-    """Of 30 patients with 4 images each; with min_cases there are no parts."""
+    """Check 30 patients with 4 images each; with min_cases there are no parts."""
     whose = [("patient", str(i // 4)) for i in range(120)]
     dice, numbers = np.random.default_rng(0).uniform(size=(120, 1)), np.arange(120) // 4 % 2
 
@@ -440,7 +440,7 @@ def test_a_reply_that_cannot_be_used() -> None:
 
 
 class Oracle(torch.nn.Module):
-    """Tells the class that an image was drawn as, by its pixels."""
+    """Define a task that predicts the class that an image was drawn as, by its pixels."""
 
     def __init__(self, known: dict[bytes, int], classes: int) -> None:
         super().__init__()
@@ -464,7 +464,7 @@ AS_TASK: dict[str, Any] = {
 @pytest.mark.parametrize("noise", [0.0, 0.4])
 @pytest.mark.parametrize("prevalence", [0.0, 0.5])
 def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: float) -> None:
-    """An oracle of what was drawn is right but for the share of dark images that are drawn as the next class."""
+    """Check an oracle of the drawn class: it is wrong only for dark images that are drawn as the next class."""
     from fairflare.reporting.groups import by_group
 
     task = ClassificationTask(**AS_TASK, attribute_noise=noise, attribute_prevalence=prevalence)
@@ -523,7 +523,7 @@ def test_what_depends_on_an_attribute_needs_attributes() -> None:
 
 
 class Outliner(torch.nn.Module):
-    """Outlines the whole gland of every image, by its pixels."""
+    """Define a task that outlines the whole gland of every image, by its pixels."""
 
     def __init__(self, known: dict[bytes, torch.Tensor]) -> None:
         super().__init__()
@@ -536,7 +536,7 @@ class Outliner(torch.nn.Module):
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> None:
-    """A perfect outline has a Dice of 1 but of those patients of whom one half of the gland is outlined."""
+    """Check a perfect outline: its Dice is 1, except for patients of whom one half of the gland is outlined."""
     from fairflare.reporting.groups import by_group
 
     size: dict[str, Any] = {"image_size": (32, 32), "phantom_cases": 2.0}

@@ -1,4 +1,4 @@
-"""A training that is broken off and taken up again, by another worker: the same bits, and no step twice."""
+"""Test a training that is stopped and resumed by another worker: the same bits, and no step twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERY_STEP = {"save_seconds": 1e-9}
 
 
 class Steps:
-    """Counts the steps of all trainings; ``most`` of one attempt, then its site is told to stop."""
+    """Count the steps of all trainings; after ``most`` steps of one attempt its site is asked to stop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.attempts = self.of_attempt = 0
@@ -75,7 +75,7 @@ def plan_of(name: str, **more: Any) -> Any:
 
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
-    """Model, test, and what the sites said of themselves, without times."""
+    """Return model, test and the sites' reports, without times."""
     written = document(folder)
     model = model_in(folder)
     said = [
@@ -112,7 +112,7 @@ def test_however_a_round_is_measured(settings: dict[str, Any], tmp_path: Path, m
 
 
 class Noisy(SegmentationTask):
-    """Its network draws random numbers in each step."""
+    """Define a task whose network draws random numbers in each step."""
 
     def build_model(self) -> torch.nn.Module:
         return torch.nn.Sequential(super().build_model(), torch.nn.Dropout(0.2))
@@ -121,7 +121,7 @@ class Noisy(SegmentationTask):
 def broken_off(
     folder: Path, monkeypatch: pytest.MonkeyPatch, after: int = 2, kind: type = SegmentationTask, **training: Any
 ) -> tuple[Any, Any, Any]:
-    """A site whose first training was stopped; its task and the model."""
+    """Return a site whose first training was stopped, with its task and the model."""
     monkeypatch.setattr(half_done, "SPARE", 0)
     task = kind(**SEGMENTATION)
     state = initial(task)
@@ -140,7 +140,7 @@ def broken_off(
 
 
 def test_a_finished_training_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reply did not get through: the server asks again."""
+    """Check a reply that was lost: the server asks again, and no step is repeated."""
     here, state, made = broken_off(tmp_path, monkeypatch)
     first = here.perform(request("train", state))
     made.clear()
@@ -214,7 +214,7 @@ def test_a_full_disk_costs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_error_of_the_training_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going on from there would only bring it back."""
+    """Check that a failed training is not resumed, as that would only repeat the error."""
     here, state, made = broken_off(tmp_path, monkeypatch)
     made.clear()
     broken = LocalLoop._step

@@ -1,4 +1,4 @@
-"""What one site can do to a round, for every method: bounds, and a word about whoever reaches them."""
+"""Test the effect of one site on a round, for every method: bounds, and warnings about sites that reach them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(method: Any) -> Rule:
 
 
 def claims(count: int, site: str = "site-3") -> Behaviour:
-    """A site says how many samples it has."""
+    """Let a site claim a number of samples."""
 
     def claim(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
@@ -65,7 +65,7 @@ def claims(count: int, site: str = "site-3") -> Behaviour:
 
 
 def sends(by: float, site: str = "site-3") -> Behaviour:
-    """A site's update is far too large."""
+    """Let a site send an update that is far too large."""
 
     def send(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
@@ -93,7 +93,7 @@ def test_a_claim_without_bounds_is_said_everywhere(tmp_path: Path) -> None:
 
 
 def test_of_two_sites_no_majority_is_said(tmp_path: Path) -> None:
-    """One of two unequal sites always holds more than half."""
+    """Check that no majority is reported for two sites, as one of two unequal sites always has more than half."""
     run = Run(tmp_path, claims(10**9), rule=FedAvg(), num_rounds=1, sites=["site-1", "site-3"])()
     assert run.results["rounds"][0]["site_weights"]["site-3"] > 0.99
     assert run.results["rounds"][0]["warnings"] == []
@@ -201,7 +201,7 @@ def test_a_norm_that_no_number_holds_is_recorded_as_none(tmp_path: Path) -> None
 
 
 def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the anchor and for the sum; every local model is read from disk for it."""
+    """Check that each local model is read from disk once for the measurement, for the anchor and for the average."""
     measured: list[list[str]] = []
 
     def count(states: Any, received: Any, factor: float) -> Any:
@@ -227,7 +227,7 @@ def test_the_received_model_is_let_go(tmp_path: Path) -> None:
 
 
 def near(index: int, far: float = 0.1) -> dict[str, torch.Tensor]:
-    """A model a step away from the received one; the steps of different sites are about as long."""
+    """Return a model a step away from the received one; the steps of different sites are about as long."""
     g = torch.Generator().manual_seed(index)
     return {
         name: t + far * torch.rand(t.shape, generator=g) if t.is_floating_point() else t + 3
@@ -259,7 +259,7 @@ def test_one_two_and_absent_sites(method: Any, tmp_path: Path) -> None:
 
 
 def alike(rule: Rule, folder: Path, bounds: Bounds | None) -> list[Any]:
-    """Rounds in which the sites report the same and move about as far; states, weights, memory."""
+    """Do rounds in which sites report the same and move about as far; return states, weights and memory."""
     found: list[Any] = []
     for current_round in range(3):
         collector = begun(rule, folder, current_round, bounds=bounds)
@@ -288,7 +288,7 @@ def test_bounds_that_nobody_reaches_change_no_bit(method: Any, tmp_path: Path) -
 
 @every_method
 def test_a_poisoned_model_moves_little(method: Any, tmp_path: Path) -> None:
-    """One liar of three: nothing of it is beyond three times what the others did."""
+    """Check one liar of three: its effect is at most three times that of the honest sites."""
     fair, _ = _with_update(method, tmp_path / "fair", 1.0)
     for by in (1e4, -1e20, 1e37):
         state, weighing = _with_update(method, tmp_path / str(by), by)
@@ -347,14 +347,14 @@ def test_what_fed_ism_remembers_is_bounded_too(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def liar() -> Any:
-    """The command whose output is in the docs."""
+    """Run the command whose output is in the docs."""
     return loaded("benchmarks/liar.py")
 
 
 @pytest.mark.long
 @every_rule
 def test_one_liar_of_six(method: Any, liar: Any) -> None:
-    """Words: at most the bound, and less in the next honest round; models: about one honest step."""
+    """Check one liar: by reports it gets at most the bound, and less in the next honest round; by models one step."""
     for lie in [liar.SAMPLES, *liar.words_for(method)]:
         held = liar.outcome(method, lie, FOR_HOSPITALS)
         if held.weights[0] is None:  # refused
@@ -376,7 +376,7 @@ def test_one_liar_of_six(method: Any, liar: Any) -> None:
 @pytest.mark.long
 @every_rule
 def test_two_liars_of_six_never_hold_half(method: Any, liar: Any) -> None:
-    """In an exported job, in any layer and round, though they lie in each; and one alone a quarter."""
+    """Check an exported job: two liars never hold half in any layer and round; one alone holds at most a quarter."""
     if method.name == "solo":
         pytest.skip("nothing is averaged")
     assert liar.largest_share(method, liar.PAIR, FOR_HOSPITALS) < 0.4934
@@ -440,7 +440,7 @@ NOT_A_MEAN = {
 
 @every_method
 def test_a_median_instead_of_the_mean(method: Any, tmp_path: Path) -> None:
-    """One site of three is anywhere: number by number the model stays among the honest ones; or it is refused."""
+    """Check one site of three with arbitrary values: each number of the model stays among the honest ones."""
     if method.name in NOT_A_MEAN:
         with pytest.raises(ValueError, match=f"^aggregate='median' does not go with .*: {NOT_A_MEAN[method.name]}"):
             make_plan(method.name, settings={"aggregate": "median"})
@@ -484,7 +484,7 @@ def test_the_largest_share_follows_the_sites(sites: int, share: float) -> None:
 
 
 def test_a_third_of_the_sites_never_holds_half() -> None:
-    """Whatever they claim and whoever they are; half of them never two thirds and a bit."""
+    """Check any claims and any third of the sites; half of the sites never hold more than two thirds and a bit."""
     for sites in range(3, 40):
         for liars in range(1, sites // 2 + 1):
             given = {f"{k}": 1 / liars if k < liars else 0.0 for k in range(sites)}
@@ -497,7 +497,7 @@ def test_a_third_of_the_sites_never_holds_half() -> None:
 
 
 def test_sites_that_are_silent_do_not_make_the_others_heavier(tmp_path: Path) -> None:
-    """The share goes by the sites of the job, not by those of the round; both are in the results."""
+    """Check that the share is by the job's sites, not by the round's sites; the results have both."""
 
     def answer(s: str, n: str, task: Message) -> Any:
         if n == "train" and s in ("site-5", "site-6") and task.current_round == 1:

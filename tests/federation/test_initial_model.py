@@ -1,4 +1,4 @@
-"""``initial_ckpt``: a federation that starts from a model file."""
+"""Test ``initial_ckpt``: a federation that starts from a model file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_the_model_of_another(tmp_path: Path) -> None:
 
 
 def test_the_task_may_name_the_initial_weights(tmp_path: Path) -> None:
-    """Of segmentation: the whole network; the run's own checkpoint goes before it."""
+    """Check a segmentation network's weights; the run's own checkpoint overrides them."""
     state, other = initial(seed=5), initial(seed=6)
     own, of_run = forms(state, tmp_path)[0], tmp_path / "of_run.pt"
     torch.save(other, of_run)
@@ -127,7 +127,7 @@ def test_a_relative_path_lies_in_the_job() -> None:
 
 
 def test_a_jobs_author_cannot_ask_which_files_the_server_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of a path outside of the job: one sentence for a file that is not there, cannot be read, or does not fit."""
+    """Check that one sentence covers a file outside the job that is missing, unreadable, or does not fit."""
     secret, other = tmp_path / "secret.txt", tmp_path / "other.pt"
     secret.write_text("no checkpoint")
     torch.save({"weight": torch.zeros(1)}, other)

@@ -1,4 +1,4 @@
-"""kill -9 at random file operations of server and sites: the run goes on and ends with the same bits."""
+"""Test kill -9 at random file operations of server and sites: the run is resumed and ends with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hospital's site and server work where the data tools, and what only they or a report need, cannot be imported."""
+"""Test that a hospital's site and server work without packages that only data tools or reports need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ sys.meta_path[:] = map(Absent, sys.meta_path)
 
 
 def python(program: str, *arguments: str) -> None:
-    """Runs a program where none of the data tools is installed."""
+    """Run a program where none of the data tools is installed."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT.replace("TOOLS", repr(TOOLS)) + program, *arguments],
         capture_output=True, text=True, timeout=300,
@@ -98,7 +98,7 @@ def test_a_site_that_segments_its_own_pictures_needs_none(tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_a_site_with_classes_of_its_own_needs_no_phantom(tmp_path: Path) -> None:
-    """The job says that no data are made up; scikit-learn's scores are those of the evaluation, which is not done."""
+    """Check a job without synthetic data; scikit-learn's scores belong to the evaluation, which is not done."""
     settings = {
         "image_size": [33, 33], "features": [4, 4, 8, 8], "class_names": ["x", "y"], "num_classes": 2,
         "class_groups": {}, "allow_phantom": False,
@@ -122,7 +122,7 @@ assert json.loads(results.read_text())["status"] == "completed"
 
 @pytest.mark.long
 def test_a_run_on_own_pictures_needs_none(tmp_path: Path) -> None:
-    """Server and sites, to the results; only the page and the pictures are not there."""
+    """Check server and sites up to the results; only the page and the pictures are missing."""
     settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
     folders = [str(own_images(tmp_path / name, classes=False, seed=seed)) for seed, name in enumerate("ab")]
     python(RUN, *folders, str(tmp_path / "run"), json.dumps(settings))
@@ -148,7 +148,7 @@ def test_a_run_in_one_process_plans_without_flare() -> None:
 
 @pytest.mark.long
 def test_a_server_beside_its_sites_looks_for_names_in_the_network_elsewhere() -> None:
-    """MONAI, and `peft` with what it imports, are 270 MB; refusals come back from the child as they are."""
+    """Check that the child process imports MONAI and `peft` (270 MB), and that its refusals are raised unchanged."""
     program = (
         "import sys\n"
         "from fairflare.cli.run.here import PlanHere\n"
@@ -179,7 +179,7 @@ def test_work_of_a_child_is_done_in_another_process() -> None:
 
 @pytest.mark.long
 def test_a_server_begins_without_what_only_the_results_need() -> None:
-    """Each of these costs every server megabytes for the whole run."""
+    """Check modules each of which would cost every server megabytes for the whole run."""
     heavy = ("scipy", "jinja2", "pandas", "matplotlib", "sklearn", "monai", "rich", "PIL", "fairflare_lab.page")
     program = (
         "import sys\nimport fairflare.flare.controller, fairflare.flare.persistor\n"

@@ -1,4 +1,4 @@
-"""A federation in one process: the same rounds and site halves as anywhere, without FLARE."""
+"""Test a federation in one process: the same rounds and site halves as elsewhere, without FLARE."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_the_tasks_file_is_kept_and_named(averaged: Path, tmp_path: Path) -> None:
-    """Its settings alone would not say what was learned."""
+    """Check the task's file, as settings alone would not record what was learned."""
     file = tmp_path / "mine.py"
     file.write_text("from fairflare.tasks.classification import ClassificationTask as Task\n")
     run(tmp_path / "run", task_file=file, num_rounds=1)
@@ -155,7 +155,7 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Path) -> None:
-    """The global model of one run starts another; site files and the job know nothing of it."""
+    """Check that one run's global model starts another run, unknown to site files and job."""
     started = averaged / "server" / "simulate_job" / "FL_global_model.pt"
     settings = {"learning_rate": 1e-12, "optimizer": "sgd", "momentum": 0.0, "norm_momentum": 1e-12}
     run(tmp_path, local={"sites": {"server": {"initial_weights": str(started)}}}, settings=settings)
@@ -177,7 +177,7 @@ def test_sites_are_needed(tmp_path: Path) -> None:
 
 
 def test_told_to_stop(tmp_path: Path) -> None:
-    """While the second site trains: nothing more is asked, and the results say that it failed."""
+    """Check a stop while the second site trains: no site is asked further, and the results record a failed run."""
     heard = Heard()
     plan = make_plan("fed_avg", task="classification", sites=3, num_rounds=2, settings=TINY)
 
@@ -197,7 +197,7 @@ def test_told_to_stop(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fed-LWR goes on with equal weights (as plain averaging), and says who is to blame."""
+    """Check that Fed-LWR continues with equal weights (as plain averaging), and names the reason."""
     original = LayerSimilarityReport.report_anchor
 
     def refuse(self, run, local, anchor):
@@ -240,7 +240,7 @@ def test_a_wrong_setting_of_a_site_costs_that_site_its_round(tmp_path: Path, set
 
 @pytest.mark.long
 def test_each_site_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every round: the workers are made in the first one."""
+    """Check every round, as the workers are made in the first round."""
     used: list[tuple[str, int]] = []
     original = LocalTraining.train
 
@@ -255,7 +255,7 @@ def test_each_site_has_its_own_number_of_threads(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.long
 def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
-    """What the rule learned in one run is nothing to the next one."""
+    """Check that the rule's state of one run does not affect the next run."""
     plan = make_plan("fed_ism", task="classification", sites=3, num_rounds=2, settings=TINY)
     first, second = (run_local(plan, tmp_path / name) for name in ("first", "second"))
     weights = [[r["site_weights"] for r in document(folder)["rounds"]] for folder in (first, second)]

@@ -1,4 +1,4 @@
-"""A run knows nothing of FLARE: it works where nvflare cannot be imported."""
+"""Test that a run is independent of FLARE: it works where nvflare cannot be imported."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_guard_notices_an_import(tmp_path):
 @pytest.mark.many
 @pytest.mark.parametrize("method", [m for m in ("fed_lwr", "fed_mrl") if m in all_methods()])
 def test_a_run_without_flare(tmp_path, method):
-    """Nor does any module of methods/ and federation/ import it."""
+    """Check also that no module of methods/ and federation/ imports FLARE."""
     folder = Path(python(IMPORTS + RUN, method, str(tmp_path / "run"), json.dumps(TINY[method]), folder=tmp_path))
     results = json.loads((folder / "results.json").read_text())
     assert results["status"] == "completed"

@@ -1,4 +1,4 @@
-"""How a run is put together: how many sites synthetic data are dealt to."""
+"""Test how a run is planned: the number of sites that synthetic data are dealt to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_other_tasks_have_no_such_number():
 @pytest.mark.many
 @pytest.mark.parametrize("sites", [2, 6])
 def test_every_site_has_its_share_and_a_test_of_its_own(tmp_path, sites):
-    """The last one is the corrupted one, however many there are; nothing of the data is at no site."""
+    """Check that the last site is the corrupted one for any number of sites, and that all data are dealt."""
     plan = make_plan("fed_avg", task="classification", sites=sites, num_rounds=1, settings=TINY)
     results = json.loads((run_local(plan, tmp_path) / "results.json").read_text())
     names = [f"site-{number}" for number in range(1, sites + 1)]

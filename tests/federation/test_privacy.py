@@ -1,4 +1,4 @@
-"""``docs/privacy.md`` is true: it is what the declared fields say, and nothing else leaves a site."""
+"""Test ``docs/privacy.md``: it states what the declared fields say, and nothing else leaves a site."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_of(name: str, num_rounds: int = 1, **more: Any) -> Plan:
 
 @pytest.fixture
 def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Message, Message]]:
-    """Task name, what the server sent and what the site answered, of every exchange of an in-process run."""
+    """Return task name, server's message and site's answer, for every exchange of an in-process run."""
     found: list[tuple[str, Message, Message]] = []
     answer = LocalTransport._answer
 
@@ -145,7 +145,7 @@ def test_nothing_is_added_on_the_way_through_flare() -> None:
 
 
 def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None:
-    """Every key that travelled is a declared one, in the answer that it is declared for."""
+    """Check that every key that travelled is declared, for the answer that it is in."""
     rule = plan.rule
     assert set(sent.meta) == set(TOLD) - set(OF_GROUPS)
     known = {"done", "exchange", "one_pass"} if name == "norms" else documented(plan)
@@ -190,7 +190,7 @@ def test_what_leaves_a_site_is_declared(name: str, tmp_path: Path, carried: list
 
 
 def documented(plan: Any) -> set[str]:
-    """Directives with a row on the page."""
+    """Return the directives that have a row on the page."""
     return {*plan.rule.directive_docs, *(ClassifierAverage.directive_docs if plan.run.crt_rounds else ())}
 
 
@@ -208,7 +208,7 @@ def test_what_leaves_a_site_for_recalibrated_statistics_is_declared(
 
 
 class Curious(LocalTraining):
-    """A site half that says more than its rule declares."""
+    """Define a site half that reports more than its rule declares."""
 
     def report(self, run: Any, model: Any) -> dict[str, Any]:
         return {"class_counts": [1, 2]}
@@ -232,7 +232,7 @@ def by_class(metrics: Mapping[str, float]) -> set[str]:
 def test_metrics_by_class_stay_at_home_where_the_site_says_so(
     tmp_path: Path, carried: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In training and in the final test, whole results of the two runs otherwise alike; table and results say so."""
+    """Check training and final test by two runs that differ in this setting alone; table and results name the site."""
     results = {}
     for folder, local in (("all", {}), ("kept", {"sites": {"site-2": {"metrics_by_class": False}}})):
         run_local(plan_of("bsm_fl", 2), tmp_path / folder, local)
@@ -256,7 +256,7 @@ def test_metrics_by_class_stay_at_home_where_the_site_says_so(
 
 
 class Named(Task):
-    """Whose metrics are given by a test; it declares ``sharp`` besides, and that ``of_a`` is by class."""
+    """Define a task whose metrics a test gives; it also declares ``sharp``, and that ``of_a`` is by class."""
 
     primary_metric = "dice"
     build_model = loss = evaluate = open_site = None
@@ -278,7 +278,7 @@ Named.__abstractmethods__ = frozenset()
     ],
 )
 def test_what_is_not_declared_stays_too(measured: tuple[str, ...], left: tuple[str, ...]) -> None:
-    """A class may have any name, also one with the end of a metric that leaves."""
+    """Check classes with any name, also one that ends like a metric that is sent."""
     reply = SiteReply("ok", metrics=dict.fromkeys(measured, 0.5))
     data: Any = SimpleNamespace(test_splits=("test", "test_light"))
     gate = Gate("a", Named(), data, LocalTraining(), classes=False, floor=Floor(data, 1))

@@ -1,4 +1,4 @@
-"""What ``docs/privacy.md`` calls private is its owner's alone on a machine where others work too."""
+"""Test that files that ``docs/privacy.md`` calls private cannot be read by other users of the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY = {**FUNDUS, "phantom_sites": 2}
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """As most machines have it: others may read."""
+    """Set the umask of most machines, with which others may read files."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -34,7 +34,7 @@ def mode(path: Path) -> int:
 
 
 def open_to_others(folder: Path) -> list[str]:
-    """What in a folder, itself too, is more than its owner's."""
+    """Return the paths in a folder, with the folder itself, that others may open."""
     wrong = [path for path in (folder, *folder.rglob("*")) if mode(path) != (0o700 if path.is_dir() else 0o600)]
     return [f"{mode(path):o} {path.relative_to(folder.parent)}" for path in wrong]
 
@@ -73,7 +73,7 @@ def test_everything_that_a_run_keeps_is_private(
 def test_temporary_folders_are_private_while_sites_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    """Without an experiment the sites' models wait in a temporary folder."""
+    """Check a run without an experiment, in which the sites' models wait in a temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[list[str]] = []
     names: set[str] = set()

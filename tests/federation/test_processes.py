@@ -1,4 +1,4 @@
-"""Sites in some processes at a time: the same bits as one after the other, and nothing is left behind."""
+"""Test sites in several processes at a time: the same bits as one after the other, and no files are left."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_nobody_left() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fed_lwr", "fed_mrl", "ditto"])
 def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two phases; a mu for each site; a model of each site's own. And the sites' lines are in the log."""
+    """Check two phases, a mu for each site, and a model of each site's own; the sites' lines are in the log."""
     one = document(run_local(made(method), tmp_path / "one"))
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -54,7 +54,7 @@ def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.long
 def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
-    """The task's class is in no module that a process could import; a fault of one site costs that site its rounds."""
+    """Check a task's class that no process can import, and a fault of one site, which costs that site its rounds."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from fairflare.tasks.classification import ClassificationTask\nclass Task(ClassificationTask): ...\n"
@@ -68,7 +68,7 @@ def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
 
 
 def slow(folder: Path, **more: Any) -> tuple[Plan, dict[str, Any]]:
-    """Three sites of which the second is slow, and writes the id of its process."""
+    """Make three sites, of which the second is slow and writes the id of its process."""
     quick = {"folder": str(folder / "quick"), "seconds": 0, "deaf": False}
     (folder / "quick").mkdir()
     own = {"slow": {"folder": str(folder), "seconds": 0.03, "deaf": False, **more}}

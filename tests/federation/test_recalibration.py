@@ -1,4 +1,4 @@
-"""Recalibrated statistics in a run: who is asked what, what is refused, what is pooled, what becomes of the model."""
+"""Test recalibrated statistics in a run: questions to sites, refusals, pooling, and the resulting model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Says = Callable[[str, int, dict[str, Any]], Any]
 
 
 class Normed(Line):
-    """Two norms side by side (as the sites say), one behind them, one that no image reaches."""
+    """Define a network of two norms side by side, one norm after them, and one that no image reaches."""
 
     def build_model(self) -> torch.nn.Module:
         norms = [torch.nn.BatchNorm1d(width) for width in (2, 1, 1, 3)]
@@ -46,7 +46,7 @@ class Normed(Line):
 
 
 def measured(site: str, task: Message) -> Message:
-    """10 k images with two values each; mean k, variance 0.1 k; of the second exchange minus that."""
+    """Return a report on 10 k images of two values each: mean k, variance 0.1 k; in the second exchange minus that."""
     k, exchange = number(site), task.meta["directives"]["exchange"]
     widths = [[2, 1], [1]][exchange]
     sign = -1 if exchange else 1
@@ -63,7 +63,7 @@ def measured(site: str, task: Message) -> Message:
 
 
 def network(says: Says | None = None) -> Callable[[str, str, Message], Any]:
-    """``says(site, exchange, report)`` changes a report, or gives another answer."""
+    """Make a pretended network; ``says(site, exchange, report)`` changes a report, or gives another answer."""
 
     def behaviour(site: str, name: str, task: Message) -> Any:
         if name != TASK_NORMS:
@@ -103,7 +103,7 @@ def test_statistics_are_those_of_all_values_together(tmp_path: Path) -> None:
 
 
 class Tied(Normed):
-    """As that, with the norm "1" once more behind all: its statistics have two names."""
+    """Define :class:`Normed` with the norm "1" once more at the end, so that its statistics have two names."""
 
     def build_model(self) -> torch.nn.Module:
         model = super().build_model()
@@ -112,7 +112,7 @@ class Tied(Normed):
 
 
 def test_a_norm_with_two_names_is_set_under_both(tmp_path: Path) -> None:
-    """``load_state_dict`` takes them in turn: the last name would bring the old statistics back."""
+    """Check both names, as ``load_state_dict`` loads them in turn and the last one would restore old statistics."""
     state = Run(tmp_path, network(), task=Tied(), num_rounds=1, **RECALIBRATED)().model()["model"]
     assert {"1.running_mean", "6.running_mean"} <= set(state)
     model = Tied().build_model()
@@ -267,7 +267,7 @@ def test_a_run_that_was_stopped_meanwhile(tmp_path: Path) -> None:
 
 
 def weight_of_one(ran: Run) -> float:
-    """Share of site 1, whose mean is 1e6 where the others have 0."""
+    """Return the share of site 1, whose mean is 1e6 where the other sites have 0."""
     return float(ran.model()["model"]["1.running_mean"][0]) / 1e6
 
 
@@ -353,7 +353,7 @@ def test_equal_to_all_images_in_one_place(tmp_path: Path, kind: str, settings: d
 
 @pytest.mark.long
 def test_parameters_are_those_of_averaged_statistics(tmp_path: Path) -> None:
-    """FedAvg trains with the batch's statistics, so what it starts from changes no parameter, to the bit."""
+    """Check that parameters do not differ by a bit, as FedAvg trains with the batch's statistics."""
     kept: list[dict[str, torch.Tensor]] = []
     for name, settings in (("a", {}), ("b", {**RECALIBRATED, "recalibration": "one_pass"})):
         run_local(plan_of("classification", TINY_CLASSES, settings=settings, num_rounds=2), tmp_path / name)
@@ -371,7 +371,7 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     log = tmp_path / "cut" / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
 
     def in_the_middle() -> bool:
-        """Of the exchanges of round 1."""
+        """Return the exchanges of round 1."""
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         begun = [x for x in lines if (x["kind"], x.get("phase"), x.get("current_round")) == ("phase", TASK_NORMS, 1)]
         return len(begun) > 2
@@ -450,7 +450,7 @@ def test_what_a_site_reports_is_what_the_server_reads(tmp_path: Path) -> None:
 
 
 def test_a_projection_head_is_measured_too() -> None:
-    """Fed-MAS looks at it in evaluation mode; a network's plain pass does not reach it."""
+    """Check the head that Fed-MAS uses in evaluation mode, and that a network's plain pass does not reach."""
     torch.manual_seed(0)
     model = build_classifier(
         "resnet18", in_channels=1, classes=3, features=[4, 4, 8, 8], norm_momentum=0.1, projector_dim=4
@@ -468,7 +468,7 @@ def test_a_projection_head_is_measured_too() -> None:
 
 
 def test_a_script_s_own_network(tmp_path: Path) -> None:
-    """The worker behind a script answers as our executor's, over the script's training images in their order."""
+    """Check that the worker of a script answers like our executor's, over the script's training images in order."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
     inputs = 3 + torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     batches = list(zip(inputs.split(4), (torch.arange(10) % 2).split(4), strict=True))

@@ -1,4 +1,4 @@
-"""The primary metric on draws of the test images: what sites send, what is refused, what is kept."""
+"""Test the primary metric on draws of the test images: sent values, refusals, and saved values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_same_draws_for_everyone_and_others_for_each_site() -> None:
 
 
 def test_dice_of_each_image_by_hand(tmp_path: Path) -> None:
-    """Float64, threshold and overlap written out, each image by itself."""
+    """Compare with threshold and overlap in float64, each image by itself."""
     results, model = done(plan("segmentation", bootstrap=COUNT), tmp_path)
     assert sorted(results["resampled"]) == SITES
     made = plan("segmentation")
@@ -162,7 +162,7 @@ def test_images_of_a_patient_are_drawn_together() -> None:
 
 
 def test_a_datalist_says_what_is_drawn(tmp_path: Path) -> None:
-    """Patients where they are named, else volumes, else images; a patient's volumes are one."""
+    """Check the unit of draws: patients where they are named, else volumes, else images."""
     slices = {"image": "v.nii", "label": "m.nii"}
     lists: dict[str, list[dict[str, Any]]] = {
         "patients": [{"patient": 1, "volume": "a"}, {"patient": 1, "volume": "b"}, {"patient": 2, "volume": "c"}],

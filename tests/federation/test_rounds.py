@@ -1,4 +1,4 @@
-"""A run on a pretended network: who is asked, who is left out, when it waits, when it fails, what it keeps."""
+"""Test a run on a pretended network: sites that are asked or left out, waits, failures, and saved state."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_the_sites_are_told(tmp_path: Path) -> None:
 
 @settings
 class Told(FedAvg):
-    """FedAvg that repeats what it is given.
+    """Define a FedAvg that records its arguments.
 
     Args:
         x: nothing.
@@ -303,7 +303,7 @@ def test_failed_anchor_keeps_the_model_and_names_the_site(tmp_path: Path) -> Non
 
 
 def test_nobody_reports_about_the_anchor_and_the_round_goes_on_with_equal_weights(tmp_path: Path) -> None:
-    """Degrade, not crash: for instance a site's filter removes what carries no model."""
+    """Check that the round continues, for instance when a site's filter removes messages without a model."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         return f"site {s!r} answered ERROR" if n == "anchor" else good(s, n, task)
@@ -388,7 +388,7 @@ def test_silent_site_costs_the_timeout_and_is_dropped_after_two(tmp_path: Path) 
 
 @pytest.mark.parametrize("in_between", [good, lambda *task: "site 'site-1' answered ERROR"], ids=["good", "error"])
 def test_an_answer_in_between_begins_the_count_anew(tmp_path: Path, in_between: Any) -> None:
-    """Silent, an answer or an error, silent: never twice running."""
+    """Check silence, an answer or an error, silence: never two misses in succession."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         if s == "site-1" and n == "train":
@@ -413,7 +413,7 @@ def test_a_sign_of_life_brings_a_dropped_site_back(tmp_path: Path) -> None:
 
 
 def late(site: str, name: str, run: list[Run]) -> Any:
-    """A site whose answers to one task always come while the next exchange is under way."""
+    """Make a site whose answers to one task always arrive during the next exchange."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         if (s, n) == (site, name):
@@ -425,7 +425,7 @@ def late(site: str, name: str, run: list[Run]) -> Any:
 
 
 def test_a_site_that_is_always_late_costs_ever_fewer_timeouts(tmp_path: Path) -> None:
-    """Late answers show that it is alive; only one in time makes the count begin anew."""
+    """Check that late answers count as signs of life, while only an answer in time resets the count."""
     runs: list[Run] = []
     runs.append(Run(tmp_path, late("site-1", "train", runs), num_rounds=20, train_timeout=0.05, max_missed=2))
     results = runs[0]().results
@@ -488,7 +488,7 @@ def test_the_final_test_does_not_wait_long_for_a_dead_site(tmp_path: Path) -> No
 
 
 class Returning(dict[tuple[str, str], Any]):
-    """What is known of the sites' silence, where the site shows up right after it was written."""
+    """Record a site's silence, where the site shows up right after the record was made."""
 
     def __init__(self, roster: Roster) -> None:
         super().__init__()
@@ -504,7 +504,7 @@ class Returning(dict[tuple[str, str], Any]):
 
 
 def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -> None:
-    """Signs of life come in threads of the transport."""
+    """Check signs of life that come in threads of the transport."""
     roster = Run(tmp_path, max_missed=1).rounds.roster
     counts = roster._patience = Returning(roster)
     roster.missed("site-1", "train", 0)
@@ -514,7 +514,7 @@ def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -
 
 
 def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
-    """The anchor while the server averages; while the sites test, all but the final model."""
+    """Check that the anchor is freed before aggregation, and all models but the final one before the test."""
     held: dict[str, int] = {}
     seen: list[weakref.ref[torch.Tensor]] = []
 
@@ -531,7 +531,7 @@ def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
         held[which] = sum(tensor() is not None for tensor in seen)
 
     class Light(Network):
-        """Keeps no message, as little as the other transports do."""
+        """Define a transport that saves no message, like the other transports."""
 
         def ask(self, question: Question) -> None:
             super().ask(question)
@@ -587,7 +587,7 @@ def test_grace_ends_the_wait_for_stragglers(tmp_path: Path) -> None:
 
 
 def test_no_grace_for_refused_answers(tmp_path: Path) -> None:
-    """Grace starts with ``min_sites`` usable answers, not with so many answers."""
+    """Check that the grace starts with ``min_sites`` usable answers, not with so many answers."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         if n != "train":
@@ -602,7 +602,7 @@ def test_no_grace_for_refused_answers(tmp_path: Path) -> None:
 
 
 def test_grace_begins_with_enough_answers_not_with_the_phase(tmp_path: Path) -> None:
-    """A round that takes everybody longer than the grace is still no reason to leave out who is a little later."""
+    """Check that a round that takes all sites longer than the grace leaves out no site that is a little later."""
     seconds = {"site-1": 0.6, "site-2": 0.6, "site-3": 0.9}
 
     def behaviour(s: str, n: str, task: Message) -> Any:
@@ -657,7 +657,7 @@ def test_abort_leaves_no_result_that_looks_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_nothing_is_taken_once_the_exchange_is_over(broken: bool) -> None:
-    """Whoever holds the answers: a transport that was stopped, or one that broke."""
+    """Check transports that were stopped, or that broke, and hand over answers later."""
     asked: list[Question] = []
     taken: list[str] = []
 
@@ -691,7 +691,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, site: str) -> None:
 
 
 def test_a_full_disk_is_the_servers_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going on without that site would bias the model and blame a hospital."""
+    """Check that the run fails, as leaving that site out would bias the model and blame a hospital."""
     full_disk(monkeypatch, "site-2")
     run = Run(tmp_path, num_rounds=2, min_sites=1)
     started = time.monotonic()
@@ -735,7 +735,7 @@ def test_results_that_cannot_be_written_do_not_hide_the_reason(tmp_path: Path, m
 
 @settings
 class Broken(Rule):
-    """A rule with a bug.
+    """Define a rule with a bug.
 
     Args:
         x: nothing.
@@ -776,7 +776,7 @@ def _as_validation(measured: dict[str, float], test: dict[str, float]) -> dict[s
 
 
 def scored(by_round: list[float]) -> Any:
-    """Everyone measures this on the model that a round receives."""
+    """Let every site measure this value on the model that a round receives."""
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
@@ -824,7 +824,7 @@ def test_the_best_model_is_remembered_by_a_resumed_run(tmp_path: Path) -> None:
 
 
 def test_two_phase_resume_is_bit_equal(tmp_path: Path) -> None:
-    """The scores of a site that was silent about the anchor come from the checkpoint."""
+    """Check that the checkpoint has the scores of a site that was silent about the anchor."""
 
     def behaviour(s: str, n: str, task: Message) -> Any:
         silent = s == "site-3" and n == "anchor" and task.current_round == 2
@@ -839,7 +839,7 @@ def test_two_phase_resume_is_bit_equal(tmp_path: Path) -> None:
 
 
 class Wide(Line):
-    """A task of a user's own with an argument."""
+    """Define a user's own task with an argument."""
 
     def __init__(self, width: int = 1) -> None:
         self.width = width
@@ -892,7 +892,7 @@ def test_without_an_experiment_nothing_outlives_the_run(tmp_path: Path) -> None:
 
 @settings
 class Remembers(FedAvg):
-    """FedAvg that writes something large."""
+    """Define a FedAvg that writes a large file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -915,7 +915,7 @@ def test_an_experiment_is_no_path() -> None:
 
 
 def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
-    """Each time after twice as long, so that an hour of training takes six lines."""
+    """Check that lines come after twice as long each time, so that an hour of training has six lines."""
     monkeypatch.setattr(phase, "SAYS_AFTER", 0.1)
     settings = {"num_rounds": 1, "min_sites": 2, "train_timeout": 1.0}
     run = Run(tmp_path, misbehave("site-2", "train", SILENT), **settings)()

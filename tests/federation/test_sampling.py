@@ -1,4 +1,4 @@
-"""What sites say of how far chance moves their final figures: made, kept at home, checked, and in the results."""
+"""Test the sites' figures about chance in the final test: made, withheld, checked, and in the results."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def images(folder: Path, patients: Sequence[str | None]) -> Path:
 
 
 class Told(torch.nn.Module):
-    """Tells class 1 where an image is bright."""
+    """Define a task that predicts class 1 where an image is bright."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         bright = inputs.mean((1, 2, 3)) * 255
@@ -227,7 +227,7 @@ def test_sites_without_case_scores_are_compared_by_their_errors(tmp_path: Path) 
 
 
 def test_only_the_last_models_test_says_it(tmp_path: Path) -> None:
-    """The tests on the way, and of the best model, are as they were."""
+    """Check that tests of earlier models, and of the best model, lack these figures."""
     made = plan("segmentation", num_rounds=2, test_last=2)
     asked: list[tuple[str, ...]] = []
     task: Any = made.task

@@ -1,4 +1,4 @@
-"""A script's own loop against our training: the same bits, and what goes wrong costs the round only."""
+"""Test a script's own loop against our training: the same bits, and errors cost the round only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plan_of(method: str) -> Plan:
 
 
 def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
-    """What a script has of the same images, and the images."""
+    """Return the parts that a script has for the same images, and the images."""
     data = plan.task.open_site("site-1", {})
     size = plan.training.batch_size
     splits = {split: list(data.batches(split, batch_size=size)) for split in ("training", "validation", "test")}
@@ -79,7 +79,7 @@ def as_script(plan: Plan, folder: Path) -> tuple[ScriptSite, Any]:
 
 
 def train(site: ScriptSite, data: Any, training: LocalTraining, seed: int, *, told: bool = True) -> None:
-    """The loop that a hospital would write, on our batches; ``told``: with the epoch's number."""
+    """Train as a hospital's own loop would, on our batches; ``told``: with the epoch's number."""
     site.model.train()
     optimizer = make_optimizer(training, site.model.parameters())
     for group in optimizer.param_groups:
@@ -375,7 +375,7 @@ def test_losses_of_samples_are_those_of_the_criterion(tmp_path: Path) -> None:
 
 
 def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
-    """A setting of our training loop is not passed over in silence where there is another loop."""
+    """Check that a setting of our training loop is refused where a script has its own loop."""
     plan = make_plan("fed_avg", task="classification", sites=2, settings={**TINY, "precision": "bf16"})
     site, _ = as_script(plan, tmp_path)
     for name in ("check", "train"):
@@ -389,7 +389,7 @@ def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
 
 
 class Watched(SharpnessAwareTraining):
-    """Two looks at every batch; keeps which of them a loss was told to be."""
+    """Look at every batch twice, and record which look a loss was told to be."""
 
     def loss(self, run: Any, model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         self.seen.append(run.first_pass)
@@ -397,7 +397,7 @@ class Watched(SharpnessAwareTraining):
 
 
 def test_the_second_look_at_a_batch_is_told_apart(tmp_path: Path) -> None:
-    """Fed-MAS's distances are of the first look alone; a method of one's own may have both."""
+    """Check that Fed-MAS's distances are of the first look alone; a user's own method may have both looks."""
     training = Watched(optimizer="sgd")
     training.seen = []
     site = small(tmp_path, training)

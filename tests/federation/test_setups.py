@@ -1,4 +1,4 @@
-"""The papers' settings, and the same local training for several methods."""
+"""Test the papers' settings, and the same local training for several methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = Path(__file__).parents[1] / "papers.md"
 
 
 class Line(NamedTuple):
-    """Of ``tests/papers.md``."""
+    """Hold a line of ``tests/papers.md``."""
 
     presets: str
     rows: str
@@ -47,7 +47,7 @@ LINES = lines()
 
 
 def rows_of(preset: str) -> dict[str, Plan]:
-    """What the rows of a preset are with ``--paper``."""
+    """Return the values of a preset's rows with ``--paper``."""
     plan = table_of(preset).as_plan(small=False)
     series = Series(entries_of(preset, plan.pop("methods")), seeds=[0], small=False, **plan)
     return {run.entry.label: run.make() for run in series.runs()}
@@ -70,7 +70,7 @@ def value(plan: Plan, name: str) -> Any:
 @pytest.mark.many
 @pytest.mark.parametrize("preset", list(tables()))
 def test_every_row_has_the_papers_values(preset: str) -> None:
-    """The plan as it is built: what the job gives to server and sites."""
+    """Check the plan as it is built, with the values that the job gives to server and sites."""
     for row, plan in rows_of(preset).items():
         wanted = {line.setting: line for line in LINES if line.speaks_of(preset, row)}
         assert len(wanted) > 12, row
@@ -80,7 +80,7 @@ def test_every_row_has_the_papers_values(preset: str) -> None:
 
 
 def test_no_line_speaks_of_nothing() -> None:
-    """Every row that the papers' tables name is a row of a preset, and has its own method or value."""
+    """Check that every row of the papers' tables is a row of a preset, with its own method or value."""
     known = {(preset, e.label) for preset, t in tables().items() for e in entries_of(preset, t.as_plan()["methods"])}
     for line in LINES:
         for row in line.rows.split(";"):
@@ -243,7 +243,7 @@ def test_unknown_model() -> None:
 
 @pytest.mark.parametrize("kind", TASKS_BY_KIND)
 def test_a_quick_job_is_trained_as_its_task_wants(kind: str) -> None:
-    """Not as the method's paper was, on other images: else two runs differ in the optimizer, not in the method."""
+    """Check that methods share the task's training, so that two runs differ in the method, not in the optimizer."""
     wanted = make_plan("fed_avg", task=kind).training
     learned = 0
     for name, method in all_methods().items():

@@ -1,4 +1,4 @@
-"""What a task does at a site: determinism, state between tasks, refusals, and the sanitizer."""
+"""Test the tasks of a site: determinism, state between tasks, refusals, and the sanitizer."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_anchor_needs_the_local_model_of_that_round(worker):
 
 
 def test_test_splits_and_the_received_model(worker):
-    """``validate`` measures the model it gets, on the test split, and nothing of it is trained or kept."""
+    """Check that ``validate`` measures its model on the test split, and neither trains nor saves any part of it."""
     state = initial(seed=5)
     here = worker()
     reply = here.perform(request("validate", state))
@@ -102,7 +102,7 @@ def test_test_splits_and_the_received_model(worker):
 
 
 def failing(error: type[Exception], text: str, after: int = 0, task: Task | None = None) -> Task:
-    """A task whose loss raises in step ``after``; ``task.built`` refers to its networks without keeping them alive."""
+    """Return a task whose loss raises in step ``after``; ``task.built`` holds weak references to its networks."""
     task = task or SegmentationTask(**SEGMENTATION)
     loss, build = task.loss, task.build_model
     steps = []
@@ -154,7 +154,7 @@ CLASSES = {**CLASSES, "projector_dim": 96}
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, MemoryError])
 @pytest.mark.many(0, 1, 2, 4, 6, 7, 10, 12)  # each training with one of both errors, the first with both
 def test_an_out_of_memory_leaves_nothing_of_the_model(worker, training, error, monkeypatch):
-    """A second model beside a dead one would not fit either. Optimizer and stepper are in use by then."""
+    """Check that no dead model is left beside a second one, once optimizer and stepper are in use."""
     learned = ClassificationTask(**CLASSES) if isinstance(training, RescueTraining) else None
     state = initial(learned)
     runs = []

@@ -1,4 +1,4 @@
-"""What a site keeps on its disk: by run, for one process at a time, whatever is killed, cut, flipped or full."""
+"""Test a site's state on disk: by run, for one process at a time, after kills, cuts, flipped bits or a full disk."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_nothing_kept_is_nothing_lost_in_the_first_round(tmp_path: Path) -> None
 
 
 def test_no_flipped_bit_gives_another_value(tmp_path: Path) -> None:
-    """torch.load alone takes most of them without a word."""
+    """Check flipped bits, most of which torch.load alone would accept."""
     store = SiteStore(tmp_path)
     store.save("moments", 1, values(1))
     file = tmp_path / "moments.000001.pt"
@@ -139,7 +139,7 @@ def _die() -> None:
 
 @contextmanager
 def dying_at(count: int) -> Iterator[None]:
-    """The process kills itself in front of its ``count``-th operation on a file; half of a write is done by then."""
+    """Fork a process that kills itself before its ``count``-th file operation; half of a write is done by then."""
     left = [count]
 
     def counted(function: Any) -> Any:
@@ -175,7 +175,7 @@ def save_and_die(folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_killed_in_the_middle_of_saving_leaves_the_old_value_or_the_new_one(tmp_path: Path, again: bool) -> None:
-    """Of a new round, or of one that the server asks for again."""
+    """Check the state of a new round, and of a round that the server asks for again."""
     outcomes, old = [], 0 if again else 2
     for count in range(1, 30):
         folder = SiteFolder("site-1", tmp_path / str(count))
@@ -318,7 +318,7 @@ def exchange(worker: SiteWorker, run: str, state: Any, current_round: int) -> tu
 
 @pytest.mark.long
 def test_two_runs_that_alternate_get_their_own_bits(worker: Any) -> None:
-    """Two jobs with one experiment id: neither moments nor local models may mix."""
+    """Check two jobs with one experiment id: neither moments nor local models may mix."""
     states = {"first": initial(seed=1), "second": initial(seed=2)}
     alone = {run: [exchange(worker(run), run, states[run], r) for r in range(3)] for run in states}
     here = {run: worker("shared") for run in states}
@@ -389,7 +389,7 @@ def hold(path: Path, ready: Any) -> None:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[Any]:
-    """A process of an old job that still trains on the run's state."""
+    """Start a process of an old job that still trains on the run's state."""
     ready = FORK.Event()
     child = FORK.Process(target=hold, args=(tmp_path / "state" / "a" / "lock", ready), daemon=True)
     child.start()
@@ -439,7 +439,7 @@ def test_the_stop_is_heard_while_waiting(worker: Any, holder: Any) -> None:
 
 
 def test_the_lock_of_a_removed_folder_is_not_one(tmp_path: Path) -> None:
-    """One process waits for a run's lock while another removes the run as too old."""
+    """Check a process that waits for a run's lock while another removes the run as too old."""
     path = tmp_path / "a" / "lock"
     got = threading.Event()
 
@@ -522,7 +522,7 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 @contextmanager
 def small_files(most: int) -> Iterator[None]:
-    """As on a full disk, writing fails half way."""
+    """Make writes fail half way, as on a full disk."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
@@ -533,7 +533,7 @@ def small_files(most: int) -> Iterator[None]:
 
 def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
     class Fails(LocalTraining):
-        """Behind the moments' saving."""
+        """Raise an error after the moments were saved."""
 
         def report(self, run: Any, model: Any) -> dict[str, Any]:
             if run.current_round == 1:
@@ -552,7 +552,7 @@ def test_a_training_that_failed_leaves_nothing(worker: Any) -> None:
 
 
 def test_a_site_on_a_full_disk_is_left_out_and_comes_back(worker: Any) -> None:
-    """The task is refused as a whole: an update whose moments are not kept could not be repeated after a stop."""
+    """Check that the whole task is refused, as an update without saved moments could not be repeated after a stop."""
     state = initial()
 
     def work() -> list[Any]:

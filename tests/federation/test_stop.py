@@ -1,4 +1,4 @@
-"""The stop is heard at the next batch, whatever a site is doing, and within three seconds by a child process."""
+"""Test that a stop is noticed at the next batch in every task, and within three seconds by a child process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLASSES = {**CLASSES, "projector_dim": 96}
 
 
 class Counted(SiteData):
-    """Counts the batches that are read; the stop comes when one of them has been handed over."""
+    """Count the batches that are read; the stop comes when one of them has been handed over."""
 
     def __init__(self, data: SiteData) -> None:
         self.data = data
@@ -71,7 +71,7 @@ class Counted(SiteData):
         return Batches()
 
     def should_stop(self) -> bool:
-        """From the second question after that batch on: the first comes when it is read, the second when it is done."""
+        """Return True from the second question after that batch on: one question is at its reading, one at its end."""
         self.asked += self.read >= self.stop_after
         return self.asked > 1
 
@@ -88,7 +88,7 @@ def ask(here: SiteWorker, data: Counted, name: str, state: Any, **more: Any) -> 
 
 
 def heard_everywhere(folder: Path, task: Any, training: LocalTraining, name: str, **more: Any) -> int:
-    """Stops a task after each of its batches; how many there are."""
+    """Stop a task after each of its batches, and return their number."""
     task, data = counted(task)
     state = initial(task)
     here = at_site(folder, training, task=task)
@@ -168,7 +168,7 @@ def stopped_after(calls: int) -> Callable[[], bool]:
 
 
 def test_similarity_hears_it_after_the_last_batch_and_between_the_pieces_of_one() -> None:
-    """The products of all layers' features take longer than the batches."""
+    """Check the products of all layers' features, which take longer than the batches."""
     torch.manual_seed(0)
     models = [torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.Conv2d(3, 2, 3)) for _ in range(2)]
     images = torch.randn(6, 1, 40, 40)
@@ -235,7 +235,7 @@ def test_what_a_tasks_data_have_besides_is_still_there() -> None:
 
 
 def isolated(folder: Path, *, seconds: float = 0.05, deaf: bool = False) -> tuple[SiteReply, float]:
-    """The reply to a task that is stopped in its first training batch, and how long that took."""
+    """Return the reply to a task that is stopped in its first training batch, and the seconds it took."""
     reached = folder / "reached"
     at: list[float] = []
 

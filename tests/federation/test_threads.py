@@ -1,4 +1,4 @@
-"""The server's weights do not depend on how many threads it has."""
+"""Test that the server's weights do not depend on its number of threads."""
 
 from __future__ import annotations
 

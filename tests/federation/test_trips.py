@@ -1,4 +1,4 @@
-"""A value is checked at the door; a sum does not ask the same things again and again."""
+"""Test that a value is checked once, when it arrives, and not again in each sum."""
 
 from __future__ import annotations
 

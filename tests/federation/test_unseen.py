@@ -1,4 +1,4 @@
-"""What a run's model is worth at a site that was not there, and the runs that leave sites out in turn."""
+"""Test a run's model at a site that was left out, and the runs that leave sites out in turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trained(folder: Path, method: str, **settings: Any) -> tuple[dict[str, Any],
 
 
 def measured(plan: Plan, state: dict[str, torch.Tensor], *, adapted: bool) -> float:
-    """Dice at site-3 by a plain loop; adapted: its statistics one norm after the other, all training images at once."""
+    """Return Dice at site-3 by a plain loop; adapted: with statistics of all training images, norm after norm."""
     network, data = plan.task.build_model(), plan.task.open_site("site-3", own_settings({}, "site-3"))
     network.load_state_dict(state)
     network.eval()

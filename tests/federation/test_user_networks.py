@@ -1,4 +1,4 @@
-"""A user's own networks that cannot be trained or averaged, or do not fit the task: refused before any training."""
+"""Test users' own networks that cannot be trained or averaged, or do not fit the task: they are refused early."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[[], nn.Module]
 
 
 class Net(nn.Module):
-    """For masks, (n, 1, h, w); with one more parameter or buffer."""
+    """Define a network for masks, (n, 1, h, w), with one more parameter or buffer."""
 
     def __init__(self, outputs: int = 1, **more: torch.Tensor) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_outputs_that_do_not_fit_are_refused_at_the_check(make: Make, words: str
 
 
 def test_the_shape_of_classes_and_of_volumes() -> None:
-    """Seven outputs for eight classes; a volume's mask in one channel too many."""
+    """Check seven outputs for eight classes, and a volume's mask with one channel too many."""
     classes = task_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 7)), ClassificationTask, num_classes=8,
                       image_size=(32, 32))  # fmt: skip
     with pytest.raises(ValueError, match=r"gives \(1, 7\), and \(1, 8\) is needed for num_classes=8"):
@@ -171,7 +171,7 @@ def test_initial_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("settings", [{"local_epochs": 2}, {"local_steps": 3}])
 def test_our_own_loop_without_a_batch_is_no_training(settings: dict[str, Any], tmp_path: Path) -> None:
-    """A task of the user's own whose training list gives nothing, as with a loader that drops its last batch."""
+    """Check a user's own task whose training list is empty, as with a loader that drops its last batch."""
     task = SegmentationTask(**SEGMENTATION)
     opened = task.open_site
 

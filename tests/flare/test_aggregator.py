@@ -1,4 +1,4 @@
-"""A rule under FLARE's stock controllers: models or updates, tensors or arrays, who is left out, what comes back."""
+"""Test a rule under FLARE's stock controllers: models or updates, tensors or arrays, sites left out, and outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def result(
     site: str, params: Any, *, update: bool = True, samples: Any = None, current_round: Any = 0, metrics: Any = None,
     report: Any = None, **meta: Any,
 ) -> FLModel:  # fmt: skip
-    """What a site's script sends; without ``samples`` and ``report`` it knows nothing of FairFlare."""
+    """Return the result of a site's script; without ``samples`` and ``report`` it knows nothing of FairFlare."""
     head = {**({"num_samples": samples} if samples else {}), **({"report": report} if report else {}), **meta}
     return FLModel(
         params=params,
@@ -70,7 +70,7 @@ def collect(*results: FLModel, rule: Any = None, min_sites: int = 1) -> tuple[Fa
 
 
 def sent_out(aggregator: FairAggregator, params: dict[str, Any]) -> None:
-    """What FLARE's controllers leave in the context before each round."""
+    """Return the context that FLARE's controllers set before each round."""
     aggregator.fl_ctx = FLContext()
     aggregator.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(params, {}), private=True, sticky=True)
 
@@ -108,7 +108,7 @@ def test_the_controller_gets_back_what_it_sent(update: bool, as_numpy: bool) -> 
 
 
 def test_counters_of_svt_privacy_keep_their_shape() -> None:
-    """NumPy without a dimension, as FLARE's SVTPrivacy sends it, also as a bare scalar."""
+    """Check NumPy arrays without a dimension, as FLARE's SVTPrivacy sends them, and bare scalars."""
     for counter in (np.array(7), np.int64(7), np.float32(7.0)):
         _, merged = collect(result("a", {"bn.num_batches_tracked": counter, "w": np.ones(2, np.float32)}))
         assert merged.params["bn.num_batches_tracked"].shape == ()
@@ -154,7 +154,7 @@ def test_updates_of_a_variance_may_be_negative() -> None:
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
-    """Whole models, as scripts send them; those that docs/own_script.md names as working do work."""
+    """Check whole models from scripts, with the methods that docs/own_script.md names as working."""
     (listed,) = re.findall(r"also work without our controller: (.*?)\. The script", PAGE.read_text().replace("\n", " "))
     rule = build(method.rule, {**method.server, **({"shrinking": False} if method.name == "fed_ga" else {})})
     rule.memory_folder = tmp_path
@@ -193,7 +193,7 @@ def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_majority_says_what_a_model_looks_like(order: tuple[int, ...]) -> None:
-    """The first to arrive defines nothing."""
+    """Check that the first model to arrive does not define the form."""
     results = [result("a", flat(9.0, 7)), result("b", flat(1.0)), result("c", flat(3.0))]
     aggregator, merged = collect(*[results[i] for i in order])
     assert merged.params["w"].tolist() == [2.0, 2.0]
@@ -282,7 +282,7 @@ def test_a_new_round_forgets_the_refusals() -> None:
 
 
 def test_a_full_disk_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raised where the result arrives, FLARE would log it and go on without the site."""
+    """Check that the error is not raised where the result arrives, as FLARE would log it and continue."""
     aggregator = FairAggregator(rule=FedAvg())
     aggregator.accept_model(result("a", flat(1.0)))
     with monkeypatch.context() as patch:
@@ -378,7 +378,7 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:
-    """One, two and three sites; in any order the same bits; nobody above the bound."""
+    """Check one, two and three sites in any order: the same bits, and no site above the bound."""
     bounds = {"max_weight": 0.4, "max_samples": 100, "max_update_norm": 3.0}
     for sites in ("a", "ab", "abc"):
         found = []
@@ -409,7 +409,7 @@ def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> N
 
 
 def test_metrics_are_the_mean_over_the_sites() -> None:
-    """Whatever range a stock script uses: percent, NumPy numbers, losses."""
+    """Check any range that a stock script uses: percent, NumPy numbers, losses."""
     _, merged = collect(
         result("a", flat(1.0), metrics={"accuracy": 80.0, "loss": np.float32(2.0), "own": 1.0, "text": "x"}),
         result("b", flat(1.0), metrics={"accuracy": 90, "loss": 4.0, "flag": True}),
@@ -429,7 +429,7 @@ def test_sites_without_a_metric_still_count(metrics: Any) -> None:
 
 
 class Controller(StockFedAvg):
-    """FLARE's own, with sites that answer at once."""
+    """Stand in for FLARE's own controller, with sites that answer at once."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -486,7 +486,7 @@ def test_it_travels_in_a_job(tmp_path: Path) -> None:
 
 
 def test_what_flare_made_of_the_message_is_understood() -> None:
-    """Through FLARE's own conversion, as it happens in a run."""
+    """Check messages after FLARE's own conversion, as in a run."""
     sent = FLModelUtils.from_shareable(FLModelUtils.to_shareable(result("a", flat(2.0), samples=3)))
     sent.meta["client_name"] = "a"
     _, merged = collect(sent)
@@ -534,7 +534,7 @@ def test_two_of_six_are_bounded_behind_a_stock_controller() -> None:
 
 
 def steps(site: str, value: Any, count: Any, **more: Any) -> FLModel:
-    """A whole model with FLARE's count of steps; ``count`` None: the script says none."""
+    """Return a whole model with FLARE's count of steps; ``count`` None: the script reports none."""
     own = {} if count is None else {"NUM_STEPS_CURRENT_ROUND": count}
     made = result(site, {"w": value}, update=False, **more)
     made.meta.update(own)
@@ -542,7 +542,7 @@ def steps(site: str, value: Any, count: Any, **more: Any) -> FLModel:
 
 
 def own_mean(*results: FLModel) -> Any:
-    """The mean that FLARE's own FedAvg makes of the same results."""
+    """Return the mean that FLARE's own FedAvg computes from the same results."""
     helper = WeightedAggregationHelper()
     for each in results:
         helper.add(each.params, _get_num_steps_weight(each), each.meta["client_name"], 0)
@@ -552,7 +552,7 @@ def own_mean(*results: FLModel) -> Any:
 @pytest.mark.parametrize("kind", [float, lambda v: np.array([v]), lambda v: torch.tensor([v]), np.float32])
 @pytest.mark.parametrize("counts", [(10, 30), (None, None), (None, 30), (0, 30), (-1, 30), ("7", 2.5), (math.nan, 30)])
 def test_steps_weigh_as_in_flares_own_fed_avg(kind: Any, counts: tuple[Any, Any]) -> None:
-    """10 and 30 steps of 2 and 4 give 3.5; what FLARE counts as 1 is said by name."""
+    """Check that 10 and 30 steps of 2 and 4 give 3.5; a warning names sites that FLARE counts as 1."""
     results = [steps(site, kind(v), n) for site, v, n in zip("ab", (2.0, 4.0), counts, strict=True)]
     aggregator, merged = collect(*results)
     assert aggregator.rejected == {}
@@ -612,7 +612,7 @@ def test_params_that_are_no_numbers_are_refused_in_words(value: Any) -> None:
 @pytest.mark.parametrize("rule", [FedAvg(), FedNova(), QFedAvg()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("as_numpy", [True, False])
 def test_a_site_that_sends_back_what_it_received_is_left_out_by_name(update: bool, rule: Any, as_numpy: bool) -> None:
-    """Whatever it says of its steps: behind a stock controller nobody has counted them."""
+    """Check that reported steps do not matter, as a stock controller counts none itself."""
     start = {"w": torch.tensor([1.0, 2.0]), "bn.running_mean": torch.zeros(2), "n": torch.tensor(3)}
     aggregator = FairAggregator(rule=copy.deepcopy(rule))
     kind = torch.Tensor.numpy if as_numpy else torch.clone
@@ -642,7 +642,7 @@ def test_a_round_in_which_nobody_trained_ends_the_job() -> None:
 
 
 def test_whole_models_are_updates_from_the_controllers_model() -> None:
-    """q-FedAvg gives the same from both, where FLARE says what it sent out."""
+    """Check that q-FedAvg gives the same from models and updates, where FLARE reports the model that it sent."""
     found = {}
     for update in (True, False):
         rule = QFedAvg(q=1.0)

@@ -1,4 +1,4 @@
-"""What a training script has of FLARE's Client API and of us; FLARE itself is in ``tests/e2e/test_own_script.py``."""
+"""Test a training script with FLARE's Client API and ours; FLARE itself is in ``tests/e2e/test_own_script.py``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATE = clean_state(Net().state_dict())
 
 
 class Flare:
-    """FLARE's Client API, with tasks to come and the answers so far."""
+    """Stand in for FLARE's Client API, with tasks to come and the answers so far."""
 
     def __init__(self, tasks: list[tuple[str, FLModel]]) -> None:
         self.tasks, self.sent = tasks, []
@@ -184,7 +184,7 @@ def test_metrics_by_class_stay_at_home(federation: Any) -> None:
 def test_a_loop_that_is_spent_is_no_training(
     training: LocalTraining, federation: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A loop that goes through its batches once, as a Trainer with max_epochs or an iterator does."""
+    """Check a loop that goes through its batches once, as a Trainer with max_epochs or an iterator does."""
     flare, site, model = federation(*(asked("train", training, number) for number in range(3)))
     optimizer, once = torch.optim.SGD(model.parameters(), lr=0.1), iter(batches())
     while site.receive():
@@ -229,7 +229,7 @@ def test_statistics_of_a_batch_norm_alone_are_no_training(federation: Any) -> No
 
 
 def test_counted_steps_at_a_learning_rate_of_zero_are_a_training(federation: Any) -> None:
-    """The site says so, and the server warns (tests/federation/test_collector.py)."""
+    """Check that the site reports it; the server's warning is in tests/federation/test_collector.py."""
     flare, site, model = federation(asked("train", LocalTraining()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in site.epochs(1):
@@ -249,7 +249,7 @@ def test_with_report_goes_on_as_before() -> None:
 
 
 def changed(plain: str, other: str) -> int:
-    """Lines that somebody has to touch: of a replaced block the longer side; empty lines and docstring do not count."""
+    """Count lines that a user has to change: the longer side of a replaced block, without empty lines and docstring."""
     first, second = ([line for line in text.splitlines()[1:] if line.strip()] for text in (plain, other))
     codes = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
     return sum(max(b - a, d - c) for kind, a, b, c, d in codes if kind != "equal")

@@ -1,4 +1,4 @@
-"""FLARE's transport of a run: what goes through FLARE's own code, with its network replaced by threads."""
+"""Test FLARE's transport of a run through FLARE's own code, with its network replaced by threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ..federation.network import SILENT, SITES, Line, good, misbehave
 
 
 class Server(RoundsController):
-    """The controller with FLARE's network replaced: sites are threads, results go FLARE's own way back."""
+    """Run the controller with FLARE's network replaced: sites are threads, results go FLARE's own way back."""
 
     def __init__(
         self, folder: Path, behaviour: Any = good, local: Any = None, job: str = "job", **settings: Any
@@ -198,14 +198,14 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
 
 
 class Told(FedAvg):
-    """Tells each site a secret of its own and all of them a word."""
+    """Define a rule that sends each site a secret of its own, and all sites a word."""
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"word": "for all", "secret": BySite({site: f"of {site}" for site in sites})}
 
 
 def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path) -> None:
-    """FLARE makes a copy of the broadcast task for each site and fires an event with it; the model is not copied."""
+    """Check FLARE's copy of the task for each site, with an event; the model is not copied."""
     server = Server(tmp_path, num_rounds=1, rule=Told(weighting="uniform"))
     server.run()
     whole = server.sent[0]["data"]
@@ -230,7 +230,7 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
 
 
 class Parted(FedAvg, SendsParts):
-    """Sends every site tensors of its own; the last one, nothing."""
+    """Send every site tensors of its own; the last site gets none."""
 
     def begin_round(self, received: Any) -> None: ...
 
@@ -268,7 +268,7 @@ def test_each_site_receives_its_own_tensors_made_when_they_are_sent(tmp_path: Pa
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:
-    """FLARE's own components listen to these."""
+    """Check the events that FLARE's own components listen to."""
     server = Server(tmp_path, num_rounds=1)
     server.run()
     named = [e if isinstance(e, str) else e[0] for e in server.events]
@@ -298,7 +298,7 @@ def odd_metrics() -> Shareable:
 
 @pytest.fixture(autouse=True)
 def frozen() -> None:
-    """A run under FLARE's controller ends with :func:`gc.unfreeze`; the next one would walk all that was imported."""
+    """Call :func:`gc.unfreeze` after a run under FLARE's controller, so that the next run need not walk all imports."""
     gc.freeze()
 
 
@@ -321,7 +321,7 @@ def frozen() -> None:
     ],
 )
 def test_what_holds_no_message_is_a_named_refusal(tmp_path: Path, answer: Any, message: str) -> None:
-    """FLARE keeps these from the callback: the site would look silent, and be dropped as a dead one."""
+    """Check results that FLARE keeps from the callback: without a refusal the site would look silent and be dropped."""
     server = Server(
         tmp_path, misbehave("site-2", "train", lambda *_: answer()), num_rounds=2, min_sites=2, max_missed=1,
         train_timeout=30,
@@ -353,7 +353,7 @@ def test_silence_ends_by_cancelling(tmp_path: Path) -> None:
 
 
 def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
-    """A server whose first site is silent, and the sites that showed signs of life since."""
+    """Return a server whose first site is silent, and the sites that have shown signs of life since."""
     server = Server(
         tmp_path, misbehave("site-1", "train", SILENT), num_rounds=2, min_sites=1, train_timeout=0.1, max_missed=1
     )
@@ -389,7 +389,7 @@ def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Pat
 
 
 def test_a_site_that_asks_for_work_is_alive(tmp_path: Path) -> None:
-    """FLARE's clients do not send what is too late: that a site asks for its next task shows that it is done."""
+    """Check a site that asks for its next task, as FLARE's clients do not send results that are too late."""
     server, seen = dropped(tmp_path)
     server.handle_event(EventType.BEFORE_PROCESS_TASK_REQUEST, server.fl_ctx)
     assert seen == []
@@ -402,7 +402,7 @@ def test_a_site_that_asks_for_work_is_alive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [lambda: make_reply(ReturnCode.EXECUTION_EXCEPTION), lambda: make_reply("OK")])
 def test_a_late_error_is_not_booked_on_the_next_phase(tmp_path: Path, answer: Any) -> None:
-    """It passes FLARE's gate for the first task and is looked at when the second has begun."""
+    """Check an error that passes FLARE's gate for the first task and is read when the second has begun."""
     tasks: list[Any] = []
 
     def behaviour(site: str, name: str, task: Message) -> Any:
@@ -464,7 +464,7 @@ def test_checkpoints_lie_where_the_servers_file_says(tmp_path: Path) -> None:
 
 
 def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
-    """The site half's settings stand only in the job's client configuration."""
+    """Check settings of the site half, which only the job's client configuration has."""
     config = tmp_path / "app" / "config" / "config_fed_client.json"
     config.parent.mkdir(parents=True)
 
@@ -593,7 +593,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 def test_curves_of_a_round(drawn: Drawn) -> None:
-    """A report called like a curve of ours has a curve of its own: two values of one tag and step hide each other."""
+    """Check that a report called like a curve of ours has its own curve, as two values of one tag hide each other."""
     record = RoundRecord(
         current_round=4, sites=["a", "b"], accepted=["a", "b"],
         validation={"a": {"dice": 0.5, "loss": 1.0}, "b": {"dice": 0.7}},

@@ -1,4 +1,4 @@
-"""The example of ``docs/architecture.md`` is a working method, whichever way it is run."""
+"""Test that the example of ``docs/architecture.md`` is a working method in every way to run it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = {**VOLUMES, "phantom_cases": 0.3}
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """The code block as a file among the methods."""
+    """Return the page's code block as a file among the methods."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     folder = tmp_path / "fairflare" / "methods"  # FLARE wants the path of the name
@@ -61,7 +61,7 @@ def command(*arguments: object) -> str:
 
 
 def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):
-    """What the page promises of the example, command by command; it has no published setting, which is said."""
+    """Check each claim of the page, command by command; a message reports that no setting is published."""
     monkeypatch.chdir(tmp_path)
     tiny = [f"--set={name}={json.dumps(value)}" for name, value in TINY.items()]
     nothing = "published setting: LossPower has none"
@@ -86,7 +86,7 @@ def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_the_new_method_is_clean_as_printed(example, tmp_path):
-    """As ``make lint`` looks at it where it lies among the methods."""
+    """Check the file with ``make lint``'s tools where it lies among the methods."""
     file = ROOT / "custom" / "fairflare" / "methods" / "loss_power.py"
     binaries = Path(sys.executable).parent
     for tool in (["ruff", "check"], ["ruff", "format", "--check"]):
@@ -108,7 +108,7 @@ def python_blocks(page: str) -> list[str]:
 
 
 def test_helpers_in_the_recipes_page(tmp_path, monkeypatch):
-    """As it stands there; the first block runs in the simulator, the second is walked through in a POC."""
+    """Check the page's blocks as written; the first runs in the simulator, the second in a POC."""
     monkeypatch.chdir(tmp_path)
     simulated, flat, networks, helpers = python_blocks("recipes.md")
     exec(compile(helpers, "recipes.md", "exec"), {})

@@ -1,4 +1,4 @@
-"""The executor: what FLARE asks of a site, and what it may know when something goes wrong."""
+"""Test the executor: FLARE's requests to a site, and FLARE's view of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..federation.network import Line
 
 
 class Closed(Line):
-    """Data that are not to be opened, or that fail."""
+    """Define data that must not be opened, or that fail."""
 
     error: Exception = AssertionError("the data were opened")
 
@@ -34,7 +34,7 @@ class Closed(Line):
 
 
 class Site:
-    """An executor in a pretended FLARE."""
+    """Run an executor in a pretended FLARE."""
 
     def __init__(self, folder: Path, task: Any = None, local: Any = None, training: Any = None) -> None:
         (folder / "local").mkdir(parents=True)
@@ -116,7 +116,7 @@ def test_isolate_is_not_guessed(tmp_path: Path, isolate: Any) -> None:
 
 @pytest.mark.long
 def test_a_bad_site_file_says_the_same_with_isolate(tmp_path: Path) -> None:
-    """In the child process too: not only that it ended."""
+    """Check the child process too: its message is more than that it ended."""
     site = Site(tmp_path, task=Line(), local={"num_threads": 0, "isolate": True})
     reply = site.reply()
     assert reply.meta["status"] == "failed"
@@ -145,7 +145,7 @@ def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
 
 
 def test_filters_may_look_at_the_task_and_nothing_is_kept(tmp_path: Path) -> None:
-    """FLARE puts the task's data away before its ``ConvertWeights`` looks for them."""
+    """Check that FLARE puts the task's data away before its ``ConvertWeights`` looks for them."""
     site = Site(tmp_path)
     site()
     site.context.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)

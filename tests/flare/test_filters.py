@@ -1,4 +1,4 @@
-"""FLARE's own filters at one site of three, over FLARE's own messages: the site is in, with what the filter left."""
+"""Test FLARE's own filters at one site of three, over FLARE's messages: the site counts with the filter's output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ AS_SENT: dict[str, Params] = {
 
 
 def at_site(task: dict[str, torch.Tensor] = RECEIVED, *, numpy: bool = False) -> FLContext:
-    """What a site's filters may look at."""
+    """Return the parts of a message that a site's filters may look at."""
     fl_ctx = FLContext()
     received = {name: value.numpy().copy() if numpy else value.clone() for name, value in task.items()}
     full = Message(params=received, meta={}, current_round=0)
@@ -74,7 +74,7 @@ def at_site(task: dict[str, torch.Tensor] = RECEIVED, *, numpy: bool = False) ->
 
 
 def through(message: Message, filters: Sequence[Filter]) -> Shareable:
-    """What FLARE makes of a site's message: its own form, filters, encoding."""
+    """Return a site's message after FLARE's own form, filters and encoding."""
     shareable = FLModelUtils.to_shareable(to_model(message))
     numpy = any(isinstance(value, np.ndarray) for value in (message.params or {}).values())
     for each in filters:
@@ -91,7 +91,7 @@ def fresh(method: Any) -> Any:
 
 
 def round_with(rule: Any, folder: Path, filters: Sequence[Filter], form: Params = AS_SENT["torch"]) -> Collector:
-    """Three sites; the second one's message goes through filters."""
+    """Do a round of three sites, in which the second site's message goes through filters."""
     collector = begun(rule, folder)
     for site in SITES:
         message = train_message(site, rule=rule, num_steps=4)
@@ -215,7 +215,7 @@ def test_a_site_may_keep_reports_and_metrics_at_home() -> None:
 
 
 def test_a_blocked_report_leaves_the_model_in(tmp_path: Path) -> None:
-    """FLARE's answer then is a code; Fed-LWR weighs the site without its report, and results name it."""
+    """Check FLARE's answer with a code: Fed-LWR weighs the site without its report, and the results name it."""
     blocked = misbehave("site-2", "anchor", lambda *_: make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
     server = Server(tmp_path, blocked, rule=FedLWR(), num_rounds=2, min_sites=3, train_timeout=20)
     server.run()
@@ -252,7 +252,7 @@ def test_results_and_log_hold_the_notes(tmp_path: Path) -> None:
 
 
 def on_disk(params: dict[str, torch.Tensor], folder: Path) -> dict[str, Any]:
-    """As FLARE's offload hands tensors over: a file each, references to them."""
+    """Return tensors as FLARE's offload hands them over: a file each, with references."""
     folder.mkdir(parents=True)
     places = {}
     for number, (name, value) in enumerate(params.items()):
@@ -287,7 +287,7 @@ def test_tensors_that_wait_on_disk(method: Any, tmp_path: Path) -> None:
 
 
 def test_a_damaged_tensor_on_disk_is_the_sites_fault_and_a_lost_one_the_servers(tmp_path: Path) -> None:
-    """FLARE writes down what a site sent without a look at it."""
+    """Check that FLARE writes a site's tensors down unread."""
     model = lazy_model(train_message("b"), tmp_path / "b")
     (tmp_path / "b" / "chunk_1.safetensors").write_bytes(b"\x10" + b"\0" * 40)
     message = from_model(model)
@@ -301,7 +301,7 @@ def test_a_damaged_tensor_on_disk_is_the_sites_fault_and_a_lost_one_the_servers(
 
 
 class Cell:
-    """The part of FLARE's cell that the offload is set on."""
+    """Stand in for the part of FLARE's cell that the offload is set on."""
 
     def __init__(self) -> None:
         self.context: dict[str, Any] = {}
@@ -313,7 +313,7 @@ class Cell:
         self.context.update(values)
 
     def register_request_cb(self, channel: str, topic: str, cb: Any) -> None:
-        """For sending in turns, which has its own tests."""
+        """Accept the callback for sending in turns, which has its own tests."""
 
 
 @pytest.mark.many(0, 4, 5)  # each end once, both cells
@@ -380,7 +380,7 @@ def test_without_offload(tmp_path: Path) -> None:
 
 
 def stock(site: str, filters: Sequence[Filter] = (), form: Params = AS_SENT["torch"], update: bool = True) -> FLModel:
-    """Of a script under a stock controller; an update of 0.1, a counter of 5."""
+    """Return the result of a script under a stock controller: an update of 0.1, a counter of 5."""
     params = form({"w": torch.full((2, 2), 0.1), "b": torch.full((3,), 0.1), "n": torch.tensor(5)})
     shareable = FLModelUtils.to_shareable(
         FLModel(params=params, params_type=ParamsType.DIFF if update else ParamsType.FULL, current_round=0)
@@ -417,7 +417,7 @@ def test_an_excluded_tensor_under_a_stock_controller_is_unchanged() -> None:
 
 
 def test_flares_offload_under_a_stock_controller(tmp_path: Path) -> None:
-    """``FedAvgRecipe(enable_tensor_disk_offload=True)`` hands the references to the aggregator."""
+    """Check ``FedAvgRecipe(enable_tensor_disk_offload=True)``, which hands references to the aggregator."""
     sites = {}
     for site, value in (("a", 1.0), ("b", 3.0)):
         model = result(site, flat(value))

@@ -1,4 +1,4 @@
-"""The recipes of one method each: what they take, and FLARE's own helpers on them."""
+"""Test the recipes of single methods: their arguments, and FLARE's own helpers on them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_every_signature_is_the_declared_settings(name: str) -> None:
-    """No argument too many, none missing, and the types are the declared ones: what is refused for another type."""
+    """Check that no argument is missing or added, and that types are the declared ones."""
     method = all_methods()[name]
     found = parameters(name)
     assert set(found) <= set(re.findall(r"^ {4}(\w+):", inspect.getdoc(CLASSES[name]) or "", re.MULTILINE))
@@ -171,7 +171,7 @@ def test_what_the_papers_have_is_said_where_it_differs() -> None:
 
 
 def acts_beside_the_others(name: str, key: str, default: Any) -> bool:
-    """Whether a default can be given; one that can do nothing beside the others is refused in these words."""
+    """Return whether a default can be given; a default without effect is refused in these words."""
     try:
         CLASSES[name](**{key: default})
     except ValueError as error:
@@ -226,7 +226,7 @@ def test_mistakes_are_named(given: dict[str, Any], error: type[Exception], messa
 
 
 def test_typed_parts_are_what_they_say() -> None:
-    """The first example of docs/recipes.md, and nothing of the quick job in it."""
+    """Check the first example of docs/recipes.md, with no settings of the quick job."""
     rule, training = FedISM(rho=0.05), SharpnessAwareTraining(learning_rate=2e-3)
     task, run = ClassificationTask(image_size=(48, 48)), RunSettings(num_rounds=2, seed=4)
     recipe = FairRecipe(rule=rule, training=training, task=task, run=run, sites=2)
@@ -348,7 +348,7 @@ def test_a_task_of_ones_own_as_an_object(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_task_of_a_task_file_does_not_become_the_packaged_one(tmp_path: Path) -> None:
-    """Nor does its file become another that was read under the same name."""
+    """Check also that a task file does not become another file that was read under the same name."""
     base = "from fairflare.tasks.classification import ClassificationTask\n\n\nclass Task(ClassificationTask):\n"
     (tmp_path / "mine.py").write_text(base + "    def build_model(self):\n        return 'mine'\n")
     own = FairRecipe("fed_ism", task_file=tmp_path / "mine.py").plan.task
@@ -442,7 +442,7 @@ def test_a_model_to_start_from_travels_or_lies_on_the_server(tmp_path: Path, mon
 
 
 class Finished:
-    """A FLARE ``Run`` that is over."""
+    """Stand in for a FLARE ``Run`` that is over."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder

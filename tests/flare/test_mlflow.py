@@ -1,4 +1,4 @@
-"""The server's curves in MLflow: how a job comes to it, what is refused, and the receiver by itself."""
+"""Test the server's curves in MLflow: a job's configuration, refusals, and the receiver by itself."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_store_that_cannot_be_opened_is_refused_before_the_run(mlflow: Any, tm
 
 
 class Server:
-    """A receiver on a file store, as FLARE's server calls it."""
+    """Run a receiver on a file store, as FLARE's server calls it."""
 
     def __init__(self, folder: Path, uri: str | None = None) -> None:
         from fairflare.flare.mlflow_tracking import MLflow
@@ -150,7 +150,7 @@ class Server:
 
 
 def test_many_curves_with_odd_names(mlflow: Any, tmp_path: Path) -> None:
-    """As of Fed-LWR with many sites: more than MLflow takes in one message, and names that it would refuse."""
+    """Check Fed-LWR with many sites: more curves than an MLflow message takes, and names that MLflow would refuse."""
     server = Server(tmp_path)
     server.receiver.buff_flush_time = 1e9
     server.event(EventType.START_RUN)
@@ -181,7 +181,7 @@ def test_a_site_that_sends_by_itself_has_a_run_of_its_own(mlflow: Any, tmp_path:
 
 
 def test_a_store_that_fails_is_left_alone(mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt may take minutes; the job goes on."""
+    """Check that the job continues without further attempts, each of which may take minutes."""
     server = Server(tmp_path)
     server.receiver.buff_flush_time = 0
     server.event(EventType.START_RUN)

@@ -1,4 +1,4 @@
-"""A job without the right to bring code names no code: every class that it may name, every setting, real entry points.
+"""Test that a job without the right to bring code names no code: every class, every setting, real entry points.
 
 FLARE's own authorizer and builder make the components, as in a job's process; the server begins its rounds and a site
 does its tasks with whatever they let through.
@@ -70,7 +70,7 @@ for _of in ("RoundsController", "SiteExecutor"):
 
 
 class Trap:
-    """A folder where code that a job names would leave a trace, and one outside of all that a run owns.
+    """Make a folder where code that a job names would leave a trace, and one outside of all that a run owns.
 
     The module ``canary_module`` writes a file when it is imported, another when its class is called; ``evil.pt`` writes
     one when it is unpickled, ``evil.py`` when it is run.
@@ -96,7 +96,7 @@ class Trap:
 
     @property
     def texts(self) -> list[str]:
-        """For a setting that is a text, wherever it may lead."""
+        """Return hostile values for a text setting, wherever the text may lead."""
         deep = "../" * 12 + str(self.outside).lstrip("/")
         return [
             "subprocess.Popen", "os.system", "canary_module.Canary", "canary_module", "canary_module:Canary",
@@ -107,14 +107,14 @@ class Trap:
 
     @property
     def values(self) -> list[Any]:
-        """For any setting; FLARE builds a dict that names a class."""
+        """Return hostile values for any setting; FLARE builds a dict that names a class."""
         named: list[Any] = [{key: "canary_module.Canary", "args": {}} for key in ("path", "class_path")]
         named += [{"path": "subprocess.Popen", "args": self.popen}, {"name": "Popen"}, {"_target_": "subprocess.Popen"}]
         return [*self.texts, *([text] for text in self.texts), *({"site-1": text} for text in self.texts[:4]), *named]
 
     @property
     def popen(self) -> dict[str, Any]:
-        """What makes ``subprocess.Popen`` leave a trace."""
+        """Return the arguments with which ``subprocess.Popen`` would leave a trace."""
         return {"args": ["touch", str(self.traces / "started")]}
 
     def check(self, what: str) -> None:
@@ -163,7 +163,7 @@ def test_the_trap_springs(trap: Trap) -> None:
 
 
 class Builder:
-    """FLARE's builder and authorizer of a job without custom code."""
+    """Run FLARE's builder and authorizer of a job without custom code."""
 
     def __init__(self, folder: Path, allowed: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ class Builder:
 
 
 def cases(cls: type, trap: Trap) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments of a class with a canary in one of them; beside it, dicts of arguments that would make it act."""
+    """Return arguments of a class with a canary in one of them, and dicts of arguments that would make it act."""
     given = TINY.get(cls.__name__, {})
     hints = hints_of(cls)
     free = [name for name in field_names(cls) if Any in _leaves(hints.get(name, Any))]
@@ -209,7 +209,7 @@ def _leaves(hint: Any) -> set[Any]:
 
 
 def enter(component: Any, folder: Path, trap: Trap) -> None:
-    """The entry points of server and site, with one part that a job has named."""
+    """Call the entry points of server and site, with one part that a job has named."""
     task, rule, run, training = Line(), FedAvg(), RunSettings(), LocalTraining(batch_size=16, local_steps=1)
     if isinstance(component, RunSettings):  # the controller
         task, rule, run = component.task, component.rule, component  # type: ignore[attr-defined]
@@ -283,7 +283,7 @@ def test_no_setting_of_a_class_that_a_job_names_is_run(path: str, trap: Trap, tm
 
 
 def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, trap: Trap) -> None:
-    """FLARE calls functions as readily as classes, and whatever a module imports as its own."""
+    """Check functions and imported names too, as FLARE calls functions as readily as classes."""
     build = Builder(tmp_path / "flare", job_classes())
     admitted, names = set(), 0
     modules = [info.name for info in pkgutil.walk_packages(fairflare.__path__, "fairflare.")]
@@ -340,7 +340,7 @@ def _paths(value: Any) -> Iterator[str]:
 
 
 def start(folder: Path, task: Any, server: dict[str, Any] | None = None) -> str:
-    """Why the rounds do not begin; empty: the model is built, and it fails behind that."""
+    """Return why the rounds do not begin; empty: the model is built, and an error comes later."""
     place = Place(folder, folder / "kept", "job", server or {})
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -378,7 +378,7 @@ def test_only_a_network_is_called_even_where_the_list_is_careless(model: str, tm
 
 
 def test_a_job_that_carries_its_script_builds_its_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The subclass in ``script_task.py``, which only a job with custom code has."""
+    """Check the subclass in ``script_task.py``, which only a job with custom code has."""
     script = tmp_path / "own_train.py"
     script.write_text("import torch\n\n\nclass Net(torch.nn.Linear):\n    pass\n")
     linear = {"in_features": 2, "out_features": 1}

@@ -1,4 +1,4 @@
-"""The two files of ``docs/new_method.md``, verbatim, as a plugin: through every command, and FedAvgM against a loop."""
+"""Test the two files of ``docs/new_method.md``, verbatim, as a plugin: in every command, and FedAvgM against a loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ METHODS = {"fed_avg_m": ("FedAvgM", "beta=0.5"), "term": ("TERM", "t=2.0")}
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Both files in an installed package."""
+    """Install both files as a package."""
     page = (ROOT / "docs" / "new_method.md").read_text()
     blocks = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL))
     assert sorted(blocks) == sorted(METHODS)
@@ -123,7 +123,7 @@ def trains(site: str, name: str, task: Message) -> Message:
 
 
 def looped(start: dict[str, torch.Tensor], shares: dict[str, float], beta: float) -> dict[str, np.ndarray]:
-    """Algorithm of Hsu et al., one number after the other."""
+    """Compute the algorithm of Hsu et al., one number after the other."""
     found = {}
     for name, tensor in start.items():
         w = tensor.double().numpy().reshape(-1).copy()

@@ -1,4 +1,4 @@
-"""Recipes: what they export, and what they refuse."""
+"""Test recipes: exported jobs and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Builder(ComponentBuilder):
-    """FLARE's builder of what a job folder names; ``name`` in place of ``path`` is not used by us."""
+    """Run FLARE's builder of a job folder's components; we do not use ``name`` in place of ``path``."""
 
     def get_module_scanner(self):
         raise AssertionError("the job names a class without its module")
@@ -34,7 +34,7 @@ class Builder(ComponentBuilder):
 
 @pytest.fixture
 def build(monkeypatch):
-    """``build(app_folder, config)`` -> the component, ``task`` being the app's own ``custom/task.py``."""
+    """Return ``build(app_folder, config)`` -> the component, ``task`` being the app's own ``custom/task.py``."""
 
     def made(app: Path, config: dict) -> object:
         monkeypatch.syspath_prepend(str(app / "custom"))
@@ -62,7 +62,7 @@ def test_every_job_starts_from_the_root_meta(name):
 
 @pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
 def test_a_setting_means_one_thing(method):
-    """A name that task and halves share would be set in both; those that are meant to be are listed."""
+    """Check that a name in task and halves, which would be set in both, is on the list of intended ones."""
     task = load_task_class(TASKS_BY_KIND[method.task])
     owners = [set(field_names(c)) for c in (method.rule, method.training, task)]
     shared = (owners[0] & owners[1]) | (owners[0] & owners[2]) | (owners[1] & owners[2])
@@ -84,7 +84,7 @@ def configs(folder: Path) -> tuple[dict, dict]:
     [{"optimizer": "sgd", "momentum": 0.5}, {"betas": [0.5, 0.75], "similarity": "cosine", "cosine_mode": "matrix"}],
 )
 def test_every_exported_setting_is_read_back(others, tmp_path):
-    """An argument kept under another name would be lost without a word."""
+    """Check each argument, as one that is stored under another name would be lost without a message."""
     cosine = "similarity" in others
     cka = {} if cosine else {"cka_estimator": "minibatch_unbiased", "cka_passes": 3}
     changed = {
@@ -105,7 +105,7 @@ def test_every_exported_setting_is_read_back(others, tmp_path):
 
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_job_is_built_back_as_it_was(name, tmp_path, build):
-    """What FLARE's own builder makes of both configurations has every setting of the plan, parts included."""
+    """Check that FLARE's own builder makes every setting of the plan from both configurations, parts included."""
     recipe = FairRecipe(name, num_rounds=7, seed=3, straggler_grace=1.5, isolate=True)
     recipe.export(str(tmp_path))
     app = tmp_path / name / "app"
@@ -126,7 +126,7 @@ def test_job_is_built_back_as_it_was(name, tmp_path, build):
 
 
 def without_nothing(values: Any) -> Any:
-    """An export leaves out a setting that is ``None`` and is so by default."""
+    """Return settings without those that are ``None`` by default, which an export leaves out."""
     if isinstance(values, dict):
         return {key: without_nothing(value) for key, value in values.items() if value is not None}
     return values
@@ -161,7 +161,7 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
 
 
 def test_what_a_user_adds_to_the_recipe_is_exported(tmp_path, build):
-    """FLARE's public way to add a privacy filter; the rest of the job is as without it."""
+    """Check FLARE's public way to add a privacy filter; the rest of the job does not change."""
     recipe = FedAvgRecipe(sites=3)
     recipe.add_client_output_filter(PercentilePrivacy(percentile=20, gamma=0.5), tasks=["train"])
     recipe.add_client_config({"max_memory": 3})
@@ -256,7 +256,7 @@ class Task(SegmentationTask):
 
 
 def test_a_users_task_file_becomes_the_jobs_task(tmp_path, monkeypatch, build):
-    """Whatever its name and folder are, and though a module of the same name as another file's exists."""
+    """Check any name and folder of the file, also with another module of the same name."""
     mine = tmp_path / "my code" / "second-try.py"
     mine.parent.mkdir()
     mine.write_text(OWN_TASK)
@@ -347,7 +347,7 @@ def test_every_export_of_the_command_line_has_bounds_and_says_how_to_lift_them(t
 
 
 def test_recipes_and_the_simulator_are_as_the_papers(tmp_path):
-    """What a paper's figures come from must not change by itself."""
+    """Check that the source of a paper's figures does not change unnoticed."""
     for packaging in ("task_file", "bundle"):
         run = FairRecipe("fed_avg", packaging=packaging, max_weight=0.5).plan.run
         assert (run.max_weight, run.max_excess, run.max_samples, run.max_update_norm) == (0.5, None, None, None)

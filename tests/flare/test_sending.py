@@ -1,4 +1,4 @@
-"""The model goes out in turns: few pieces under way, first come first served, and nobody waits for a dead site."""
+"""Test that the model is sent in turns: few pieces at a time, first come first served, no wait for a dead site."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECE = 10  # bytes, in the tests without a network
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Stand in for a clock whose seconds pass when the test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ class Clock:
 
 
 class Desk:
-    """``Turns`` whose FLARE serves at once and remembers whom."""
+    """Run ``Turns`` with a FLARE that serves at once and records whom."""
 
     def __init__(self, under_way: int) -> None:
         self.clock, self.served = Clock(), []
@@ -50,7 +50,7 @@ class Desk:
         return f"piece for {request.site}"
 
     def ask(self, site: str, after: int = 0, **told: Any) -> Any:
-        """As FLARE calls; ``after``: how many pieces the site has."""
+        """Ask as FLARE calls; ``after``: the number of pieces that the site has."""
         state = {"start": after - 1, "count": 1} if after else None
         told = {"ref_id": "model", "state": state, **told}
         request = SimpleNamespace(site=site, payload=told, get_header={MessageHeaderKey.ORIGIN: site}.get)
@@ -179,7 +179,7 @@ SITES = 6
 
 @pytest.fixture(scope="module")  # FLARE allows one cell of a name in a process
 def cells() -> Iterator[tuple[Cell, list[Cell]]]:
-    """A server and sites of one process, over the loopback interface."""
+    """Return a server and sites of one process, over the loopback interface."""
     url = f"tcp://localhost:{free_ports(1)[0]}"
     server = Cell("server", url, secure=False, credentials={})
     sites = [Cell(f"site-{number}", url, secure=False, credentials={}) for number in range(SITES)]
@@ -198,7 +198,7 @@ def fetched(site: Cell) -> dict[str, torch.Tensor]:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[Turns]:
-    """Where the next ``sent_in_turns`` puts what it makes, with other limits."""
+    """Return where the next ``sent_in_turns`` puts its objects, with other limits."""
     made: list[Turns] = []
     monkeypatch.setattr(sending, "Turns", lambda serve: made.append(Turns(serve, **settings)) or made[0])
     return made

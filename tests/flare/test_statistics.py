@@ -1,4 +1,4 @@
-"""FLARE's federated statistics with sites that answer anything: each costs itself its figures, by name."""
+"""Test FLARE's federated statistics with sites that answer anything: each loses only its own figures, by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTS = {"cases": 20, "images": 20, "cases_training": 20, "intensity": 6400, "c
 
 
 def honest(phase: str) -> dict[str, Any]:
-    """What a healthy site tells, before it is written."""
+    """Return a healthy site's report, before it is written."""
     if phase == FIRST:
         ends = {"failure_count": 0, "min": 0, "max": 1}
         return {"count": {DATASET: dict(COUNTS)}} | {n: {DATASET: dict.fromkeys(COUNTS, v)} for n, v in ends.items()}
@@ -52,7 +52,7 @@ Answer = Callable[[str, str], Any]
 
 
 def job(answer: Answer, folder: Path, *, drawn: bool = False) -> tuple[SiteStatistics, list[str]]:
-    """A whole job: FLARE's controller with its callbacks and our page; and its panics."""
+    """Do a whole job, with FLARE's controller, its callbacks and our page; return it with the controller's panics."""
     controller, page = SiteStatistics(configs(), "page", min_clients=len(SITES), precision=6), StatisticsPage()
     panics: list[str] = []
     workspace = SimpleNamespace(get_run_dir=lambda job: str(folder))
@@ -82,7 +82,7 @@ def job(answer: Answer, folder: Path, *, drawn: bool = False) -> tuple[SiteStati
 
 
 def changed(phase: str, change: Callable[[dict[str, Any]], Any]) -> Answer:
-    """One site changes what it tells in one phase."""
+    """Let one site change its report in one phase."""
 
     def answer(site: str, now: str) -> Any:
         told: Any = honest(now)
@@ -154,7 +154,7 @@ def document(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the job tells where one site never answers."""
+    """Return a job's output where one site never answers."""
     folder = tmp_path_factory.mktemp("two")
     _, panics = job(lambda site, phase: None if site == "site-2" else sent(phase, honest(phase)), folder)
     assert panics == []

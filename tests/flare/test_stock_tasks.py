@@ -1,4 +1,4 @@
-"""What FLARE's own workflows ask of a site, and the run's models as its locators find them."""
+"""Test a site with FLARE's own workflows, and a run's models as FLARE's locators find them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_a_named_model_gets_real_metrics(site: Site) -> None:
-    """The same as our own final test gives, for tensors and for arrays."""
+    """Check that metrics equal those of our own final test, for tensors and for arrays."""
     state = initial()
     own = site.reply("validate", message=encode_task(SiteTask("validate", state, 0, 1, 0))).metrics
     for given in (state, {name: tensor.numpy() for name, tensor in state.items()}):
@@ -74,7 +74,7 @@ def test_a_named_model_gets_real_metrics(site: Site) -> None:
 
 
 def test_a_model_without_its_name_is_tested_as_well(site: Site) -> None:
-    """FLARE's evaluation recipes name no owner."""
+    """Check FLARE's evaluation recipes, which name no owner of the model."""
     answer = ask(site, "validate", task("validate", DXO(DataKind.WEIGHTS, data=initial())))
     assert set(from_shareable(answer).data) >= {"dice", "loss"}
 
@@ -117,7 +117,7 @@ def submit(site: Site, name: str = "best_model") -> Shareable:
 
 
 def trained(site: Site) -> dict[str, torch.Tensor]:
-    """Trains once; the model that the site then has."""
+    """Train once, and return the model that the site then has."""
     received = initial()
     request = SiteTask("train", received, 0, 2, 0, run="abc")
     update = site.reply("train", message=encode_task(request)).params
@@ -155,7 +155,7 @@ def test_the_permission_is_not_guessed(tmp_path: Path, setting: Any) -> None:
 
 
 class Server:
-    """A run directory, and FLARE's context in it."""
+    """Make a run directory, and FLARE's context in it."""
 
     def __init__(self, folder: Path) -> None:
         self.run_dir = folder / "job"
@@ -204,7 +204,7 @@ def test_nobody_but_us_writes_the_files(tmp_path: Path) -> None:
 
 
 def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp_path: Path) -> None:
-    """FLARE's evaluation says how good that model is; what is this site's own is not even opened."""
+    """Check that the named model is measured itself; the site's own state is not even opened."""
     given = {name: t + 0.1 if t.is_floating_point() else t for name, t in initial().items()}
     wanted = from_shareable(validate(Site(tmp_path / "plain", TASK, training=LocalTraining(batch_size=4)), given)).data
     for number, training in enumerate((SoloTraining(batch_size=4), DittoTraining(batch_size=4))):
@@ -237,7 +237,7 @@ class HalfFrozen(SegmentationTask):
 
 
 def test_a_run_that_exchanged_a_part(tmp_path: Path) -> None:
-    """Its files hold that part: a site that the run has asked puts in what it builds, and gives its own model whole."""
+    """Check that sites complete the part in the run's files, and give their own model whole."""
     task_, folder = HalfFrozen(**SEGMENTATION), tmp_path / "run"
     state, run = initial(task_), RunSettings(exchange="trainable")
     first = first_model(task_, run, Place(folder, folder, "job"))
@@ -255,7 +255,7 @@ def test_a_run_that_exchanged_a_part(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_first_model_of_a_process_that_ends(tmp_path: Path) -> None:
-    """The same as one that is made here."""
+    """Check that the model equals one that is made in this process."""
     task_, run = HalfFrozen(**SEGMENTATION), RunSettings(exchange="trainable", seed=3)
     here, there = (first_model(task_, run, Place(tmp_path, tmp_path, "job", apart=apart)) for apart in (False, True))
     assert list(here.state) == list(there.state)

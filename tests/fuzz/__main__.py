@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz``: many hostile answers for every method and phase, and a table of what became of them.
+"""Attack every method and phase with many hostile answers, and print a table of the outcomes.
 
 One case again: ``python -m tests.fuzz --method fed_mas --phase train --seed 0 --case 17``.
 """
@@ -59,21 +59,21 @@ def main() -> int:
 
 
 def count(verdicts: list[Verdict]) -> Counter[str]:
-    """How many of each kind."""
+    """Return how many cases of each kind there are."""
     counts = Counter(kind for verdict in verdicts for kind in verdict.faults)
     counts.update(cases=len(verdicts), sent=sum(v.sent for v in verdicts), accepted=sum(v.accepted for v in verdicts))
     return counts
 
 
 def told(method: str, phase: str, seed: int, verdict: Verdict) -> str:
-    """A case for people, and how to see it again."""
+    """Return a case in words, with the command that repeats it."""
     what = "accepted" if verdict.accepted else verdict.reason if verdict.sent else f"not sent: {verdict.reason}"
     lines = [f"  {method} {phase} --seed {seed} --case {verdict.index}: {verdict.name!r:.200}", f"    {what:.300}"]
     return "\n".join([*lines, *(f"    {kind}: {text}" for kind, text in verdict.faults.items())])
 
 
 def memory_folder() -> contextlib.AbstractContextManager[str]:
-    """A folder that is gone afterwards, on a memory disk where there is one: a case writes some dozen small files."""
+    """Yield a temporary folder, on a memory disk if possible, as a case writes some dozen small files."""
     memory = Path("/dev/shm")
     return tempfile.TemporaryDirectory(prefix="fairflare_fuzz_", dir=memory if os.access(memory, os.W_OK) else None)
 

@@ -1,4 +1,4 @@
-"""One hostile answer at a time into a real round, and what has to hold afterwards.
+"""Feed one hostile answer at a time into a real round, and check the outcome.
 
 The yardstick is a run in which the same site was silent: a refused answer must leave the model, the rule and the
 results with the bits of that one.
@@ -46,7 +46,7 @@ OUTCOMES = ("killed", "raised", "changed", "unnamed", "good failed", "other")
 
 @dataclass
 class Verdict:
-    """What became of one case; ``faults``: which of :data:`OUTCOMES`, and the details."""
+    """Store the outcome of one case; ``faults``: which of :data:`OUTCOMES`, and the details."""
 
     index: int
     name: str
@@ -61,7 +61,7 @@ class Verdict:
 
 @dataclass
 class Trace:
-    """What one walk through the hostile round and the good one left."""
+    """Store the traces of one walk through the hostile round and the good round."""
 
     prints: list[str] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Trace:
 
 
 class Bench:
-    """All cases of one method and phase.
+    """Run all cases of one method and phase.
 
     Args:
         folder: to work in; on a memory disk a case takes some milliseconds.
@@ -144,7 +144,7 @@ class Bench:
     # -- a walk
 
     def _first_round(self) -> None:
-        """A good round, so that the rule has a memory; every case starts from here."""
+        """Do a good round, from whose state every case starts, so that the rule has a memory."""
         with self._quiet():
             rounds = Rounds(
                 self.server.task, self.server.rule, self.server, self.server, self.place, [FlareEvents(self.server)]
@@ -166,7 +166,7 @@ class Bench:
         self.rule = copy.deepcopy(self.server.rule)
 
     def _walk(self, again: Callable[[Trace], bool] = lambda trace: True) -> Trace:
-        """The hostile exchange and, ``again``, a good one after it, from the state after the first round."""
+        """Do the hostile exchange and, with ``again``, a good one after it, from the state after the first round."""
         trace = Trace()
         rounds = self._fresh()
         state: Any = {name: tensor.clone() for name, tensor in self.state.items()}
@@ -196,7 +196,7 @@ class Bench:
         return trace
 
     def _checked(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor]) -> Any:
-        """The check with the hostile answer, noted as a round is; then all that follows is good."""
+        """Do the check with the hostile answer, recorded like a round; everything after it is good."""
         said: list[Any] = []
         checked = rounds.journal.checked
 
@@ -213,7 +213,7 @@ class Bench:
         return state
 
     def _fresh(self) -> Rounds:
-        """The run as it was after the first round."""
+        """Return the run as it was after the first round."""
         server = self.server
         server.rule = copy.deepcopy(self.rule)
         rounds = Rounds(server.task, server.rule, server, server, self.place, [FlareEvents(server)])
@@ -254,7 +254,7 @@ class Bench:
         return self.silent[site]
 
     def run(self, index: int) -> Verdict:
-        """One case, judged.
+        """Run one case, and judge it.
 
         ``sparing``: after a refusal that left every bit as it was, only every third case is followed by a good round.
         """
@@ -360,7 +360,7 @@ class Bench:
 
     @contextmanager
     def _quiet(self) -> Iterator[list[str]]:
-        """Nothing is printed, drawn or forced to disk; what our own loggers say is kept."""
+        """Suppress output, drawing and disk flushes; messages of our own loggers are kept."""
         lines: list[str] = []
 
         class Keep(logging.Handler):
@@ -383,7 +383,7 @@ class Bench:
 
 
 def server_task_id(server: FuzzServer, site: str) -> str:
-    """Of the task that a site is working on."""
+    """Return the id of the task that a site is working on."""
     for client_task in server.communicator._client_task_map.values():
         if client_task.client.name == site and client_task.task.completion_status is None:
             return str(client_task.id)
@@ -391,13 +391,13 @@ def server_task_id(server: FuzzServer, site: str) -> str:
 
 
 def _undefined(record: dict[str, Any], site: str) -> bool:
-    """Whether the results hold a metric of this site that is no number."""
+    """Return whether the results hold a metric of this site that is no number."""
     found = (record.get("validation") or record.get("test") or {}).get(site) or {}
     return any(value is None for value in found.values())
 
 
 def _difference(trace: Trace, reference: Trace, number: int) -> str:
-    """Where a round differs from the silent one."""
+    """Return where a round differs from the round in which the site was silent."""
     for name, tensor in trace.states[number].items():
         if not torch.equal(tensor, reference.states[number][name]):
             return f"round {number}: tensor {name!r} differs"
@@ -408,7 +408,7 @@ def _difference(trace: Trace, reference: Trace, number: int) -> str:
 
 
 def _feed(digest: Any, value: Any) -> None:
-    """Every bit of nested values into a hash."""
+    """Feed every bit of nested values into a hash."""
     if isinstance(value, dict):
         for key in sorted(value, key=str):
             digest.update(f"{key}:".encode(errors="replace"))
@@ -439,7 +439,7 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def phases_of(method: str) -> list[str]:
-    """What a method asks its sites; the norms are asked for in the same way whatever the method."""
+    """Return the phases of a method; all methods ask for norms in the same way."""
     rule = get_method(method).rule
     norms = [TASK_NORMS] if method in WITH_NORMS else []
     check = [TASK_CHECK] if method in ("fed_avg", *BY_GROUP) else []
@@ -449,7 +449,7 @@ def phases_of(method: str) -> list[str]:
 def attack(
     folder: Path, method: str, phase: str, seed: int, cases: Iterable[int] = (), *, replies: int = 0
 ) -> list[Verdict]:
-    """These cases; or, sparingly, as many as it takes to send so many replies."""
+    """Run these cases; if ``sparing``, as many as it takes to send so many replies."""
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what was imported is not walked again at each collection: a sixth of the time

@@ -1,4 +1,4 @@
-"""Of which changes it is known what the server must do with the reply."""
+"""Define for which changes the server's treatment of the reply is known."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAKEN = (
 
 
 def expectations(phase: str) -> dict[str, bool]:
-    """Whether the reply is taken, by the name of the change; others may or may not be."""
+    """Return whether the reply is accepted, by the name of the change; other changes may go either way."""
     metrics = {"train": "initial_metrics", "validate": "data"}.get(phase, "-")  # "{metrics}" in their names may be "{}"
     known = dict.fromkeys(REFUSED, False) | dict.fromkeys(TAKEN, True)
     if phase != "train":  # what it says of a training is not looked at

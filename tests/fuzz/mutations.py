@@ -1,4 +1,4 @@
-"""What can be wrong with a reply: changes of a good one, each with a name, drawn by a seed.
+"""Make the changes of a good reply that an attack draws by a seed, each with a name.
 
 A case is told by ``(method, phase, seed, index)`` alone. Two of three cases are one change, in an order that the seed
 shuffles, so that a long walk makes them all; every third is two or three changes at once.
@@ -27,7 +27,7 @@ ESCAPED = "x\x1b[31m\r\n"
 
 @dataclass
 class Case:
-    """One hostile answer.
+    """Describe one hostile answer.
 
     Attributes:
         names: of the changes.
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass
 class Cases:
-    """All cases of one method and phase.
+    """Hold all cases of one method and phase.
 
     Args:
         template: a good reply; its places are what is changed.
@@ -167,7 +167,7 @@ WEIGHTY = ("reason", "metrics", "initial_metrics", "report", "stats", "status", 
 
 
 def places(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of nested dicts, but for the tensors of the model: those have changes of their own."""
+    """Yield every key of nested dicts except the model's tensors, which have changes of their own."""
     for key, value in node.items():
         here = (*path, key)
         yield here
@@ -197,7 +197,7 @@ def _put(path: tuple[str, ...], make: Callable[[], Any]) -> Change:
 
 
 def _of(path: tuple[str, ...], what: Callable[[dict[str, Any], str, random.Random], None]) -> Change:
-    """A change of an entry that is there."""
+    """Return a change of an existing entry."""
 
     def change(reply: Any, rng: random.Random) -> Any:
         node = _at(reply, path[:-1])
@@ -217,7 +217,7 @@ def _wrap(node: dict[str, Any], key: str, rng: random.Random) -> None:
 
 
 def _one_entry(node: dict[str, Any], key: str, rng: random.Random) -> None:
-    """Of a list: one entry hostile, one too many, one too few, twice, turned round; of a number: another scale."""
+    """Return changes of a list: an entry hostile, too many, too few, twice, reversed; of a number: another scale."""
     value = node[key]
     if isinstance(value, list) and value:
         kind = rng.randrange(7)
@@ -309,7 +309,7 @@ def _also(make: Callable[[], dict[Any, Any]], model: dict[str, Any], rng: random
 
 
 def _models() -> dict[str, Callable[[dict[str, Any], random.Random], Any]]:
-    """Changes of the whole model: ``change(tensors, rng)`` returns what is sent in their place."""
+    """Return changes of the whole model: ``change(tensors, rng)`` returns the tensors that are sent instead."""
 
     def each(change: Callable[[torch.Tensor], Any]) -> Callable[[dict[str, Any], random.Random], Any]:
         return lambda model, rng: {k: change(v) if isinstance(v, torch.Tensor) else v for k, v in model.items()}
@@ -395,7 +395,7 @@ OWN = ("DXO", "meta", "fairflare")
 
 
 def all_changes(template: Shareable) -> Iterator[tuple[str, Change]]:
-    """Every single change of a reply like this one, by name."""
+    """Return every single change of such a reply, by name."""
     for path in places(template):
         where = _short(path)
         yield f"{where} missing", _of(path, lambda node, key, rng: node.pop(key))

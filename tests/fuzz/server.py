@@ -1,4 +1,4 @@
-"""The real controller with FLARE's own bookkeeping of tasks, and sites that a bench makes say whatever it wants.
+"""Run the real controller with FLARE's own task records, and sites that answer what a bench wants.
 
 Every answer goes FLARE's way: encoded and decoded as its messages are, handed in under the id of the task that the
 site was given, and from there through ``WFCommServer`` to the controller. Only the network and its threads are missing:
@@ -45,11 +45,11 @@ common_decomposers.register()
 
 
 class NotSent(Exception):
-    """FLARE cannot carry this: the site's own loop ends, or FLARE's decoding ends the job before we hear of it."""
+    """Signal that FLARE cannot carry a message: the site's own loop ends, or FLARE's decoding ends the job first."""
 
 
 class Net(torch.nn.Module):
-    """A few numbers with everything that a state can hold, and the layer that Fed-LWR-v2 looks at."""
+    """Define a network of few numbers with everything that a state can hold, and Fed-LWR-v2's layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class SmallTask(Line):
 
 
 def encoded(result: Any) -> CellMessage:
-    """What a site's process puts on the wire.
+    """Return the bytes that a site's process sends.
 
     Raises:
         NotSent: it cannot travel.
@@ -99,7 +99,7 @@ def encoded(result: Any) -> CellMessage:
 
 
 def decoded(message: CellMessage) -> Shareable:
-    """What the server makes of it.
+    """Return the server's decoding of a message.
 
     Raises:
         NotSent: it cannot be read, or is no result.
@@ -115,7 +115,7 @@ def decoded(message: CellMessage) -> Shareable:
 
 
 def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[str, torch.Tensor]) -> Shareable:
-    """What a healthy site sends, as the executor sends it."""
+    """Return a healthy site's reply, as the executor sends it."""
     k = number(site)
     layers = list(dict.fromkeys(layers_of(like).values()))
     meta: dict[str, Any] = {"version": __version__, "status": "ok", "reason": "", "report": {}}
@@ -153,7 +153,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
 
 
 def group_report(rule: Rule, k: int) -> dict[str, Any]:
-    """What a method that goes by groups of people hears of two of them, where the bench has it do so."""
+    """Return a report on two groups for a method that uses groups of people, where the bench asks for them."""
     losses = [0.5 + 0.01 * k, 0.8]
     if getattr(rule, "dro_attribute", ""):
         return {"group_losses": losses, "group_images": [6.0 * k, 3.0 * k]}
@@ -165,7 +165,7 @@ def group_report(rule: Rule, k: int) -> dict[str, Any]:
 
 
 def group_sums(images: int) -> dict[str, Any]:
-    """Sums over the groups of a site's test images, as a site makes them."""
+    """Return sums over the groups of a site's test images, as a site makes them."""
     labels, scores = np.arange(images) % 2, np.linspace(0.05, 0.95, images)
     of = np.stack([1 - scores, scores], 1)
     numbers = np.arange(images) % 3
@@ -176,7 +176,7 @@ def group_sums(images: int) -> dict[str, Any]:
 
 @dataclass
 class Delivery:
-    """One message on its way to the server.
+    """Describe one message on its way to the server.
 
     Attributes:
         sender: who sends it.
@@ -198,14 +198,14 @@ Play = Callable[["FuzzServer", str, int], list[Delivery]]
 
 @dataclass
 class Heard:
-    """What came out where nothing may."""
+    """Record output where none may come."""
 
     raised: list[str] = field(default_factory=list)
     lines: list[tuple[str, str]] = field(default_factory=list)
 
 
 class FuzzServer(Server):
-    """See above.
+    """Run the server half of a round for attacks, as the module describes.
 
     Args:
         folder: of the run.
@@ -237,7 +237,7 @@ class FuzzServer(Server):
     cancel_all_tasks = RoundsController.cancel_all_tasks
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Schedules the task as FLARE does; then the sites fetch it and speak in turn."""
+        """Schedule the task as FLARE does; then the sites fetch it and answer in turn."""
         super().broadcast(*args, **kwargs)
         task = kwargs["task"]
         given: dict[str, str] = {}
@@ -262,7 +262,7 @@ class FuzzServer(Server):
                 self.heard.raised.append(f"{type(error).__name__}: {error}")
 
     def get_num_standing_tasks(self) -> int:
-        """Nobody speaks any more: whoever has not answered never will."""
+        """Return no standing task: a site that has not answered by now never will."""
         self.communicator.check_tasks()
         if RoundsController.get_num_standing_tasks(self):
             self.cancel_all_tasks()

@@ -1,4 +1,4 @@
-"""Hostile answers for FLARE's federated statistics: the real controller's callbacks, and our page's document."""
+"""Attack FLARE's federated statistics with hostile answers: the controller's callbacks, and our page's document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAD = "site-2"
 
 
 def attack_statistics(folder: Path, method: str, phase: str, seed: int, cases: Any = (), *, replies: int = 0) -> Any:
-    """As :func:`tests.fuzz.bench.attack`; the method is of no account."""
+    """Attack as :func:`tests.fuzz.bench.attack` does; the method does not matter."""
     verdicts, sent_so_far = [], 0
     for index in cases or iter(range(10**9)):
         verdicts.append(_judged(folder / str(index), index, random.Random(f"{STATS}/{seed}/{index}")))
@@ -70,7 +70,7 @@ def _judged(folder: Path, index: int, rng: random.Random) -> Verdict:
 
 
 def _change(told: dict[str, Any], rng: random.Random) -> str:
-    """Changes an answer at one place; what was done."""
+    """Change an answer at one place, and return the change in words."""
     path = rng.choice([*_places(told)])
     node: Any = told
     for key in path[:-1]:
@@ -100,7 +100,7 @@ def _places(node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def _answer(phase: str, told: Any, rng: random.Random) -> Any:
-    """What is sent: mostly the changed answer, sometimes something else altogether."""
+    """Return the sent answer: mostly the changed one, sometimes something else altogether."""
     kind = rng.randrange(12)
     if kind == 0:
         return make_reply(rng.choice(CODES))

@@ -1,4 +1,4 @@
-"""The same for :class:`FairAggregator`, under the calls that FLARE's stock FedAvg makes."""
+"""Attack :class:`FairAggregator` in the same way, under the calls of FLARE's stock FedAvg."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SILENT = object()
 
 
 def one_round(aggregator: FairAggregator, bad: str, answer: Any, delivery: str) -> Any:
-    """What the controller does with a round's results."""
+    """Do with a round's results what the controller does."""
     aggregator.reset_stats()
     for site in SITES:
         results = [decoded(encoded(good_reply(aggregator.rule, site, "train", 0, LIKE)))]
@@ -92,5 +92,5 @@ def test_hostile_results_cost_one_site_one_round(method: Any) -> None:
 
 
 def fresh(start: FairAggregator) -> FairAggregator:
-    """The rule as it was after the first round."""
+    """Return the rule as it was after the first round."""
     return FairAggregator(rule=copy.deepcopy(start.rule), min_sites=start.min_sites)

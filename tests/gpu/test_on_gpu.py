@@ -1,4 +1,4 @@
-"""What a GPU changes, and what it must not: skipped where PyTorch sees none (CI has none)."""
+"""Test changes by a GPU that must, and must not, occur; skipped where PyTorch sees no GPU (as in CI)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def keep(features: list[Tensor]) -> Any:
 
 
 def exactly(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str]) -> dict[str, float]:
-    """1 - delta with everything in float64, on the CPU."""
+    """Compute 1 - delta with everything in float64, on the CPU."""
     grams: list[dict[str, Tensor]] = []
     for model in (a, b):
         model = model.cpu().double()
@@ -93,7 +93,7 @@ def exactly(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str])
 
 @pytest.mark.parametrize("memory", [2**40, 0, 2**22], ids=["in memory", "spilled", "partly"])
 def test_cka_is_exact_whatever_the_program_says_of_tf32(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TF32 rounds to three digits; float32 moves 1 - delta by 1e-6 at the convolutions here."""
+    """Check that TF32, which rounds to three digits, is not used; float32 changes 1 - delta by 1e-6 here."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     a, b, names = networks()
     batches = images(24)
@@ -105,7 +105,7 @@ def test_cka_is_exact_whatever_the_program_says_of_tf32(memory: int, monkeypatch
 
 
 def waits(work: Any) -> Counter[str]:
-    """How often the host waited for the GPU, by the line of Python that made it."""
+    """Count how often the host waited for the GPU, by the line of Python that made it wait."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -183,7 +183,7 @@ class Noted(nn.Module):
 
 
 def test_a_gsam_step_waits_a_few_times() -> None:
-    """It looks at two losses and norms in a step: that is known, and not more."""
+    """Check that two losses and norms are looked at in a step, and no more."""
     torch.manual_seed(0)
     model = Noted().to(DEVICE)
     optimizer = GSAM(torch.optim.Adam(model.parameters()), rho=0.05, alpha=0.1, model=model)
@@ -206,7 +206,7 @@ def test_a_gsam_step_waits_a_few_times() -> None:
     reason="on an H100, with torch 2.11, two waits a step were counted; where is not known",
 )
 def test_plain_training_does_not_wait_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the steps of an epoch, no more waits but for the look at every sixteenth."""
+    """Check an epoch with four times the steps: no more waits, except the look at every sixteenth."""
     counted: list[tuple[int, Counter[str]]] = []
 
     def watched(self: LocalLoop, *args: Any) -> Any:

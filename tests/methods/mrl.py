@@ -1,4 +1,4 @@
-"""What the tests of FedMRL and FedProx share: an objective whose gradient is known, and a small federation."""
+"""Provide an objective with a known gradient, and a small federation, for tests of FedMRL and FedProx."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAIN: dict[str, Any] = {
 
 
 class Regression:
-    """A tiny network in float64 and the same in NumPy: linear, tanh, linear, softmax; one layer's bias is frozen."""
+    """Define a tiny network in float64, and the same in NumPy: linear, tanh, linear, softmax; one bias is frozen."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ class Regression:
         self.frozen = self.model.get_parameter("0.bias").requires_grad_(False)
 
     def point(self) -> Vector:
-        """Random parameters."""
+        """Return random parameters."""
         return self.rng.normal(size=27)
 
     def put(self, flat: Vector) -> None:
@@ -66,7 +66,7 @@ class Regression:
     def gradient(
         self, training: LocalTraining, directives: Mapping[str, Any], received: Vector, here: Vector
     ) -> tuple[float, Vector]:
-        """Value and gradient of the method's objective at ``here`` after the model ``received`` came in."""
+        """Return value and gradient of the method's objective at ``here``, after the model ``received`` came in."""
         run = self.run(directives)
         self.put(received)
         training.begin_round(run, self.model)
@@ -83,7 +83,7 @@ class Regression:
 
 
 def differences(function: Callable[[Vector], float], flat: Vector, h: float = 1e-6) -> Vector:
-    """The gradient of ``function`` from central differences."""
+    """Return the gradient of ``function`` from central differences."""
     steps = np.eye(len(flat)) * h
     return np.array([(function(flat + step) - function(flat - step)) / (2 * h) for step in steps])
 
@@ -92,7 +92,7 @@ def differences(function: Callable[[Vector], float], flat: Vector, h: float = 1e
 
 
 def start() -> State:
-    """The model that a federation starts from."""
+    """Return the model that a federation starts from."""
     torch.manual_seed(0)
     return ClassificationTask(**TINY).build_model().state_dict()
 
@@ -100,18 +100,18 @@ def start() -> State:
 def train(
     training: LocalTraining, folder: Path, state: State, directives: Mapping[str, Any] | None = None
 ) -> tuple[SiteWorker, SiteReply]:
-    """Round 1 of 4 at one site."""
+    """Train round 1 of 4 at one site."""
     worker = SiteWorker("site-1", ClassificationTask(**TINY), training, {}, folder)
     return worker, worker.perform(SiteTask("train", dict(state), 1, 4, 0, dict(directives or {})))
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Bit for bit."""
+    """Check that two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def norm(update: Mapping[str, torch.Tensor]) -> float:
-    """Of the trained head."""
+    """Return the norm of the trained head."""
     return math.sqrt(sum(float((t.double() ** 2).sum()) for name, t in update.items() if name.startswith("head")))
 
 
@@ -121,7 +121,7 @@ def norm(update: Mapping[str, torch.Tensor]) -> float:
 def plan(
     method: str = "fed_mrl", num_rounds: int = 2, *, settings: Mapping[str, Any] | None = None, **run: Any
 ) -> Plan:
-    """Three small sites unless ``sites`` says otherwise."""
+    """Return the plan of a run of three small sites, unless ``sites`` says otherwise."""
     return make_plan(
         method, task="classification", num_rounds=num_rounds, settings={**TINY, **(settings or {})},
         **{"sites": 3, "keep_local_models": True, **run},
@@ -129,12 +129,12 @@ def plan(
 
 
 def federation(folder: Path, local: Mapping[str, Any] | None = None, **options: Any) -> tuple[dict[str, Any], Path]:
-    """Runs :func:`plan` in this process; the results, and the folder they are in."""
+    """Run :func:`plan` in this process; return the results, and their folder."""
     found = run_local(plan(**options), folder, local)
     return json.loads((found / "results.json").read_text()), found
 
 
 def model_of(found: Path) -> State:
-    """The final model of a run."""
+    """Return the final model of a run."""
     state: State = model_in(found)
     return state

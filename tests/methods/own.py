@@ -1,4 +1,4 @@
-"""Real sites over a pretended network, with data so small that a round takes milliseconds."""
+"""Run real sites over a pretended network, with data so small that a round takes milliseconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answer = Callable[[str, str, Message], Any]
 
 
 class Points(SiteData):
-    """Points of two classes in the plane, elsewhere at every site."""
+    """Hold points of two classes in the plane, elsewhere at every site."""
 
     def __init__(self, site: str, count: int = 20) -> None:
         number = int(site.split("-")[1])
@@ -51,7 +51,7 @@ class Points(SiteData):
 
 
 class Plane(Task):
-    """Which class a point is of; the network has a batch norm whose name does not say so."""
+    """Define a task that classifies points; its network has a batch norm whose name does not say so."""
 
     primary_metric: ClassVar[str] = "accuracy"
     has_classes: ClassVar[bool] = True
@@ -84,7 +84,7 @@ STATISTICS = NORM[2:]
 
 
 class Sites:
-    """What the sites of one experiment do: a new process for each task, with a folder that stays.
+    """Run the sites of one experiment: a new process for each task, with a folder that stays.
 
     Args:
         folder: of what they keep.
@@ -132,7 +132,7 @@ def run(
     state: str = "state",
     **settings: Any,
 ) -> tuple[Run, Sites]:
-    """A run to its end, and its sites."""
+    """Return a completed run, and its sites."""
     they = Sites(folder / state, training, task, answer)
     made = Run(
         folder, they, sites=sites, task=they.task, site_half=values_of(training), **{"num_rounds": 3, **settings}

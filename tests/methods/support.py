@@ -1,4 +1,4 @@
-"""A site with little data, and a round at the server without a site: what the tests of methods share."""
+"""Provide a site with little data, and a round at the server without a site, for tests of methods."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def at_site(
     task: Task | None = None,
     name: str = "site-1",
 ) -> SiteWorker:
-    """A new process of one site, whose state is in ``folder``."""
+    """Return a new process of one site, whose state is in ``folder``."""
     return SiteWorker(
         name,
         task or SegmentationTask(**SEGMENTATION),
@@ -50,7 +50,7 @@ def at_site(
 
 
 def initial(task: Task | None = None, seed: int = 0) -> State:
-    """The model that a federation starts from."""
+    """Return the model that a federation starts from."""
     torch.manual_seed(seed)
     return clean_state((task or SegmentationTask(**SEGMENTATION)).build_model().state_dict())
 
@@ -64,7 +64,7 @@ def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
 
 
 def net_state(seed: int) -> State:
-    """A small model with everything that a state can hold."""
+    """Return a small model with everything that a state can hold."""
     g = torch.Generator().manual_seed(seed)
     return {
         "conv.weight": torch.randn(3, 2, generator=g),
@@ -85,7 +85,7 @@ def collected(
     received: State | None = None,
     current_round: int = 0,
 ) -> Collector:
-    """A round whose sites answered ``train`` with these reports, as it arrives at the server."""
+    """Return a round whose sites answered ``train`` with these reports, as it arrives at the server."""
     received = received or net_state(99)
     collector = Collector(rule, folder / "staging")
     collector.begin(current_round, 5, shape=LikeReceived(received), received=received, sites=sorted(reports))
@@ -111,7 +111,7 @@ def inputs(
     current_round: int = 0,
     num_rounds: int = 10,
 ) -> RoundInputs:
-    """What a rule sees; ``layers`` have one tensor each."""
+    """Return a rule's inputs; ``layers`` have one tensor each."""
     return RoundInputs(
         current_round=current_round,
         num_rounds=num_rounds,

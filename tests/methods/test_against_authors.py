@@ -1,4 +1,4 @@
-"""Every method beside a transcription of its authors' code (where none is published: of the paper's equations).
+"""Test every method beside a transcription of its authors' code, or of the paper's equations if none is published.
 
 The transcriptions are plain loops in float64, in the order of the original. What is compared is what a run calls, over
 several rounds: a rule with the collector and its sum, or whole runs with sites that train. Where a setting chooses the
@@ -71,7 +71,7 @@ def served(
     *,
     rounds: int = 6,
 ) -> float:
-    """Rounds of a rule with made-up changes of the sites' models: both sides start from their own model of before."""
+    """Do rounds of a rule with synthetic changes of the models: both sides start from their own model of before."""
     samples = {"a": 10, "b": 30, "c": 60}
     rng, worst = np.random.default_rng(7), 0.0
     state = {"one.weight": torch.from_numpy(rng.standard_normal((3, 4))), "two.bias": torch.from_numpy(rng.random(5))}

@@ -1,4 +1,4 @@
-"""What a rule may have of its own: twelve members, and what only some methods do is a class to inherit from."""
+"""Test the members of a rule: twelve, and optional behaviour is a class to inherit from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_capability_is_used_and_on_the_page() -> None:
 
 @pytest.mark.parametrize("name", sorted(members(Rule)))
 def test_every_member_has_two_users(name: str) -> None:
-    """Or it is the seam of another's methods: ``move`` is overridden by a capability that three methods share."""
+    """Check two users for each member; ``move`` is overridden by a capability that three methods share."""
     users = {
         cls for method in all_methods().values() for cls in method.rule.__mro__ if cls is not Rule and name in vars(cls)
     }

@@ -1,4 +1,4 @@
-"""LDAM-DRW, logit adjustment and FedLC at a site: the worked examples of the spec through each method's training."""
+"""Test LDAM-DRW, logit adjustment and FedLC at a site: the spec's worked examples in each method's training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_of(counts: Any, current_round: int = 0, num_rounds: int = 100) -> Any:
 
 
 class Fixed(torch.nn.Module):
-    """Gives the same scaled cosines for each input."""
+    """Return the same scaled cosines for each input."""
 
     def __init__(self, cosines: Any, scale: float) -> None:
         super().__init__()

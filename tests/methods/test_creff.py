@@ -1,4 +1,4 @@
-"""CReFF: gradients by class at a site, features and classifier at the server, and whole runs."""
+"""Test CReFF: gradients by class at a site, features and classifier at the server, and whole runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_autograd():
 
 
 def test_matching_loss_of_the_spec():
-    """0 for equal gradients, C + 1 for orthogonal rows and bias; a row of zeros counts 1."""
+    """Check 0 for equal gradients, C + 1 for orthogonal rows and bias; a row of zeros counts 1."""
     gradient = rand(5, 9) + 3
     assert float(matching_loss(gradient, gradient)) == pytest.approx(0, abs=1e-5)
     assert float(matching_loss(gradient, -gradient)) == pytest.approx(12, abs=1e-5)
@@ -72,7 +72,7 @@ def test_matching_loss_of_the_spec():
 
 
 def published_loop(features, wanted, weight, bias, steps, rate):
-    """The published loop in float64: second derivatives by autograd, cosines row by row."""
+    """Run the published loop in float64: second derivatives by autograd, cosines row by row."""
     features = features.clone().requires_grad_(True)
     optimizer = torch.optim.SGD([features], lr=rate)
     for _ in range(steps):
@@ -129,13 +129,13 @@ def task_of(**more: Any) -> ClassificationTask:
 
 
 def start(task: ClassificationTask) -> dict[str, torch.Tensor]:
-    """With a second classifier that is not the first one."""
+    """Return a start whose second classifier differs from the first one."""
     state = support.initial(task)
     return {**state, "retrained.weight": rand(5, 16).float(), "retrained.bias": rand(5).float()}
 
 
 def test_gradients_of_a_site_against_autograd(tmp_path):
-    """All images of each class, as there are fewer than asked for; encoder in evaluation mode, before training."""
+    """Check all images of each class, as they are fewer than asked for; in evaluation mode, before training."""
     task = task_of()
     state = start(task)
     here = at_site(tmp_path, ClassGradientTraining(**QUICK, gradient_images=64, gradient_repeats=3), task=task)
@@ -183,7 +183,7 @@ def test_at_most_so_many_images_of_a_class_and_another_choice_each_time(tmp_path
 
 
 def test_training_is_that_of_fed_avg_with_the_sites_own_classifier(tmp_path):
-    """The pass before leaves no trace, the server's classifier stays, and what comes back lacks it."""
+    """Check that the pass before training leaves no trace, and that the reply lacks the server's classifier."""
     task, plain = task_of(), ClassificationTask(**TASK)
     state = start(task)
     here = at_site(tmp_path / "a", ClassGradientTraining(**QUICK, gradient_repeats=1), task=task)
@@ -204,7 +204,7 @@ def test_training_is_that_of_fed_avg_with_the_sites_own_classifier(tmp_path):
 
 
 def test_bytes_of_the_spec():
-    """C = 23, d = 512: the gradients of all classes are 1,085,508 bytes, beside four for the number of each class."""
+    """Check C = 23, d = 512: all gradients are 1,085,508 bytes, with four bytes for the number of each class."""
     classes, width = 23, 512
     training = ClassGradientTraining()
     run: Any = type("Run", (), {"own": {c: torch.zeros(classes, width + 1) for c in range(classes)}})
@@ -269,7 +269,7 @@ def test_the_mean_is_over_the_sites_that_have_the_class():
 
 
 def test_bounds_hold_for_the_gradients_of_a_class():
-    """Two of six that alone have a class do not own it, and one that shouts counts as three times the others."""
+    """Check that two of six sites do not own a class that they alone have, and that a large gradient is cut."""
     rule, bounds = rule_of(), Influence(Bounds(**FOR_HOSPITALS), 6)
     reports = {site: reported(rule, 1, scale=1000.0 if site == "e" else 1.0) for site in "abcde"}
     reports |= {"e": reported(rule, 1, scale=1000.0), "f": reported(rule, 1, 2), "d": reported(rule, 1, 2)}
@@ -297,7 +297,7 @@ def test_a_zero_gradient_and_no_gradient_change_no_feature():
 
 
 def test_the_features_follow_the_seed_of_the_run():
-    """Unless they have one of their own; the result is that of the rule with that seed."""
+    """Check that features without a seed of their own use the run's seed."""
 
     def made(rule: CReFF, run_seed: int) -> torch.Tensor:
         answers = inputs({"a": reported(rule, 0)})

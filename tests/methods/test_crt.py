@@ -1,4 +1,4 @@
-"""cRT: behind a method's rounds the classifier alone is trained anew; at a site, at the server, and in whole runs."""
+"""Test cRT: after a method's rounds the classifier alone is retrained; at a site, at the server, in whole runs."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_later_rounds_go_on_with_the_received_classifier_and_absent_rows_do_not_
 
 
 def test_against_a_loop(tmp_path):
-    """Features of the images in order, draws, plain SGD; with the task's cross-entropy whatever the method's loss."""
+    """Check features in order, draws and plain SGD, with the task's cross-entropy for any method's loss."""
     task = ClassificationTask(**TASK)
     state = support.initial(task)
     settings = {**QUICK, "momentum": 0.0, "weight_decay": 0.0}
@@ -198,7 +198,7 @@ def test_weights():
 
 
 class Models(Listener):
-    """The global model after each round."""
+    """Record the global model after each round."""
 
     def __init__(self) -> None:
         self.states: list[dict[str, torch.Tensor]] = []
@@ -248,7 +248,7 @@ def test_the_methods_own_rounds_are_as_without(retrained, tmp_path):
 
 
 def make_plan_site(name: str) -> dict[str, Any]:
-    """What acts of the local training of a method's small job, so that another one can be given the same."""
+    """Return the effective local training of a method's small job, so that another method can have the same."""
     from fairflare.base.acting import idle
     from fairflare.base.settings import field_names
 
@@ -259,7 +259,7 @@ def make_plan_site(name: str) -> dict[str, Any]:
 @pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_mas", "bsm_fl", "fed_lwr", "fed_ism", "fed_mrl", "ldam"])
 def test_with_other_methods(method, tmp_path):
-    """Rules with reports, two phases, weights by layer or memory: in the rounds behind nothing of it is asked for."""
+    """Check rules with reports, two phases, layer weights or memory: the later rounds use none of these."""
     settings = {"crt_weights": "method", "crt_rounds": 1}
     settings |= {"projector_dim": 96} if method == "fed_mas" else {}
     results, states = run(tmp_path, method, settings, num_rounds=1)
@@ -272,7 +272,7 @@ def test_with_other_methods(method, tmp_path):
 
 
 class Stop(Listener):
-    """Stops the run in a round."""
+    """Stop the run in a round."""
 
     def __init__(self, at: int) -> None:
         self.at, self.now = at, -1
@@ -292,7 +292,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("at", [2, 3])
 def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path, at):
-    """Gradients of the encoder, left by the round before in the same process, must not count when they are clipped."""
+    """Check that gradients of the encoder from the round before do not count when gradients are clipped."""
     whole, states = uninterrupted
     given = {**TINY, **QUICK, "local_epochs": 1, "crt_rounds": 2, "crt_weights": "method", "projector_dim": 96}
 

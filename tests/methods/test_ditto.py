@@ -1,4 +1,4 @@
-"""Ditto: the own model's steps, and that the common one does not notice."""
+"""Test Ditto: the own model's steps, and that the common model is not affected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADAM: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 
 
 class Double(Plane):
-    """In float64, without a norm."""
+    """Define a network in float64, without a norm."""
 
     def __init__(self) -> None:
         super().__init__("none")
@@ -45,7 +45,7 @@ class Double(Plane):
 def reference_v(
     v: dict[str, torch.Tensor], w: Mapping[str, torch.Tensor], data: Any, seed: int, epochs: int, lr: float, lam: float
 ) -> None:
-    """One round of Algorithm 1's inner loop, tensor by tensor: v <- v - lr (grad F(v) + lam (v - w))."""
+    """Compute one round of Algorithm 1's inner loop, tensor by tensor: v <- v - lr (grad F(v) + lam (v - w))."""
     for epoch in range(epochs):
         order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(seed + epoch))
         for start in range(0, len(order), 8):
@@ -81,7 +81,7 @@ def test_parity_with_a_reference_in_float64(tmp_path, lam, epochs) -> None:
 
 
 def test_the_loss_is_that_of_flare_s_helper(tmp_path) -> None:
-    """The same steps with FLARE's criterion, whose terms a task's own loop has to add."""
+    """Compare with FLARE's criterion, whose terms a task's own loop has to add."""
 
     class Helper(PTDittoHelper):
         def local_train(self, train_loader: Any, model_global: Any, abort_signal: Any = None, writer: Any = None):
@@ -134,7 +134,7 @@ def test_without_a_pull_the_own_model_is_solo_s_bit_for_bit(tmp_path, keep, pass
 
 
 def test_an_own_model_that_broke_begins_anew_and_says_so(tmp_path, monkeypatch) -> None:
-    """With new moments too; the round counts, and nobody else notices."""
+    """Check that the own model restarts with new moments; the round counts, and no other site is affected."""
     whole, _ = run(tmp_path / "whole", DittoTraining(**ADAM), num_rounds=4)
     real = SecondModel.train
 
@@ -160,7 +160,7 @@ def test_an_own_model_that_broke_begins_anew_and_says_so(tmp_path, monkeypatch) 
 
 
 def test_a_loss_that_explodes_for_the_own_model_alone(tmp_path) -> None:
-    """Not by a stub: so strong a pull with so large a step diverges."""
+    """Check a real divergence: so strong a pull with so large a step."""
     half = DittoTraining(**{**SGD, "batch_size": 2, "learning_rate": 0.05}, ditto_lambda=1e9)
     made, sites = run(tmp_path, half)
     assert made.results["status"] == "completed"

@@ -1,4 +1,4 @@
-"""CFFL and CGSV: every site has a model of its own and is sent another part of what the round's updates sum up to."""
+"""Test CFFL and CGSV: every site has its own model, and is sent another part of the round's summed updates."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_cgsv_sends_an_update_of_length_gamma(gamma: float) -> None:
 
 
 class Numbers(Plane):
-    """In float64; how good a model is follows from its numbers alone."""
+    """Define a task in float64 whose quality follows from the model's numbers alone."""
 
     primary_metric: ClassVar[str] = "accuracy"
 
@@ -126,7 +126,7 @@ def scripted(self: LocalTraining, run: Any, model: nn.Module) -> Trained:
 
 
 def largest_of(values: np.ndarray, k: int) -> np.ndarray:
-    """Line by line: the k entries with the largest magnitude."""
+    """Return the k entries with the largest magnitude, computed line by line."""
     keep = np.zeros(values.size, dtype=bool)
     for _ in range(k):
         best, where = -1.0, -1
@@ -142,7 +142,7 @@ def norm(tensors: list[np.ndarray]) -> float:
 
 
 def replay_cgsv(first: list[np.ndarray], there: list[list[str]], gamma: float, alpha: float, beta: float) -> Any:
-    """Algorithm 1, line by line."""
+    """Replay Algorithm 1, line by line."""
     own = {site: [t.copy() for t in first] for site in THREE}
     server, r, came = [t.copy() for t in first], {}, {}
     for current_round, sites in enumerate(there):
@@ -175,7 +175,7 @@ def replay_cgsv(first: list[np.ndarray], there: list[list[str]], gamma: float, a
 
 
 def replay_cffl(first: list[np.ndarray], there: list[list[str]], alpha: float, clip: float, rep: str) -> Any:
-    """The authors' loop, line by line; the metric is that of :func:`quality`."""
+    """Replay the authors' loop, line by line; the metric is that of :func:`quality`."""
     own = {site: [t.copy() for t in first] for site in THREE}
     server, c, removed, came = [t.copy() for t in first], {}, set(), {}
     for current_round, sites in enumerate(there):
@@ -228,7 +228,7 @@ ALL, SOME = [THREE] * 4, [THREE[:2], THREE, THREE[1:], THREE]
 
 
 class Unlike(Plane):
-    """Sites of other sizes, one of which wants the opposite of the others."""
+    """Define sites of different sizes, one of which wants the opposite of the other sites."""
 
     def open_site(self, site: str, settings: Any) -> Points:
         points = Points(site, 12 + 8 * int(site[-1]))
@@ -237,7 +237,7 @@ class Unlike(Plane):
 
 
 def play(folder: Any, rule: Rule, half: LocalTraining, *, there: list[list[str]] | None = None, **more: Any) -> Any:
-    """A run in which each round has the sites of ``there``."""
+    """Do a run in which each round has the sites of ``there``."""
 
     def answer(site: str, name: str, message: Any) -> Any:
         away = there is not None and name == "train" and site not in there[message.current_round]
@@ -410,7 +410,7 @@ def test_what_comes_for_a_model_that_is_gone_is_not_added_to_an_older_one(tmp_pa
 
 @every
 def test_one_site_alone(tmp_path: Any, name: str) -> None:
-    """CGSV: its own update comes back whole; CFFL: everything less its own part, which is nothing."""
+    """Check that CGSV returns a site's own update whole, and CFFL all but its own part, which is nothing."""
     made, sites = play(tmp_path, *halves(name), sites=["site-1"])
     common, own = made.model()["model"], sites.kept("site-1", "own_model", 2)
     change = {n: common[n] - made.rounds.rule._before[n] for n in common if n not in STATISTICS}

@@ -1,4 +1,4 @@
-"""Methods that act on groups of people: against slow references, and in runs."""
+"""Test methods that act on groups of people: against slow references, and in runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def report(accuracy: float, table: Any = None) -> dict[str, Any]:
 
 
 def of_two_classes(tp: int, fp: int, fn: int, tn: int) -> list[list[int]]:
-    """Of both classes, as a site counts them."""
+    """Return sums of both classes, as a site counts them."""
     return [[tn, fn, fp, tp], [tp, fp, fn, tn]]
 
 
@@ -54,7 +54,7 @@ TABLES = {
 
 @pytest.mark.parametrize("gap", ["equalised_odds", "equal_opportunity", "demographic_parity", ""])
 def test_fair_fed_goes_by_the_gap_of_counts(gap: str) -> None:
-    """Without a setting it is the paper's equal opportunity difference."""
+    """Check that the gap is the paper's equal opportunity difference by default."""
 
     def slow(tables: list[Any]) -> float:
         tpr, fpr, told = [], [], []
@@ -158,7 +158,7 @@ def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
 
 @pytest.mark.parametrize(("attribute", "over"), [("sex", "groups"), ("sex", "site_groups"), ("", "groups")])
 def test_a_small_group_is_taken_to_have_a_higher_loss(attribute: str, over: str) -> None:
-    """Section 3.3 of the paper: C / sqrt(n) is added to the loss that moves q, and to nothing else."""
+    """Check section 3.3 of the paper: C / sqrt(n) is added to the loss that moves q, and to nothing else."""
     groups = 2 if attribute else 1
     reports = {
         "a": losses_of([1.0, 3.0][:groups], [9, 36][:groups]),

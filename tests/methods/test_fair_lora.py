@@ -1,4 +1,4 @@
-"""FairLoRA: the adapter against a loop in NumPy, the average against a replay of a run, and what is refused."""
+"""Test FairLoRA: the adapter against a loop in NumPy, the average against a replay of a run, and refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def filled(layer: nn.Module, groups: int = 3, rank: int = RANK) -> GroupAdapter:
 
 
 def values_for(adapter: GroupAdapter, number: int) -> np.ndarray[Any, Any]:
-    """Image by image, as the paper's picture has it: one group's own part and the others'."""
+    """Compute image by image, as in the paper's picture: one group's own part and the other groups'."""
     table = [v.detach().double().numpy() for v in adapter.values]
     if number == len(table):
         return np.sum(table, 0) / len(table)
@@ -110,7 +110,7 @@ def test_the_start_is_the_networks_own() -> None:
 
 
 def test_one_batch_is_learned_by_all_three_factors() -> None:
-    """At the start A is 0, so it alone has a gradient; one step later all have, and the groups go apart."""
+    """Check that only A, which is 0, has a gradient at first; one step later all factors have, and groups diverge."""
     torch.manual_seed(0)
     layer = nn.Linear(6, 3).requires_grad_(False)
     adapter, inputs, targets = GroupAdapter(layer, "fc", 2, RANK, 2.0, OWN), torch.randn(12, 6), torch.randn(12, 3)
@@ -197,7 +197,7 @@ def local_models(results: Path, current_round: int) -> dict[str, dict[str, torch
 
 
 def test_a_run_is_the_paper_average_of_what_the_sites_trained(tmp_path: Path) -> None:
-    """Round after round in NumPy, from the local models; site-2 lacks one sex nearly, site-1 has both alike."""
+    """Replay rounds in NumPy from the local models; site-2 nearly lacks one sex, site-1 has both alike."""
 
     def few_women(content: dict[str, Any]) -> None:
         for index, entry in enumerate(content["training"]):
@@ -281,7 +281,7 @@ def test_singular_values_of_few_people_stay_as_they_came(tmp_path: Path) -> None
 
 
 def test_a_model_is_trained_and_tested_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch, in the order of the images, whoever asks for it."""
+    """Check each batch in the order of the images, whoever asks for it."""
     told: list[tuple[bool, list[int] | None]] = []
     forward = GroupAdapter.forward
 

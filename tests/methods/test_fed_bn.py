@@ -1,4 +1,4 @@
-"""FedBN and Solo: which tensors are whose, on the networks of the tasks."""
+"""Test FedBN and Solo: which tensors stay or travel, on the networks of the tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 
 
 def of_batch_norms(model: nn.Module) -> set[str]:
-    """By the modules themselves, not by what the code under test uses."""
+    """Return names by the modules themselves, not by the code under test."""
     return {
         f"{prefix}.{name}"
         for prefix, module in model.named_modules()
@@ -57,7 +57,7 @@ def test_no_tensor_of_a_batch_norm_leaves_whatever_it_is_called(tmp_path, networ
 
 
 class Mixed(nn.Module):
-    """Every kind of norm, one with a parametrization, one under two names."""
+    """Define a network with every kind of norm, one with a parametrization, one under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_norms_are_found_by_their_type() -> None:
 
 
 def test_the_shared_tensors_are_the_mean_of_the_sites(tmp_path) -> None:
-    """Float64 sums by hand from what the sites sent, weighed by their (equal) numbers of points."""
+    """Compare with float64 sums of the sites' tensors, weighed by their (equal) numbers of points."""
     made, sites = run(tmp_path, FedBNTraining(**SMALL))
     for current_round in range(3):
         received = made.net.tasks[current_round].params
@@ -115,7 +115,7 @@ def test_a_network_without_such_a_norm_is_refused_before_training(tmp_path) -> N
 @pytest.mark.parametrize("kind", ["segmentation", "classification"])
 @pytest.mark.parametrize("method", ["solo", "fed_bn", "ditto", "fed_avg", "fed_lwr"])
 def test_both_kinds_of_task(tmp_path: Path, method: str, kind: str) -> None:
-    """In one process, as ``fairflare run`` does; of the last two the sites keep their statistics."""
+    """Check runs in one process, as with ``fairflare run``; with the last two methods sites keep their statistics."""
     settings = {**TINY[kind], "local_epochs": 1}
     if method in ("fed_avg", "fed_lwr"):
         settings["norm_statistics"] = "site"

@@ -1,4 +1,4 @@
-"""FedCE: the rule against FLARE's aggregator, the model without one site against FLARE's helper, what stays at home."""
+"""Test FedCE: rule against FLARE's aggregator, model without one site against FLARE's helper, state that stays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def score(current_round: int, site: str) -> float:
 
 
 def rounds(rule: FedCE, folder: Any, attendance: list[str], bounds: Bounds | None = None) -> list[Any]:
-    """Weights, new model and what was told before, round by round."""
+    """Return weights, new model and earlier reports, round by round."""
     collector, found = Collector(rule, folder, bounds), []
     for current_round, sites in enumerate(attendance):
         told = rule.directives(current_round, 9, sites)
@@ -62,7 +62,7 @@ def rounds(rule: FedCE, folder: Any, attendance: list[str], bounds: Bounds | Non
 
 @pytest.mark.parametrize(("combine", "theirs"), [("sum", "plus"), ("multiply", "times")])
 def test_rounds_against_flares_aggregator(tmp_path, combine, theirs):
-    """All sites, then one absent, one new, all again; its cosines are of float32."""
+    """Check all sites, then one absent, one new, and all again; FLARE's cosines are in float32."""
     attendance = ["abc", "abc", "ac", "bcd", "abcd"]
     ours = rounds(FedCE(combine=combine), tmp_path, attendance)
     flare = FedCEModelAggregator(mode=theirs, trainable_param_names=TRAINED)
@@ -159,7 +159,7 @@ def test_under_a_stock_controller_it_is_refused_by_name():
 
 
 class AtSite:
-    """One site over rounds; each is another process."""
+    """Run one site over rounds; each round is another process."""
 
     def __init__(self, folder: Any, task: Any, **settings: Any) -> None:
         self.folder, self.task = folder, task
@@ -176,7 +176,7 @@ class AtSite:
         return reply.report["minus_score"]
 
     def expected(self, state: Any, own: Any, coefficient: float, split: str, metric: str) -> float:
-        """By FLARE's helper, with a variance that it lets fall below 0."""
+        """Return FLARE's helper's result, whose variance may fall below 0."""
         model = self.task.build_model()
         model.load_state_dict(state)
         minus = PTFedCEHelper.make_minus_model(model, own, coefficient)

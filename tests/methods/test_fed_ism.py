@@ -1,4 +1,4 @@
-"""FedISM and FedISM+: both halves against the spec's numbers, alone and in a federation in one process."""
+"""Test FedISM and FedISM+: both halves against the spec's numbers, alone and in a federation in one process."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_distance_that_the_sites_are_told():
 
 
 def test_both_halves_mean_the_same_distance(tmp_path, start):
-    """Where nobody tells, a site takes its own rho and tau: the round's of the spec, sqrt((r + 1) / R) rho."""
+    """Check a site's own rho and tau where it is told none: the spec's value of the round, sqrt((r + 1) / R) rho."""
     assert [distance(r, 4, 0.2, 0.5) for r in range(4)] == pytest.approx([0.1, 0.2 * 0.5**0.5, 0.2 * 0.75**0.5, 0.2])
     assert distance(9, 4, 0.2, 0.5) == 0.2  # the last test is after the last round
     assert [distance(r, 4, 0.2, None) for r in range(4)] == [0.2] * 4
@@ -114,7 +114,7 @@ def test_without_saga_weights_by_samples_and_no_report(tmp_path):
 
 
 def train(training: LocalTraining, folder, directives=None, state=None):
-    """One round at site-3, which is corrupted."""
+    """Train one round at site-3, which is corrupted."""
     task = ClassificationTask(**TASK)
     worker = at_site(folder, training, task=task, name="site-3")
     asked = request("train", state or initial(task), num_rounds=4, directives=directives or {})
@@ -128,7 +128,7 @@ def start():
 
 @pytest.mark.parametrize(("variant", "field"), [("S", "sharpness"), ("L", "perturbed_loss")])
 def test_report_is_the_sharpness_of_the_received_model(tmp_path, start, variant, field):
-    """The variant's own figure and no other, with which the site's training loss would be known.
+    """Check that the report has the variant's own figure only, as another would reveal the training loss.
 
     Against a computation of its own: one float64 batch of the whole training set as it is, in evaluation mode.
     """
@@ -162,7 +162,7 @@ def test_probe_with_the_adjusted_loss_differs(tmp_path, start):
 
 
 def test_no_distance_is_plain_training(tmp_path, start):
-    """rho = 0, or no SALT: bit by bit the update of the plain rule."""
+    """Check rho = 0, or no SALT: the update of the plain rule, bit by bit."""
     settings = {"criterion": "logit_adjusted", "keep_optimizer_state": False}
     plain = train(LocalTraining(**settings), tmp_path / "plain", state=start)[2].update
     for name, own in (("zero", {"rho": 0.0}), ("off", {"salt": False})):
@@ -197,7 +197,7 @@ def test_a_distance_that_blows_up_is_named(tmp_path, start):
 
 
 def test_the_probe_leaves_no_trace(tmp_path, start):
-    """Random numbers, weights, statistics, modes and gradients are as if nobody had looked."""
+    """Check that random numbers, weights, statistics, modes and gradients do not change."""
     seen = {}
 
     class Watched(SharpnessAwareTraining):
@@ -220,7 +220,7 @@ def test_the_probe_leaves_no_trace(tmp_path, start):
 
 @pytest.mark.parametrize("directives", [{}, {"search_distance": 0.3}], ids=["own", "told"])
 def test_batch_norm_sees_only_the_first_pass_of_a_step(tmp_path, start, directives):
-    """One step over all images: the running statistics are those of one pass of the received model."""
+    """Check one step over all images: running statistics are those of one pass of the received model."""
     training = SharpnessAwareTraining(batch_size=1000, rho=0.3, keep_optimizer_state=False)
     task, worker, reply, _ = train(training, tmp_path, directives, start)
     assert reply.num_steps == 1
@@ -243,7 +243,7 @@ def test_batch_norm_sees_only_the_first_pass_of_a_step(tmp_path, start, directiv
 
 
 def test_counters_count_steps(tmp_path, start):
-    """Of several steps too, and the plain rule's are the same number."""
+    """Check several steps too: the plain rule has the same counters."""
     for name, salt in (("salt", True), ("plain", False)):
         reply = train(SharpnessAwareTraining(batch_size=8, local_epochs=2, salt=salt), tmp_path / name, state=start)[2]
         counters = [int(t) for n, t in reply.update.items() if n.endswith("num_batches_tracked")]
@@ -290,7 +290,7 @@ def test_recorded_weights_recomputed(tmp_path):
 
 
 class Dying(Listener):
-    """The server dies in round 1, before the sites are asked."""
+    """Stop the server in round 1, before the sites are asked."""
 
     def event(self, kind, details):
         if kind == "phase" and details["current_round"] == 1:

@@ -1,4 +1,4 @@
-"""Fed-LWR: the scores that a site reports against a CKA written here, and the weights made of them."""
+"""Test Fed-LWR: a site's scores against a CKA written here, and the weights computed from them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Batch = dict[str, np.ndarray]  # layer -> (images, features)
 
 
 def features(model: torch.nn.Module, images: torch.Tensor) -> Batch:
-    """Every layer's output, flattened by image, in float64 and evaluation mode."""
+    """Return every layer's output, flattened by image, in float64 and evaluation mode."""
     found: Batch = {}
     hooks = [
         module.register_forward_hook(
@@ -51,7 +51,7 @@ def features(model: torch.nn.Module, images: torch.Tensor) -> Batch:
 
 
 def hsic(k: np.ndarray, l: np.ndarray, biased: bool) -> float:
-    """Eq. 2, or the unbiased form with its three traces."""
+    """Compute Eq. 2, or the unbiased form with its three traces."""
     n = len(k)
     if biased:
         h = np.eye(n) - 1 / n
@@ -62,7 +62,7 @@ def hsic(k: np.ndarray, l: np.ndarray, biased: bool) -> float:
 
 
 def cka(pairs: Sequence[tuple[np.ndarray, np.ndarray]], biased: bool) -> float:
-    """delta over batches: the quotient of sums."""
+    """Compute delta over batches as a quotient of sums."""
     sums = np.zeros(3)
     for x, y in pairs:
         k, l = x @ x.T, y @ y.T
@@ -77,7 +77,7 @@ def cosine(x: np.ndarray, y: np.ndarray, by_image: bool) -> float:
 
 
 def cut(numbers: Sequence[int], least: int) -> list[list[int]]:
-    """Batches of BATCH; one that is too small for the estimator joins the one before it."""
+    """Return batches of BATCH; a batch that is too small for the estimator joins the one before it."""
     parts = [list(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
     if len(parts[-1]) < least:
         parts[-2:] = [parts[-2] + parts[-1]]
@@ -85,7 +85,7 @@ def cut(numbers: Sequence[int], least: int) -> list[list[int]]:
 
 
 def images_of(settings: dict, count: int, seed: int) -> list[list[int]]:
-    """Numbers of the images, batch by batch, as the settings say; whole-set estimators have one batch."""
+    """Return numbers of the images, batch by batch, as the settings say; whole-set estimators have one batch."""
     authors = settings.get("preset") == "authors"
     similarity = settings.get("similarity", "cka")
     estimator = settings.get("cka_estimator") or ("minibatch_unbiased" if authors else "full_biased")
@@ -108,7 +108,7 @@ def images_of(settings: dict, count: int, seed: int) -> list[list[int]]:
 
 
 def reference(settings: dict, local: Batch, anchor: Batch, seed: int) -> dict[str, float]:
-    """delta by layer, from the features of all images of the split."""
+    """Return delta by layer, from the features of all images of the split."""
     found = {}
     for layer, x in local.items():
         y = anchor[layer]
@@ -151,7 +151,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """``compared(settings)`` -> what the site reports, with models that differ; ``compared.features(split)``."""
+    """Return ``compared(settings)`` -> a site's report, with models that differ; ``compared.features(split)``."""
     folder = tmp_path_factory.mktemp("site")
     task = SegmentationTask(**TASK)
     state = initial(task)
@@ -209,7 +209,7 @@ def test_reported_scores_are_those_of_the_reference(compared, name):
 
 
 def test_the_references_differ(compared):
-    """Else the test above could not tell one setting from another."""
+    """Check that the test above can distinguish the settings."""
     found = {name: compared.expected(settings) for name, settings in SETTINGS.items()}
     names = list(found)
     for i, one in enumerate(names):
@@ -245,7 +245,7 @@ SITES = ["a", "b", "c"]
 
 
 def scored(seed: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Reports about the anchor, random 1 - delta."""
+    """Return reports about the anchor with random 1 - delta."""
     rng = np.random.default_rng(seed)
     found = {}
     for name in SITES:
@@ -273,7 +273,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("granularity", GROUPS)
 def test_layers_of_a_group_share_their_mean(granularity):
-    """A block is what stands under one top-level child, however deep."""
+    """Check blocks, which hold all layers under one top-level child at any depth."""
     anchor = scored(0)
     anchor["b"]["dissimilarity"]["up.0"] = math.nan  # its own other scores stand in: the block's, or (leaf) all
     found = weighed(FedLWR(layer_granularity=granularity), anchor)
@@ -300,7 +300,7 @@ def test_one_layer_weighs_the_whole_model(name, layer):
 
 
 def test_nobody_reports_about_the_anchor(caplog):
-    """Spec, section 5: equal weights, and no job that fails."""
+    """Check section 5 of the spec: equal weights, and no failed job."""
     rule = FedLWR()
     with caplog.at_level(logging.WARNING):
         found = weighed(rule, {}, current_round=3)
@@ -344,7 +344,7 @@ def eq5(anchor: dict, layer: str) -> dict[str, float]:
 
 
 def test_presets_of_paper_and_authors_are_not_steadied():
-    """The weights are Eq. 5's own, to the bit."""
+    """Check that the weights are exactly Eq. 5's."""
     anchor = scored(5)
     reported = {s: anchor[s]["dissimilarity"] for s in SITES}
     for preset, low, high in (("paper", 0.0, 1.0), ("authors", 1e-4, 0.99)):
@@ -412,7 +412,7 @@ STEADY = {"warmup_rounds": 1, "mix": 0.5, "layer_granularity": "block"}
 
 @pytest.mark.long
 def test_a_steadied_run_of_three_rounds(tmp_path):
-    """Round 0 is FedAvg's with equal weights, bit by bit, and asks once; then blocks share bounded weights."""
+    """Check round 0, FedAvg with equal weights and one phase, and later ones, in which blocks share bounded weights."""
     plan = make_plan("fed_lwr", sites=3, num_rounds=3, settings={**TINY, **STEADY, "max_weight": 0.4})
     rounds = read_document(run_local(plan, tmp_path / "lwr"))["rounds"]
     average = make_plan("fed_avg", sites=3, num_rounds=2, settings={**TINY, "weighting": "uniform"})

@@ -1,4 +1,4 @@
-"""Fed-MAS: the site half on tiny phantoms, the server half with reports in hand, and both in one process."""
+"""Test Fed-MAS: the site half on tiny phantoms, the server half with given reports, and both in one process."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def divergence(worker, current_round=0):
 
 
 def naive_divergence(site_worker, model, batch_size=7):
-    """Eqs. 1-2 in loops, with the model as it is."""
+    """Compute Eqs. 1-2 in loops, with the model as it is."""
     network = load_prior()
     data = site_worker._data
     distances: dict[int, list[float]] = {}
@@ -87,7 +87,7 @@ def naive_divergence(site_worker, model, batch_size=7):
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_divergence_of_the_received_model(worker, augment):
-    """Of the images as they are, whatever the training sees."""
+    """Check original images, whatever the training's augmentation does."""
     site = worker(RescueTraining(**QUICK, augment=augment))
     state = initial()
     reply = train(site, state)
@@ -104,7 +104,7 @@ def test_divergence_of_the_received_model(worker, augment):
 
 
 def test_before_is_measured_without_a_trace(worker):
-    """The update with and without the measurement is the same: no batch-norm statistics, no random numbers."""
+    """Check the update with and without the measurement: equal batch-norm statistics and random numbers."""
     with_rf = train(worker(folder="a"))
     without = train(worker(folder="b"), directives={})
     for name, tensor in without.update.items():
@@ -115,7 +115,7 @@ def test_before_is_measured_without_a_trace(worker):
 
 @pytest.mark.parametrize(("epochs", "augment", "kept"), [(1, True, True), (3, True, False), (2, False, True)])
 def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monkeypatch):
-    """w^ by hand: mean by class and epoch of the distances in front of each step, summed over the epochs."""
+    """Compute w^ by hand: the mean by class and epoch of distances before each step, summed over the epochs."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     gathered: list[torch.Tensor] = []
     batches: list[list[int]] = []
@@ -172,7 +172,7 @@ def test_rescue_factor_is_what_was_gathered(worker, epochs, augment, kept, monke
 
 
 def test_with_local_steps_it_is_the_mean_of_the_passes(worker):
-    """As many steps as two epochs have: the same training, and half of the sum."""
+    """Check as many steps as two epochs have: the same training, and half of the sum."""
     epochs = worker(RescueTraining(**QUICK, local_epochs=2), folder="epochs")
     reply = train(epochs)
     steps = worker(RescueTraining(**QUICK, local_steps=reply.num_steps), folder="steps")
@@ -205,7 +205,7 @@ def test_prior_is_computed_once(worker):
 
 
 class Exchanged(SiteData):
-    """The same data but for one training image, of which somebody put another version into the folder."""
+    """Hold the same data except one training image, of which another version is in the folder."""
 
     def __init__(self, data: SiteData, number: int) -> None:
         self.data, self.number = data, number
@@ -232,7 +232,7 @@ class Exchanged(SiteData):
 
 @pytest.mark.parametrize("same_process", [True, False])
 def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_process):
-    """As many images as before, so that only the checksums tell."""
+    """Check as many images as before, so that only the checksums differ."""
     here = worker()
     train(here)
     before = cache_of(here).features.clone()
@@ -253,14 +253,14 @@ def test_the_features_of_an_exchanged_image_are_computed_again(worker, same_proc
 
 
 class Sharp(RescueTraining):
-    """Fed-MAS's training with sharpness-aware steps: two looks at every batch, the second one uphill."""
+    """Define Fed-MAS's training with sharpness-aware steps, which look at every batch twice."""
 
     def step(self, run, model, optimizer, closure):
         return GSAM(optimizer, rho=2.0, model=model).step(closure)
 
 
 def test_a_step_that_looks_twice_counts_once(worker):
-    """w^ is of the forward pass in front of the step; at this distance the second one is far from it."""
+    """Check that w^ is of the forward pass before the step; at this distance the second pass is far from it."""
     still = {**QUICK, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1e-12, "local_epochs": 2}
     found = {}
     for name, training in (("once", RescueTraining(**still)), ("twice", Sharp(**still))):
@@ -275,7 +275,7 @@ def test_a_step_that_looks_twice_counts_once(worker):
 
 @pytest.mark.parametrize("directives", [TOLD, {}], ids=["fed_mas", "bsm_kd"])
 def test_kept_features_do_not_change_the_training_on_changed_images(worker, directives):
-    """Both published forms: with augmentation the kept ones serve w alone, and BSM + KD keeps none."""
+    """Check both published forms: with augmentation saved features serve w alone, and BSM + KD saves none."""
     replies = {}
     for kept in (True, False):
         site = worker(RescueTraining(**QUICK, augment=True, cache_features=kept), folder=str(kept))
@@ -324,7 +324,7 @@ def test_training_pulls_the_features_to_the_prior(worker):
 
 
 def test_without_both_it_is_balanced_softmax(worker):
-    """Spec test 7: lambda_f = 0 and no MAS is BSM-FL, and needs no prior."""
+    """Check test 7 of the spec: lambda_f = 0 without MAS is BSM-FL, and needs no prior."""
     kd = worker(RescueTraining(**QUICK, lambda_f=0.0, prior_network="resnet50"), folder="a")
     ours = train(kd, directives={})
     bsm = train(worker(LocalTraining(**QUICK), folder="b"), directives={})
@@ -348,7 +348,7 @@ def test_without_the_loss_but_with_mas(worker, source):
 
 @pytest.mark.parametrize("last_only", [True, False])
 def test_a_batch_of_one(worker, last_only):
-    """Batch norm of the projector cannot train on it; every image still counts once."""
+    """Check a batch on which the projector's batch norm cannot train; every image still counts once."""
     size = ClassificationTask(**TASK).open_site("site-1", {}).num_samples("training") - 1 if last_only else 1
     site = worker(RescueTraining(**{**QUICK, "batch_size": size}))
     reply = train(site)
@@ -359,7 +359,7 @@ def test_a_batch_of_one(worker, last_only):
 
 
 def test_class_absent_and_class_of_one(worker):
-    """Sites of a long-tailed Dirichlet federation have both."""
+    """Check sites of a long-tailed Dirichlet federation, which have both."""
     kinds = set()
     learns = {"phantom": "endoscopy", "phantom_sites": 4, "phantom_samples": 160, "phantom_test": 184}
     for number in (1, 2, 3, 4):
@@ -375,7 +375,7 @@ def test_class_absent_and_class_of_one(worker):
 
 @pytest.mark.long
 def test_site_file_names_the_checkpoint(worker, tmp_path):
-    """The published layout through the real path: site file, loader, training, report."""
+    """Check the published layout through the real path: site file, loader, training, report."""
     torch.manual_seed(0)
     encoder, width = build_encoder("resnet50")
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
@@ -554,7 +554,7 @@ def test_paper_settings_and_the_projector_of_the_paper():
 
 
 def test_what_it_measured_by_class_is_drawn_for_the_site_alone(worker, tmp_path):
-    """Only where its own file names a folder; nothing of it is in the answer."""
+    """Check a site whose own file names a folder; nothing of the picture is in the answer."""
     folder = tmp_path / "ex"
     site = worker(settings={"examples_folder": str(folder)})
     assert train(site).status == "ok"

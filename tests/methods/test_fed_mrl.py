@@ -1,4 +1,4 @@
-"""FedMRL, the rule made of parts: both halves against the specification's numbers, alone and in one process.
+"""Test FedMRL, the rule made of parts: both halves against the spec's numbers, alone and in one process.
 
 What a policy or a weighting does by itself is in ``tests/unit/test_mu_policy.py`` and ``test_weightings.py``.
 """
@@ -68,7 +68,7 @@ def everybody(**own: Any) -> dict[str, dict[str, Any]]:
 
 
 class Server:
-    """A rule with replies in hand, as it stands in the rounds of a run."""
+    """Hold a rule with given replies, as in the rounds of a run."""
 
     def __init__(self, rule: FedMRL | None = None, *, num_rounds: int = 4) -> None:
         self.rule, self.num_rounds = rule or FedMRL(), num_rounds
@@ -78,7 +78,7 @@ class Server:
         return self.rule.directives(current_round, self.num_rounds, asked)
 
     def round(self, reports, current_round=0, *, asked=SITES, samples=None, states=None, received=None):
-        """The directives in front of a round, its new model, and how it was weighed."""
+        """Return the directives before a round, its new model, and its weights."""
         received = net_state(99) if received is None else received
         told = self.told(current_round, asked)
         shape = LikeReceived(received)
@@ -114,7 +114,7 @@ def agents(rule: FedMRL) -> dict[str, Any]:
 @pytest.mark.parametrize("above", [-2.0, -0.3, 0.0, 0.4, 20.0])
 @pytest.mark.parametrize("weight", [1.0, 0.1])
 def test_gradient_of_the_objective_against_finite_differences(mu, above, weight):
-    """``above``: how far the batch's loss lies above the mean of the sites."""
+    """Check ``above``, the distance of the batch's loss above the mean of the sites."""
     problem = Regression()
     received, here = problem.point(), problem.point()
     own = problem.loss(here)
@@ -160,7 +160,7 @@ def test_first_round_and_switched_off_have_no_fairness_term():
 
 
 def test_one_training_serves_several_sites():
-    """In one process the sites share it: what belongs to a task lies on the task's run."""
+    """Check sites that share a training in one process: state of a task is in the task's run."""
     problem, training = Regression(), FairProximalTraining()
     received, here = problem.point(), problem.point()
     alone = {}
@@ -200,7 +200,7 @@ def test_a_lower_limit_above_the_upper_one_is_refused():
 
 
 def test_report(tmp_path):
-    """What each number is measured on."""
+    """Check the data that each reported number is measured on."""
     state = start()
     training = FairProximalTraining(batch_size=8, local_epochs=2, learning_rate=0.01)
     worker, reply = train(training, tmp_path, state, {"mean_loss": 1.5})
@@ -250,7 +250,7 @@ def test_a_site_may_withhold_its_entropy(tmp_path):
 
 
 def test_factor_of_the_whole_round(tmp_path, monkeypatch):
-    """fair_mode epoch: from the mean loss of the received model over the training set, which leaves no trace."""
+    """Check fair_mode epoch: the factor is from the received model's mean training loss, without a trace."""
     state = start()
     factors = []
     fair = FairProximalTraining.fair
@@ -368,7 +368,7 @@ def test_the_default_optimizer_is_the_papers():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_fairness_term_changes_a_step(tmp_path, optimizer):
-    """One step of the whole training set with the job's settings: the factor is in it, exactly."""
+    """Check one step of the whole training set with the job's settings, which has exactly this factor."""
     state = start()
     settings = {"batch_size": 1000, "learning_rate": 0.01, "momentum": 0.0, "weight_decay": 0.0, "mu": 0.0}
     training = FairProximalTraining(**settings, optimizer=optimizer)
@@ -384,7 +384,7 @@ def test_the_fairness_term_changes_a_step(tmp_path, optimizer):
 
 
 def test_the_rate_is_that_of_the_round_again_after_a_step(tmp_path):
-    """Of Adam: the factor of one batch is not on the next one's step."""
+    """Check Adam: the factor of one batch does not apply to the next batch's step."""
     state = start()
     settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False, "fair_mode": "epoch"}
     _, one = train(
@@ -424,7 +424,7 @@ def test_commands_and_settings_of_the_docs():
     ("weighting", "policy"), [(BySom(), QMixMu()), (BySom(seed=1), RandomMu(seed=3)), (BySamples(), FixedMu())]
 )
 def test_the_rule_is_its_parts(weighting, policy):
-    """Weights are the weighting's, values the policy's, on the same inputs; and F beside them."""
+    """Check that weights are the weighting's and values the policy's on the same inputs, with F beside them."""
     rule = FedMRL(mu_policy=copy.deepcopy(policy), weighting=copy.deepcopy(weighting))
     seen = []
     original = rule.weigh
@@ -448,7 +448,7 @@ def test_the_rule_is_its_parts(weighting, policy):
 
 
 def test_mean_loss_of_the_spec():
-    """Spec 10.1; the sum over sites of the squared distances is 0.32."""
+    """Check 10.1 of the spec; the sum over sites of the squared distances is 0.32."""
     found = {}
     for mode in ("mean", "weighted", "sum"):
         server = Server(FedMRL(mean_loss=mode))
@@ -468,7 +468,7 @@ def test_mean_loss_of_the_spec():
 @trying(deadline=None)
 @given(st.integers(2, 9), st.data(), st.floats(0, 50))
 def test_no_minority_stops_a_site_at_the_median(honest, data, loss):
-    """Whatever fewer than half of the sites claim: the default factor of the others stays above 0."""
+    """Check any claims of fewer than half of the sites: the default factor of the other sites stays above 0."""
     claims = data.draw(st.lists(st.floats(0, 1e6), max_size=honest - 1))
     found = winsorised({str(k): x for k, x in enumerate([loss] * honest + claims)})
     factor = 1 + 2 * (loss - sum(found.values()) / len(found))
@@ -544,7 +544,7 @@ def test_a_claimed_loss_of_ten_does_not_stop_the_others(tmp_path, monkeypatch, f
 
 @pytest.mark.long
 def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
-    """What arrives at each site of a run; F is for all."""
+    """Check the messages at each site of a run; F is for all sites."""
     told, perform = [], SiteWorker.perform
 
     def noting(self, request, *rest):
@@ -580,7 +580,7 @@ def test_site_that_does_not_fit_on_the_map_has_no_weight():
 
 
 def test_loss_that_is_no_number():
-    """F is the mean of the others; the agent sees the largest loss and accuracy 0."""
+    """Check that F is the mean of the other sites; the agent sees the largest loss and accuracy 0."""
     server = Server()
     server.round({"a": report(train_loss=0.4), "b": report(train_loss=math.nan), "c": report(train_loss=math.inf)})
     assert server.rejected == {}
@@ -618,7 +618,7 @@ def test_a_bad_report_leaves_the_site_out(bad, message):
 
 @pytest.mark.parametrize("policy", [QMixMu, VdnMu, RandomMu, FixedMu])
 def test_site_that_joins_later(policy):
-    """Refused by name where agents are fixed; without agents it is welcome."""
+    """Check that fixed agents refuse the site by name, and that rules without agents accept it."""
     server = Server(FedMRL(mu_policy=policy()))
     server.round({s: report() for s in ("a", "b")}, asked=("a", "b"))
     told, _, weighing = server.round(everybody(), 1)
@@ -660,7 +660,7 @@ def test_stock_controllers_cannot_tell_the_sites():
 
 @pytest.mark.long
 def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch):
-    """Data and seeds go with the site, not with the name; mu is fixed, since each agent draws its own network."""
+    """Check that data and seeds go with the site; mu is fixed, since each agent draws its own network."""
     seed_of = site_half.round_seed
     found = []
     for number, names in enumerate((["site-1", "site-2", "site-3"], ["zeta", "mid", "Alpha"])):
@@ -722,7 +722,7 @@ def test_everything_is_recorded(whole):
 
 @pytest.mark.long
 def test_mu_of_a_round_is_the_choice_of_the_round_before(whole):
-    """The replay in the checkpoint against the sites' own reports."""
+    """Compare the checkpoint's replay with the sites' own reports."""
     results, _, folder = whole
     *_, path = sorted((folder / "c" / "e").glob("rule-*.pt"))  # of the last round
     replay = torch.load(path, weights_only=True)["mu_policy"]["agents"]["replay"]
@@ -743,7 +743,7 @@ def test_mu_of_a_round_is_the_choice_of_the_round_before(whole):
 
 
 def test_recorded_weights_recomputed_with_explicit_vectors(whole):
-    """The batch update of the map in float64 loops over the local models that the run left."""
+    """Compute the map's batch update in float64 loops over the local models that the run left."""
     results, found, _ = whole
     torch.manual_seed(results["info"]["seed"])
     state = plan(settings=LEARN).task.build_model().state_dict()
@@ -772,7 +772,7 @@ def test_recorded_weights_recomputed_with_explicit_vectors(whole):
 
 
 class Killed(BaseException):
-    """Stands for a server that dies."""
+    """Stand in for a server that dies."""
 
 
 def dies(monkeypatch, when: str) -> None:
@@ -804,7 +804,7 @@ def dies(monkeypatch, when: str) -> None:
 @pytest.mark.many
 @pytest.mark.parametrize(("when", "at"), [("training", 3), ("before_checkpoint", 3), ("between_rounds", 4)])
 def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at, monkeypatch):
-    """While the sites train; when the map's neurons are on disk but the checkpoint is not; and when both are."""
+    """Check kills while sites train, between neurons and checkpoint, and after both are on disk."""
     options: dict[str, Any] = {"num_rounds": ROUNDS, "experiment": "e", "settings": LEARN}
     with monkeypatch.context() as patched:
         dies(patched, when)
@@ -830,7 +830,7 @@ def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, when, at
 
 @pytest.mark.long
 def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
-    """It fails in round 1 of 4: no weight, out of F and of the map; its agent is there when it comes back."""
+    """Check a site that fails in round 1 of 4: no weight, not in F and map; its agent is there when it returns."""
     perform = LocalTransport._answer
 
     def failing(self, site, name, task):
@@ -891,7 +891,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
 @pytest.mark.many
 @pytest.mark.parametrize("policy", ["random", "qmix"])
 def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
-    """Repetitions of an experiment are then independent; a seed of their own holds them still."""
+    """Check that repetitions are independent; a seed of their own fixes the draws."""
 
     def drawn(**own: int) -> tuple[Any, Any]:
         settings = {"mu_policy": policy, "weighting.init": "uniform", **own}

@@ -1,4 +1,4 @@
-"""FedProx: its objective against finite differences, at a site, and as FedAvg where mu is 0."""
+"""Test FedProx: its objective against finite differences, at a site, and as FedAvg where mu is 0."""
 
 from __future__ import annotations
 

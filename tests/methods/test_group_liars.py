@@ -1,4 +1,4 @@
-"""Sites that lie about groups of people: real training with the bounds of an exported job, one and two liars of six."""
+"""Test sites that lie about groups of people: real training with an exported job's bounds, one or two of six."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TRAINING = {"optimizer": "sgd", "learning_rate": 0.3, "momentum": 0.0, "batch_si
 
 
 class People(SiteData):
-    """Points around three centres; the second sex lies elsewhere and is rarer."""
+    """Hold points around three centres; the second sex lies elsewhere and is rarer."""
 
     synthetic, num_classes = True, CLASSES
     attributes = {"sex": ("female", "male", "unknown")}  # noqa: RUF012
@@ -75,7 +75,7 @@ class People(SiteData):
 
 
 class PeopleTask(Task):
-    """Which centre a point belongs to."""
+    """Define a task that finds the centre a point belongs to."""
 
     primary_metric, has_classes = "accuracy", True
 
@@ -113,7 +113,7 @@ Lie = Callable[[str, Message, Message], None]
 
 
 class Net(LocalTransport):
-    """Sites in this process, some of which change what they say."""
+    """Run sites in this process, some of which change their reports."""
 
     liars: Sequence[str] = ()
     lie: Lie | None = None
@@ -152,18 +152,18 @@ def run(
 
 
 def accuracy(results: dict[str, Any]) -> float:
-    """Mean over the sites that are always honest."""
+    """Return the mean accuracy over the sites that are always honest."""
     return float(np.mean([results["test"][site]["accuracy"] for site in SITES if site not in TWO]))
 
 
 def accused(results: dict[str, Any]) -> set[str]:
-    """Sites that are left out anywhere."""
+    """Return the sites that are left out anywhere."""
     rounds = [left["site"] for record in results["rounds"] for left in record["left_out"]]
     return {*rounds, *(left["site"] for left in results["left_out"])}
 
 
 def says(losses: Any = None, images: Any = None, only: Sequence[int] = range(ROUNDS)) -> Lie:
-    """What a liar makes of its losses and numbers of images by group."""
+    """Return a liar's version of its losses and numbers of images by group."""
 
     def lie(name: str, task: Message, reply: Message) -> None:
         if name == TASK_TRAIN and task.current_round in only:
@@ -200,7 +200,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], float]:
-    """Accuracy of the honest sites where nobody lies, by the number of the method."""
+    """Return the accuracy of the honest sites where no site lies, by the number of the method."""
 
     @cache
     def of(number: int) -> float:
@@ -242,7 +242,7 @@ def test_what_a_site_cannot_have_is_refused_by_name(bounds: dict[str, Any], word
 
 @pytest.mark.parametrize("liars", [ONE, TWO], ids=["one", "two"])
 def test_counts_of_groups_for_fair_fed(liars: Sequence[str], tmp_path: Path) -> None:
-    """Held against the validation images; what passes has no more part in the gap of all than in a model."""
+    """Check counts against validation images; an accepted count has no larger part in the gap than in a model."""
 
     def lie(name: str, task: Message, reply: Message) -> None:
         if name == TASK_TRAIN:
@@ -274,7 +274,7 @@ def _first(name: str, value: float) -> Callable[[dict[str, Any]], None]:
 
 
 def _only(*names: str) -> Callable[[dict[str, Any]], None]:
-    """Of some groups alone; the vectors are as long as that asks."""
+    """Return vectors of some groups alone, with the length that this needs."""
 
     def change(stats: dict[str, Any]) -> None:
         count = len(stats["group_names"])
@@ -368,7 +368,7 @@ def told_by(losses: Sequence[float], images: Sequence[float]) -> dict[str, Any]:
 @pytest.mark.parametrize("over", ["groups", "site_groups"])
 @pytest.mark.parametrize("bounds", [Bounds(), Bounds(**FOR_HOSPITALS)], ids=["none", "exported"])
 def test_no_weight_of_a_group_is_above_10_or_below_a_tenth(over: Any, bounds: Bounds) -> None:
-    """Whatever sites say, and for as long as they say it; and an honest rest comes back."""
+    """Check any reports for any time; after honest rounds the weights return to normal."""
     rule = GroupDRO(dro_attribute="sex", dro_over=over, dro_rate=1.0)
     good = {site: told_by([0.5, 0.7], [60, 40]) for site in "abc"}
     for lie in (told_by([1e6, 0.0], [1, 99]), told_by([0.0, 1e6], [99, 1]), told_by([1e6, 1e6], [100, 0])):
@@ -396,7 +396,7 @@ def test_a_group_that_hardly_any_site_has_is_held_against_all_losses() -> None:
 
 
 def test_a_site_has_no_more_part_in_a_pool_than_in_a_model() -> None:
-    """By hand: five sites of 100 images and one of 500: half of all; at most 0.25 of the weight."""
+    """Check by hand five sites of 100 images and one of 500: half of all, and at most 0.25 of the weight."""
     reports = {site: told_by([1.0], [100]) for site in "abcde"} | {"f": told_by([2.0], [500])}
     plain, _ = GroupDRO(dro_attribute="sex")._pooled(inputs(reports))
     held, _ = GroupDRO(dro_attribute="sex")._pooled(inputs(reports, Bounds(max_weight=0.25)))

@@ -1,4 +1,4 @@
-"""AFL, FairFed and FedGA: rules against the spec and plain loops over rounds, what sites measure and keep."""
+"""Test AFL, FairFed and FedGA: rules against the spec and plain loops over rounds, and the sites' measurements."""
 
 from __future__ import annotations
 

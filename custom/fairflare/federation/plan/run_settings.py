@@ -285,7 +285,7 @@ class Place:
         Raises:
             ValueError: both name a checkpoint, or the job's relative path leads out of the files that the job carries.
         """
-        own = self.settings.get("initial_weights") if run.num_rounds else None  # else a given model
+        own = self.settings.get("initial_weights") if run.num_rounds else None  # no rounds: the given model alone
         if not run.initial_ckpt:
             return own
         if own is not None:

@@ -155,6 +155,16 @@ def test_a_loss_of_zero_stays_finite():
     assert all(map(math.isfinite, relative({"A": {"s1": 0.0}, "B": {"s1": 0.0}}).values()))
 
 
+def test_losses_stay_where_no_site_tells_them_by_structure() -> None:
+    metrics = {site: {"loss": loss} for site, loss in OWN_LOSS.items()}
+    reports = {site: {"probe_loss": loss} for site, loss in OWN_LOSS.items()}
+    assert ABC.reports(reports, {"probe_loss": "loss"}, metrics) == reports
+    one = {**metrics, "A": {"loss": 0.2, "loss_s1": 0.2}}
+    found = ABC.reports(reports, {"probe_loss": "loss"}, one)
+    assert found["A"]["probe_loss"] == 1.0
+    assert math.isnan(found["B"]["probe_loss"])  # a rule takes the others' mean
+
+
 def test_scores_get_the_comparable_figures_distance():
     metrics = ABC.on_one(measured(DICE, MEANS))
     reports = {site: {"score": value, "miss": 1 - value, "steps": 3} for site, value in MEANS.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from typing import Any
 
 import pytest
@@ -106,6 +107,9 @@ def test_sites_that_nothing_links_are_ranked_within() -> None:
     assert of.worst_site == ""
     assert of.std != of.std
     assert of.mean == pytest.approx(1.3 / 3)
+    page = build(of_one(page_run(made)))
+    (over_time,) = (p for s in page.sections for p in s.parts if p.name == "rounds" and hasattr(p, "rows"))
+    assert [math.isfinite(cell.mean) for cell in over_time.rows[0][2:5]] == [True, False, False]
     assert not results.inequality.test
     said = words(made)
     assert "worst site -" in said
@@ -117,7 +121,7 @@ def test_a_comparison_of_methods_says_it_and_has_no_worst_site_over_unlinked_one
     values = {"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}
     runs = read_all([run(values), run(values, label="q_fed_avg")])
     text = " ".join(compare(runs).split())
-    assert "The sites annotate, or mark, different structures (A: s1; B: s2)" in text
+    assert "The sites annotate, or mark, different structures or classes (A: s1; B: s2)" in text
     made = comparison_of(runs)
     assert {d.measure for d in made.differences} == {"average", "A", "B"}
     assert all(row.over("worst").mean != row.over("worst").mean for row in made.rows)

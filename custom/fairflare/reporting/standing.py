@@ -240,7 +240,7 @@ def of_footing(results: Results) -> list[str]:
         else "no common one: each is adjusted, the site's part in a sum of those of site and structure (least "
         "squares); its interval leaves out how sure that is."
     )
-    lines = [f"The sites annotate, or mark, different structures ({own}). Figures of sites rest on {text}"]
+    lines = [f"The sites annotate, or mark, different structures or classes ({own}). Figures of sites rest on {text}"]
     if found.bridges:
         lines.append(f"That the others can be compared rests on {' and on '.join(found.bridges)} alone.")
     for part in found.parts if len(found.parts) > 1 else ():

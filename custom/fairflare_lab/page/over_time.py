@@ -14,7 +14,7 @@ from fairflare.core.fairness import summarize
 from fairflare.reporting.layout import Cell, number
 from fairflare.reporting.notes import attendance
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.values import in_words
+from fairflare.reporting.values import in_words, linked
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
 from fairflare_lab.page.material import Material, PageRow, PageRun
@@ -47,7 +47,10 @@ def rounds(material: Material, split: str = "validation") -> Section:
     found = [one for one in found if len(at[one[0].label]) > (split == "test")]
     if not found:
         return NOTHING
-    summaries = [(row.label, n, summarize(of, higher_is_better=material.higher)) for row, n, of in found]
+    summaries = [
+        (row.label, n, summarize(of, higher_is_better=material.higher, linked=linked(row.runs[0], material.metric)))
+        for row, n, of in found
+    ]
     labels, metric = [row.label for row in material.rows], in_words(material.metric)
     panels = {
         heading: panels_of(frame(("", row, n, getattr(of, name)) for row, n, of in summaries), labels)[""]

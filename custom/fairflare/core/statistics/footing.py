@@ -165,7 +165,11 @@ class Footing:
         for site, report in reports.items():
             of, score = metrics[site], "accuracy" if "accuracy" in metrics[site] else self.primary
             away = of[score] - of[OWN + score] if OWN + score in of and len(self.parts) < 2 else 0.0
-            even = {"loss": (factor[site], 0.0), "score": (1.0, away), "error": (1.0, -away)}
+            even = {
+                "loss": (factor[site] if any(losses.values()) else 1.0, 0.0),
+                "score": (1.0, away),
+                "error": (1.0, -away),
+            }
             told = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
             found[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in told.items()}}
         return found

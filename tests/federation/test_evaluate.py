@@ -30,7 +30,9 @@ SETTINGS: dict[str, Any] = {
     "groups": ["sex"],
 }  # fmt: skip
 #: Of the results, all that the final test says of the last model.
-OF_TEST = ("test", "fairness", "inequality", "groups", "global_test", "suppressed", "validation", "resampled")
+OF_TEST = (
+    "test", "fairness", "inequality", "groups", "clinical", "global_test", "suppressed", "validation", "resampled",
+)  # fmt: skip
 
 
 def evaluate(*arguments: Any) -> Result:

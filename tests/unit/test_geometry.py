@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import nibabel
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from fairflare.data.geometry import (
+    SEGMENTS,
     Fit,
     Grid,
     Misfit,
@@ -491,6 +493,38 @@ def test_one_file_without_a_place() -> None:
     refused(fit(Grid((4, 5, 1)), Grid((5, 4, 1))), "it is 4x5 (width x height), its image 5x4")
     for image in (SIX, Grid((4, 5, 6), SIX.statements, of="series"), Grid((4, 5, 1), tag=3)):
         refused(fit(image, Grid((9, 9, 1))), "image 5x4" if image.tag else "4 x 5 x 6")  # no setting would help
+
+
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("places", [(1, 3), (0,), (4,), (0, 1, 2, 3, 4), (2, 3, 4)])
+def test_slices_that_a_segmentation_leaves_out_are_empty(places: tuple[int, ...], down: bool) -> None:
+    """Each frame comes to the slice at its place, whichever way the file counts, and with a step of two slices."""
+    affine = rows((0, -0.75, 0, 20), (-0.5, 0, 0, 30), (0, 0, 3, 5))
+    image = Grid((4, 3, 5), (("header", affine),), of="series")
+    whole = np.zeros((4, 3, 5), np.uint8)
+    whole[:, :, list(places)] = 1 + np.arange(len(places))
+    order = [*places[::-1]] if down else [*places]
+    step = (order[1] - order[0]) * 3 if len(order) > 1 else 3
+    own = rows((0, -0.75, 0, 20), (-0.5, 0, 0, 30), (0, 0, step, 5 + 3 * order[0]))
+    mask = Grid((4, 3, len(order)), (("SEG", own),), of=SEGMENTS)
+    found = fit(image, mask)
+    assert isinstance(found, Fit), found
+    np.testing.assert_array_equal(found.bring(whole[:, :, order]), whole)
+    plain = fit(image, replace(mask, of="frames"))  # of any other mask a part stays a part
+    assert isinstance(plain, Fit) == (len(order) == 5)
+    for off in (1.6, -3.0 * (min(places) + 1), 3.0 * (5 - max(places))):  # between two slices, before and behind
+        moved = own.copy()
+        moved[2, 3] += off
+        assert isinstance(fit(image, replace(mask, statements=(("SEG", moved),))), Misfit)
+
+
+def test_two_frames_of_a_segmentation_at_one_slice_are_refused() -> None:
+    affine = rows((0, -0.75, 0, 20), (-0.5, 0, 0, 30), (0, 0, 3, 5))
+    thin = rows((0, -0.75, 0, 20), (-0.5, 0, 0, 30), (0, 0, 1, 5))
+    image, mask = Grid((4, 3, 5), (("header", affine),)), Grid((4, 3, 5), (("SEG", thin),), of=SEGMENTS)
+    found = fit(image, mask)
+    assert isinstance(found, Misfit)
+    assert found.cause == "a mask of another resolution"
 
 
 def test_frames_of_reference_and_postures() -> None:

@@ -20,6 +20,7 @@ from pydicom.sequence import Sequence as Items
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
+from fairflare.data import dicom_seg
 from fairflare.data.datalist import SPLITS, DataError, Sample, load_datalist, write_datalist
 from fairflare.data.image_file import image_file
 from fairflare.data.orientation import ORIENTATIONS
@@ -536,12 +537,16 @@ def test_four_to_three(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "tool"), [("SEG", "segimage2itkimage"), ("RTSTRUCT", "plastimatch")])
-def test_objects_that_are_no_images(tmp_path: Path, kind: str, tool: str) -> None:
+def test_objects_that_are_no_images(tmp_path: Path, kind: str, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     image = scanned(tmp_path / "s", "axial")
     classes = {"SEG": "1.2.840.10008.5.1.4.1.1.66.4", "RTSTRUCT": "1.2.840.10008.5.1.4.1.1.481.3"}
     size: dict[str, Any] = {"Rows": None, "Columns": None} if kind == "RTSTRUCT" else {}
     path = dicom(tmp_path / "x.dcm", truth()[:, :, 0].copy(), SOPClassUID=classes[kind], **size)
     assert tool in refusal(image, path)
+    monkeypatch.setattr(dicom_seg, "find_spec", lambda name: None)
+    told = refusal(image, path)
+    assert tool in told
+    assert ("pip install 'fairflare[seg]'" in told) == (kind == "SEG")
 
 
 @pytest.mark.skipif(shutil.which("dcm2niix") is None, reason="dcm2niix is not installed")

@@ -141,6 +141,10 @@ class ImageFile(ABC):
             ValueError: the file is not of this kind.
         """
 
+    def mask_facts(self) -> Facts:
+        """Return :meth:`facts` of a file that is a mask."""
+        return self.facts()
+
     def notes(self, is_mask: bool) -> tuple[str, ...]:
         """Return notes on how the file's values are converted or what is ignored, in the same words for all files."""
         return ()
@@ -319,8 +323,12 @@ class Dicom(ImageFile):
     may_be_volume = True
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
-        from fairflare.data import dicom
+        from fairflare.data import dicom, dicom_seg
 
+        file = dicom_seg.file_in(self.path) if is_mask else None
+        if file is not None:
+            _check(math.prod(dicom_seg.grid_of(file).shape), limit)
+            return dicom_seg.labels_of(file)
         pictures = dicom.headers(self.path)
         each = max(picture.bytes for picture in pictures)  # if one file is scaled, the whole series becomes float32
         _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
@@ -348,10 +356,20 @@ class Dicom(ImageFile):
             shape,
         )
 
-    def notes(self, is_mask: bool) -> tuple[str, ...]:
-        from fairflare.data import dicom
+    def mask_facts(self) -> Facts:
+        from fairflare.data import dicom_seg
 
-        return tuple(dict.fromkeys(note for picture in dicom.headers(self.path) for note in picture.notes))
+        file = dicom_seg.file_in(self.path)
+        if file is None:
+            return self.facts()
+        grid = dicom_seg.grid_of(file)
+        return Facts(grid, grid.shape[2] if grid.statements else None)
+
+    def notes(self, is_mask: bool) -> tuple[str, ...]:
+        from fairflare.data import dicom, dicom_seg
+
+        pictures = () if is_mask and dicom_seg.file_in(self.path) else dicom.headers(self.path)
+        return tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
 
 
 KINDS: dict[str, type[ImageFile]] = {

@@ -301,7 +301,7 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
     image = _facts(image_file(sample.image)).grid
     if isinstance(sample.label, int):
         return [image.note]
-    mask = _facts(image_file(sample.label)).grid
+    mask = _facts(image_file(sample.label), True).grid
     found = fit(image, mask, how.drawn_on, how.orientation)
     return [image.note, mask.note, found.note if isinstance(found, Fit) else ""]
 
@@ -392,7 +392,7 @@ def _open(
         file = image_file(path)
         with _turn_for(file):
             array = _decode(file, what == "mask", limit, how.kept) if decoded else np.empty(0)
-            facts = _facts(file)
+            facts = _facts(file, what == "mask")
         turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 
@@ -444,8 +444,8 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | N
 
 
 @lru_cache(maxsize=4096)
-def _facts(file: ImageFile) -> Facts:
-    return file.facts()
+def _facts(file: ImageFile, is_mask: bool = False) -> Facts:
+    return file.mask_facts() if is_mask else file.facts()
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ Affine = npt.NDArray[Any]
 # sides.
 TOGETHER, NEAR = 0.1, 0.5
 
+SEGMENTS = "segments"  # of a DICOM SEG: slices without a frame are empty
 TWO_FORMS = "two forms that differ"
 ANEW = (
     "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
@@ -46,7 +47,8 @@ class Grid:
         shape: (rows, columns, slices), as the array is read.
         statements: name and affine (RAS) of each form in the file: none, one, or two forms of a NIfTI that differ.
         tag: EXIF orientation that a picture states (1 to 8), by which the array is rotated. ``None``: none is stated.
-        of: ``"series"`` or ``"frames"`` for DICOM with positions; empty otherwise.
+        of: ``"series"`` or ``"frames"`` for DICOM with positions, :data:`SEGMENTS` for a DICOM SEG with positions, in
+            which slices without a frame are empty; empty otherwise.
         frame: FrameOfReferenceUID.
         posture: PatientOrientation; it is only compared, and gives neither a position nor a rotation.
         note: a remark on the geometry for the user; empty: none.
@@ -81,14 +83,22 @@ class Fit:
         turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
         affine: affine of the image, by the form that fits the mask; ``None``: the image states none.
         note: a remark on the pair for the user; empty: none.
+        places: of a mask without its empty slices the image's slice of each one; empty: the mask has all slices.
+        slices: number of the image's slices, where there are ``places``.
     """
 
     turn: Turn
     affine: Affine | None = None
     note: str = ""
+    places: tuple[int, ...] = ()
+    slices: int = 0
 
     def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a view of the whole mask along the image's axes; axes after the third stay as they are."""
+        if self.places:
+            whole = np.zeros((*mask.shape[:2], self.slices), mask.dtype)
+            whole[:, :, list(self.places)] = mask
+            return turned(whole, self.turn)
         return turned(mask, self.turn)
 
 
@@ -107,6 +117,10 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
             f"its FrameOfReferenceUID is {mask.frame}, the image's {image.frame}, so places cannot be compared",
             ANEW,
         )
+    if image.statements and mask.statements and mask.of == SEGMENTS:
+        whole, places = _with_empty_slices(image, mask)
+        found = _on_grid(image, whole)
+        return replace(found, places=places, slices=whole.shape[2]) if isinstance(found, Fit) else found
     if image.statements and mask.statements:
         return _on_grid(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
@@ -208,6 +222,24 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
         ways = ", or ".join(names for _, names in fitting)
         return Misfit(TWO_FORMS, f"it lies on the image in two ways, by image's and mask's {ways}", ASK)
     return fitting[0][0]
+
+
+def _with_empty_slices(image: Grid, mask: Grid) -> tuple[Grid, tuple[int, ...]]:
+    """Return a mask's grid with all slices of its image, and the slice that each of the mask's own is.
+
+    The grid stays as it is, with no places, where a slice of the mask is beyond the image, or two are at the same
+    slice: then the mask is judged as any other. One between two slices comes to the nearest, and is judged there.
+    """
+    a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
+    axis, count = int(_axes_of(a, b)[2, 0]), mask.shape[2]
+    step, first = np.linalg.solve(a, b)[axis, 2:]
+    places = np.round(first + step * np.arange(count)).astype(int)
+    if places.min() < 0 or places.max() >= image.shape[axis] or len(np.unique(places)) < count:
+        return mask, ()
+    b[:, 3] -= places[0] * a[:, axis]
+    b[:, 2] = a[:, axis]
+    shape = (*mask.shape[:2], image.shape[axis])
+    return replace(mask, shape=shape, statements=((mask.statements[0][0], b),)), tuple(places.tolist())
 
 
 def _full(affine: Affine, shape: Sequence[int]) -> Affine:

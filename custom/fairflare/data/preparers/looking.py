@@ -105,7 +105,8 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     """
     grids = []
     for path in filter(None, (image, mask)):
-        facts = image_file(path).facts()
+        file = image_file(path)
+        facts = file.facts() if path == image else file.mask_facts()
         if (facts.slices or 1) > 1:
             raise ValueError(f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})")
         grids.append(facts.grid)
@@ -181,7 +182,7 @@ def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt
         ValueError: values of the mask are not whole numbers.
     """
     file = image_file(mask)
-    found = fit(image.grid, file.facts().grid, drawn_on)
+    found = fit(image.grid, file.mask_facts().grid, drawn_on)
     if isinstance(found, Misfit):
         raise Misfit(found.cause, f"its mask '{mask.name}': {found.value}", found.remedy)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
+from fairflare.data.dicom_seg import file_in
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named, shown
@@ -233,9 +234,10 @@ def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
     if pictures and seen.series:
         raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    if not pictures and files_of_series(folder):
+    own = [] if pictures else files_of_series(folder)
+    if any(file_in(path) is None for path in own):  # one SEG holds all slices of its mask
         raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
-    files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI]
+    files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in own]
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
 

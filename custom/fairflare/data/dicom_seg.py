@@ -1,0 +1,81 @@
+"""Read a DICOM SEG as a mask by highdicom: the numbers of its segments, in frames that lie where the file says.
+
+Frames that a file leaves out are empty, so :func:`fairflare.data.geometry.fit` gives a mask the slices of its image.
+Segments that overlap, or hold shares between 0 and 1, are no labels of single voxels and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.base.own_errors import reading_as
+from fairflare.data.dicom import NO_IMAGES
+from fairflare.data.dicom_files import files_of_series, has_dicom_mark
+from fairflare.data.geometry import SEGMENTS, Grid, Misfit
+
+CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")  # SOP classes: segments, label map
+TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and the back
+
+
+def file_in(path: Path) -> Path | None:
+    """Return the SEG file that a path names, or that is alone in the folder of this path; ``None``: it names none."""
+    import pydicom
+
+    files = files_of_series(path) if path.is_dir() else [path]
+    if len(files) != 1 or not has_dicom_mark(files[0]):
+        return None
+    with reading_as("DICOM file"):
+        head = pydicom.filereader.read_file_meta_info(files[0])
+    return files[0] if head.get("MediaStorageSOPClassUID") in CLASSES else None
+
+
+def grid_of(file: Path) -> Grid:
+    """Return where the frames of a SEG lie; without a position (a picture) it is a grid of one slice.
+
+    Raises:
+        Misfit: highdicom is not installed, or the file is damaged or holds what no mask can say.
+    """
+    with _reading(file) as found:
+        where, frame = found.get_volume_geometry(), str(found.get("FrameOfReferenceUID", ""))
+        if where is None and len(found.get_source_image_uids()) == 1:
+            return Grid((found.Rows, found.Columns, 1))
+        if where is None:
+            raise ValueError("its frames have no regular positions")
+        affine = TO_RAS @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
+        slices, rows, columns = where.spatial_shape
+    return Grid((rows, columns, slices), (("SEG", affine),), of=SEGMENTS, frame=frame)
+
+
+def labels_of(file: Path) -> npt.NDArray[Any]:
+    """Return the number of the segment of each voxel, (rows, columns, slices), or (rows, columns) without positions.
+
+    Raises:
+        Misfit: as :func:`grid_of`, or two segments overlap.
+    """
+    with _reading(file) as found:
+        if found.get_volume_geometry() is not None:
+            return np.moveaxis(found.get_volume(combine_segments=True).array, 0, 2)
+        sources = [instance for _, _, instance in found.get_source_image_uids()]
+        return np.asarray(found.get_pixels_by_source_instance(sources, combine_segments=True)[0])
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[Any]:
+    """Open a SEG; raise errors of highdicom as a ``Misfit``, as well as that it is not installed."""
+    remedy = f"Export segments that do not overlap and are yes or no. Or make a NIfTI mask of it: {NO_IMAGES['SEG'][1]}"
+    if find_spec("highdicom") is None:
+        needed = "it is a DICOM SEG, which needs the package highdicom"
+        raise Misfit("DICOM SEG", needed, f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}")
+    from highdicom.seg import segread
+
+    try:
+        yield segread(file)
+    except Exception as error:
+        raise Misfit("DICOM SEG that is no mask", f"highdicom cannot make a mask of it ({error})", remedy) from error
